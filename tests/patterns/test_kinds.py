@@ -478,7 +478,7 @@ READERS = ("read_regular", "read_text", "open_stream", "read_trusted")
 ELSEWHERE = {
     "preflight/commands/install_hook.py": "root's own scripts, of which it writes the next version",
     "preflight/commands/nightly/state.py": "the state of a nightly run of one's own",
-    "preflight/commands/nightly/sweeper.py": "report.json, by the reader of `report`",
+    "preflight/commands/nightly/wave_runner.py": "report.json, by the reader of `report`",
     "preflight/hook/work.py": "the inventory that hook.toml names",
     "preflight/session/xdist.py": "measured.json, which its sender has hashed",
     "preflight/hang/watch/evidence.py": "nccl.conf, of 64 KiB",

@@ -1,4 +1,4 @@
-"""Chooses the nodes of tonight's sweep, those that are idle in Slurm, and puts them into waves.
+"""Chooses the nodes of tonight's run, those that are idle in Slurm, and puts them into waves.
 
 Over the nights every two nodes share a wave. The fleet is cut, leaf by leaf, into halves of waves;
 a wave is two halves. Halves are paired like nodes in a schedule of pairs: on a circle, in which
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 ASK_S = 20.0
-"""A slurmctld under load answers late, and a sweep of hours can wait for it."""
+"""A slurmctld under load answers late, and a nightly run of hours can wait for it."""
 
 LARGEST = 16 << 20
 """Bytes of output; 64 Ki nodes in four partitions take 12 MiB."""
@@ -121,13 +121,13 @@ class Chosen(Struct, frozen=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Chooser:
-    """Chooses nodes; asks Slurm each time, as jobs start during a sweep."""
+    """Chooses nodes; asks Slurm each time, as jobs start during a nightly run."""
 
     source: Source
     reservation: str = ""
     environ: Mapping[str, str] = field(default_factory=dict)
     ours: frozenset[str] = frozenset()
-    """Nodes of the sweep's own allocation: they are busy only with the sweep."""
+    """Nodes of the nightly run's own allocation: they are busy only with the nightly run."""
 
     def choose(self, names: Iterable[str]) -> Chosen:
         """Choose nodes; SlurmError without an answer, UsageError for an unusable reservation."""
@@ -211,7 +211,7 @@ Wave = tuple[str, ...]
 """Nodes that are checked together, in the order of the fleet."""
 
 Waves = tuple[Wave, ...]
-"""The waves of one sweep."""
+"""The waves of one nightly run."""
 
 LEAST, MOST = 2, 4096
 """Nodes of a wave."""

@@ -39,14 +39,14 @@ from preflight.commands.nightly.conclude import conclude, outputs_of
 from preflight.commands.nightly.state import (
     ANEW,
     TOO_OLD_S,
+    NightlyRun,
     Screen,
-    Sweep,
     WaveState,
     clock,
     former_nights,
     latest,
 )
-from preflight.commands.nightly.sweeper import LEAVE_S, Sweeper, locked
+from preflight.commands.nightly.wave_runner import LEAVE_S, WaveRunner, locked
 from preflight.core.command_line import EMPTY, UNCLEAR, USAGE, Interrupts, some_path, whole_number
 from preflight.core.files import typed_path
 from preflight.core.text import legible, plain_json, printable, whole
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Sweep the fleet; the exit codes are those of a run, over all waves."""
+    """Check the fleet in waves; the exit codes are those of a run, over all waves."""
     try:
         return _sweep(read_words(argv))
     except PreflightError as error:
@@ -77,7 +77,7 @@ def _say(words: str) -> None:
     print(f"preflight nightly: {printable(words)}", file=sys.stderr)  # noqa: T201  a command
 
 
-def _sweep(asked: SweepArguments) -> int:
+def _sweep(asked: NightlyArguments) -> int:
     now = datetime.now().astimezone()
     ends = ends_at(asked.until, asked.budget, now)
     into = Path.cwd() / typed_path(asked.into)
@@ -90,39 +90,39 @@ def _sweep(asked: SweepArguments) -> int:
 
 
 def _run(
-    asked: SweepArguments, ends: datetime | None, into: Path, printed: PrintedReport | None
+    asked: NightlyArguments, ends: datetime | None, into: Path, printed: PrintedReport | None
 ) -> int:
     with locked(into, wait_s=2 * LEAVE_S if asked.resume else 0.0) as lock:
-        before = interrupted_sweep(asked, into) if asked.resume else None
+        before = interrupted_nightly_run(asked, into) if asked.resume else None
         who = chooser_for(asked, before[1] if before else None)
-        folder, sweep = before or (new_folder(into, time.time()), begin(asked, who, into))
-        sweep = replace(sweep, ends_s=end_of(ends, sweep, who))
-        outputs = outputs_of(folder, sweep)
+        folder, nightly = before or (new_folder(into, time.time()), begin(asked, who, into))
+        nightly = replace(nightly, ends_s=end_of(ends, nightly, who))
+        outputs = outputs_of(folder, nightly)
         outputs.refuse_unusable()
         if printed:
             printed.folder = folder
-        former = former_nights(into, but=sweep.sweep)
+        former = former_nights(into, but=nightly.sweep)
         screen = Screen()
-        print_header(screen, sweep, outputs.shown, who, resumed=before is not None)
-        if not sweep.waves:
+        print_header(screen, nightly, outputs.shown, who, resumed=before is not None)
+        if not nightly.waves:
             screen.line("nothing to check: no node is idle")
             return EMPTY
-        sweeper = Sweeper(folder, sweep, who, screen, lock)
-        interrupted = _interrupted(sweeper, former)
-        if sweeper.trouble:
-            screen.labelled("stopped", sweeper.trouble)
+        runner = WaveRunner(folder, nightly, who, screen, lock)
+        interrupted = _interrupted(runner, former)
+        if runner.trouble:
+            screen.labelled("stopped", runner.trouble)
         return conclude(
-            folder, sweeper.sweep, former, screen,
-            stopped=_why_stopped(sweeper, interrupted=interrupted), interrupted=interrupted,
+            folder, runner.nightly, former, screen,
+            stopped=_why_stopped(runner, interrupted=interrupted), interrupted=interrupted,
         )  # fmt: skip
 
 
-def _interrupted(sweeper: Sweeper, former: tuple[Former, ...]) -> bool:
+def _interrupted(runner: WaveRunner, former: tuple[Former, ...]) -> bool:
     """Run the waves; return whether Ctrl-C or SIGTERM ended them."""
     interrupts = Interrupts()
     interrupts.hold()
     try:
-        sweeper.run(former)
+        runner.run(former)
     except KeyboardInterrupt:
         return True
     finally:
@@ -130,27 +130,27 @@ def _interrupted(sweeper: Sweeper, former: tuple[Former, ...]) -> bool:
     return False
 
 
-def _why_stopped(sweeper: Sweeper, *, interrupted: bool) -> str:
+def _why_stopped(runner: WaveRunner, *, interrupted: bool) -> str:
     if interrupted:
         return "the nightly run was interrupted"
-    if sweeper.time_up:
+    if runner.time_up:
         return "the time was up"
-    return f"the nightly run stopped: {legible(sweeper.trouble, 80)}" if sweeper.trouble else ""
+    return f"the nightly run stopped: {legible(runner.trouble, 80)}" if runner.trouble else ""
 
 
-def _show_plan(asked: SweepArguments, ends: datetime | None, into: Path) -> int:
+def _show_plan(asked: NightlyArguments, ends: datetime | None, into: Path) -> int:
     """Show tonight's waves; ask Slurm, but no node."""
     who = chooser_for(asked, None)
-    sweep = begin(asked, who, into)
-    sweep = replace(sweep, ends_s=end_of(ends, sweep, who))
+    nightly = begin(asked, who, into)
+    nightly = replace(nightly, ends_s=end_of(ends, nightly, who))
     if asked.json:
-        sys.stdout.write(plain_json(sweep))
+        sys.stdout.write(plain_json(nightly))
         return 0
     screen = Screen()
     folder = new_folder(into, time.time())
-    print_header(screen, sweep, outputs_of(folder, sweep).shown, who, resumed=False)
-    for number, wave in enumerate(sweep.waves, 1):
-        label = f"wave {number}/{len(sweep.waves)}"
+    print_header(screen, nightly, outputs_of(folder, nightly).shown, who, resumed=False)
+    for number, wave in enumerate(nightly.waves, 1):
+        label = f"wave {number}/{len(nightly.waves)}"
         screen.labelled(label, f"{fold(wave.nodes)}  {len(wave.nodes)}")
     return 0
 
@@ -174,7 +174,7 @@ _OURS = (
     *("--preflight-nodes", "--preflight-exclude", "--preflight-tier", "--preflight-budget"),
     *("--preflight-prometheus", "--preflight-exclude-file", "--preflight-keep"),
 )
-"""Options that the sweep itself sets for each wave."""
+"""Options that the nightly run itself sets for each wave."""
 
 _OTHERS = {"--preflight-budget": "--wave-budget"}
 """Options of a run whose usual name means something else here."""
@@ -192,13 +192,13 @@ _AS_GIVEN = ("nodes", "inventory", "exclude", "transport", "python", "env_file",
 """A run's options that describe the fleet."""
 
 
-class SweepArguments(argparse.Namespace):
+class NightlyArguments(argparse.Namespace):
     """The typed options."""
 
     words: tuple[str, ...]
     """Options that each wave gets unchanged."""
     options: Mapping[str, str]
-    """Options of a run that the sweep reads itself, by name including the dashes."""
+    """Options of a run that the nightly run reads itself, by name including the dashes."""
     folder: list[str]
     wave: int
     idle: bool
@@ -246,9 +246,9 @@ def parser() -> _Parser:
     return parser
 
 
-def read_words(argv: Sequence[str]) -> SweepArguments:
+def read_words(argv: Sequence[str]) -> NightlyArguments:
     """Read the command line; wrong usage ends here, with exit 4."""
-    asked = parser().read(argv, SweepArguments())
+    asked = parser().read(argv, NightlyArguments())
     given = dict(word.partition("=")[::2] for word in asked.words)
     for name, why in _NOT_HERE.items():
         if name in given:
@@ -292,7 +292,7 @@ LONGEST_S, SHORTEST_S = 30 * 86400, 60
 
 
 def ends_at(until: str | None, budget: str | None, now: datetime) -> datetime | None:
-    """Return when the sweep must end, the earlier of `--until` and `--budget`; UsageError.
+    """Return when the nightly run must end, the earlier of `--until` and `--budget`; UsageError.
 
     `now` has the operator's time zone.
     """
@@ -332,15 +332,15 @@ def _until(text: str, now: datetime) -> datetime:
     return ends
 
 
-def chooser_for(asked: SweepArguments, before: Sweep | None) -> Chooser:
-    """Return how nodes are chosen: by the options, else as when the sweep began."""
+def chooser_for(asked: NightlyArguments, before: NightlyRun | None) -> Chooser:
+    """Return how nodes are chosen: by the options, else as when the nightly run began."""
     way = chosen_way(idle=asked.idle, reservation=asked.reservation, whole=asked.whole_fleet)
     if way is None and before is not None:
         return chooser(os.environ, before.source, before.reservation)
     return chooser(os.environ, way, asked.reservation or "")
 
 
-def begin(asked: SweepArguments, who: Chooser, into: Path) -> Sweep:
+def begin(asked: NightlyArguments, who: Chooser, into: Path) -> NightlyRun:
     """Find the fleet, leave out busy nodes, and plan the waves; UsageError."""
     given: dict[str, Any] = {name: asked.option(name) for name in _AS_GIVEN}
     fleet = resolve(FleetRequest(**given, environ=dict(os.environ)))
@@ -355,7 +355,7 @@ def begin(asked: SweepArguments, who: Chooser, into: Path) -> Sweep:
     tier = cast("Tier", asked.option("tier") or "deep")
     if tier not in BUDGET_S:
         raise UsageError(f"--preflight-tier={tier[:40]!a}: give one of {', '.join(BUDGET_S)}")
-    return Sweep(
+    return NightlyRun(
         preflight=__version__,
         sweep=secrets.token_hex(16),
         started_s=time.time(),
@@ -383,7 +383,7 @@ def begin(asked: SweepArguments, who: Chooser, into: Path) -> Sweep:
     )
 
 
-def _file(asked: SweepArguments, option: str) -> str:
+def _file(asked: NightlyArguments, option: str) -> str:
     name = asked.option(option)
     if name == "":
         raise UsageError(f"--preflight-{option.replace('_', '-')} is empty: give a path")
@@ -401,7 +401,7 @@ def _keep(text: str | None) -> int:
     return number
 
 
-def _usual_s(asked: SweepArguments, tier: Tier) -> float:
+def _usual_s(asked: NightlyArguments, tier: Tier) -> float:
     text = asked.option("budget")
     if text is None:
         return BUDGET_S[tier]
@@ -413,8 +413,8 @@ def _usual_s(asked: SweepArguments, tier: Tier) -> float:
     return seconds
 
 
-def interrupted_sweep(asked: SweepArguments, into: Path) -> tuple[Path, Sweep] | None:
-    """Return the sweep to continue; None to begin a new one. UsageError if neither is possible."""
+def interrupted_nightly_run(asked: NightlyArguments, into: Path) -> tuple[Path, NightlyRun] | None:
+    """Return the run to continue; None to begin a new one. UsageError if neither is possible."""
     found = _latest(asked, into)
     if found is None or found[1].finished or found[1].idle_s > TOO_OLD_S:
         if asked.names_a_fleet:
@@ -423,21 +423,21 @@ def interrupted_sweep(asked: SweepArguments, into: Path) -> tuple[Path, Sweep] |
             f"--resume: no nightly run in {asked.into} was interrupted in the last 12 h; to begin, "
             "give --inventory=FILE"
         )
-    folder, sweep = found
-    if asked.names_a_fleet and (asked.words, asked.folders) != (sweep.words, sweep.folders):
+    folder, nightly = found
+    if asked.names_a_fleet and (asked.words, asked.folders) != (nightly.words, nightly.folders):
         raise UsageError(
             f"--resume: the nightly run {folder.name} has other options: repeat those, or give "
             "--resume alone, or leave it out to begin a new nightly run"
         )
     waves = tuple(
         replace(wave, stand="waiting") if wave.stand == "broken off" else wave
-        for wave in sweep.waves
+        for wave in nightly.waves
     )
-    return folder, replace(sweep, waves=waves)
+    return folder, replace(nightly, waves=waves)
 
 
-def _latest(asked: SweepArguments, into: Path) -> tuple[Path, Sweep] | None:
-    """Return the latest sweep; ignore a damaged one if the options name a fleet."""
+def _latest(asked: NightlyArguments, into: Path) -> tuple[Path, NightlyRun] | None:
+    """Return the latest nightly run; ignore a damaged one if the options name a fleet."""
     try:
         return latest(into)
     except UsageError as error:
@@ -447,51 +447,53 @@ def _latest(asked: SweepArguments, into: Path) -> tuple[Path, Sweep] | None:
         return None
 
 
-def end_of(ends: datetime | None, sweep: Sweep, who: Chooser) -> float | None:
-    """Return when the sweep must end: by the options, else as when it began, or the reservation."""
+def end_of(ends: datetime | None, nightly: NightlyRun, who: Chooser) -> float | None:
+    """Return when the run must end: by the options, else as when it began, or the reservation."""
     held = who.held()
     times = [held.ends.timestamp()] if held and held.ends else []
     if ends is not None:
         times.append(ends.timestamp())
-    elif sweep.ends_s is not None:
-        if sweep.ends_s <= time.time():
+    elif nightly.ends_s is not None:
+        if nightly.ends_s <= time.time():
             raise UsageError(
                 "--resume: the nightly run's time has passed: give a later --until=TIME"
             )
-        times.append(sweep.ends_s)
+        times.append(nightly.ends_s)
     return min(times, default=None)
 
 
-def print_header(screen: Screen, sweep: Sweep, where: str, who: Chooser, *, resumed: bool) -> None:
+def print_header(
+    screen: Screen, nightly: NightlyRun, where: str, who: Chooser, *, resumed: bool
+) -> None:
     """Print the header, and the nodes that are left out."""
-    nodes = sum(len(wave.nodes) for wave in sweep.waves)
+    nodes = sum(len(wave.nodes) for wave in nightly.waves)
     asked = {"idle": "idle by Slurm", "reservation": f"of the reservation {who.reservation}"}
     which = f": those {asked[who.source]}" if who.source in asked else ", Slurm is not asked"
     rows = [
-        ("preflight", f"nightly {sweep.preflight}"),
-        ("fleet", f"{fold(sweep.nodes)}  {len(sweep.nodes)} nodes ({sweep.origin})"),
-        ("checked", f"{nodes} of {len(sweep.nodes)}{which}"),
+        ("preflight", f"nightly {nightly.preflight}"),
+        ("fleet", f"{fold(nightly.nodes)}  {len(nightly.nodes)} nodes ({nightly.origin})"),
+        ("checked", f"{nodes} of {len(nightly.nodes)}{which}"),
     ]
-    if sweep.waves:
-        rows += [("waves", _waves(sweep)), ("nights", _nights(sweep, nodes))]
+    if nightly.waves:
+        rows += [("waves", _waves(nightly)), ("nights", _nights(nightly, nodes))]
     if resumed:
-        done = sum(not wave.open for wave in sweep.waves)
-        rows.append(("resumed", f"{done} of {len(sweep.waves)} waves are done already"))
+        done = sum(not wave.open for wave in nightly.waves)
+        rows.append(("resumed", f"{done} of {len(nightly.waves)} waves are done already"))
     rows.append(("report", where))
     screen.header(rows)
-    screen.left_out(sweep.left_out)
+    screen.left_out(nightly.left_out)
 
 
-def _waves(sweep: Sweep) -> str:
-    ends = f", until {clock(sweep.ends_s - time.time()):%H:%M}" if sweep.ends_s else ""
+def _waves(nightly: NightlyRun) -> str:
+    ends = f", until {clock(nightly.ends_s - time.time()):%H:%M}" if nightly.ends_s else ""
     return (
-        f"{len(sweep.waves)} of up to {sweep.most} nodes, one after the other, {sweep.tier}, "
-        f"up to {sweep.usual_s:g} s each{ends}"
+        f"{len(nightly.waves)} of up to {nightly.most} nodes, one after the other, {nightly.tier}, "
+        f"up to {nightly.usual_s:g} s each{ends}"
     )
 
 
-def _nights(sweep: Sweep, nodes: int) -> str:
-    nights = nights_to_all(nodes, sweep.most)
+def _nights(nightly: NightlyRun, nodes: int) -> str:
+    nights = nights_to_all(nodes, nightly.most)
     after = f" after {nights} such nights" if nights > 1 else ""
     return f"every two of these nodes are in one wave{after}"
 

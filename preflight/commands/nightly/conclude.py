@@ -1,7 +1,7 @@
-"""Ends a sweep: writes one report of all waves, prints one summary, returns one exit code.
+"""Ends a nightly run: writes one report of all waves, prints one summary, returns one exit code.
 
 A wave of sixteen nodes leaves megabytes, a night hundreds of them, so old waves are removed: only
-files that a wave writes, in folders named like a wave's, of finished sweeps.
+files that a wave writes, in folders named like a wave's, of finished nightly runs.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from preflight.commands.nightly.state import WAVE, read_sweep, sweeps_in
-from preflight.commands.nightly.sweeper import SCREEN, WaveError, read_report
+from preflight.commands.nightly.state import WAVE, read_nightly_run, sweeps_in
 from preflight.commands.nightly.united import (
     Part,
     Whole,
@@ -22,6 +21,7 @@ from preflight.commands.nightly.united import (
     missing_verdict,
     unite,
 )
+from preflight.commands.nightly.wave_runner import SCREEN, WaveError, read_report
 from preflight.core.files import open_folder
 from preflight.core.registry import draining
 from preflight.core.statistics import grouped
@@ -39,7 +39,7 @@ from preflight.verdict import not_run
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
-    from preflight.commands.nightly.state import Former, Screen, Sweep
+    from preflight.commands.nightly.state import Former, NightlyRun, Screen
     from preflight.report.document import Report
     from preflight.report.findings import Finding
     from preflight.report.since import Bad, RunSummary
@@ -84,10 +84,10 @@ def _folded(names: Sequence[str], nodes: Collection[str]) -> str:
     return ", ".join(filter(None, (plain, *(name for name in names if name not in nodes))))
 
 
-def parts_of(folder: Path, sweep: Sweep) -> list[Part]:
+def parts_of(folder: Path, nightly: NightlyRun) -> list[Part]:
     """Return the reports of the waves' latest tries, where there are any."""
     parts = []
-    for number, wave in enumerate(sweep.waves, 1):
+    for number, wave in enumerate(nightly.waves, 1):
         if not wave.folder or wave.stand in ("waiting", "left out"):
             continue
         try:
@@ -97,17 +97,17 @@ def parts_of(folder: Path, sweep: Sweep) -> list[Part]:
     return parts
 
 
-def missing_nodes(sweep: Sweep, parts: Sequence[Part], stopped: str) -> dict[str, Verdict]:
+def missing_nodes(nightly: NightlyRun, parts: Sequence[Part], stopped: str) -> dict[str, Verdict]:
     """Return a verdict for each node that is in no wave's report."""
     reported = {name for part in parts for name in part.report.fleet.nodes}
     missing: dict[str, Verdict] = {}
-    for number, wave in enumerate(sweep.waves, 1):
+    for number, wave in enumerate(nightly.waves, 1):
         where = f"wave {number}" + (f" ({wave.folder})" if wave.folder else "")
         for name in wave.nodes:
             if name in reported or wave.stand == "left out":
                 continue
             if wave.open:
-                why = f"before its wave {stopped or 'the sweep was interrupted'}"
+                why = f"before its wave {stopped or 'the nightly run was interrupted'}"
                 missing[name] = not_run(why, stopped=True)
             elif wave.stand == "broken off" and "jobs" in wave.why:
                 missing[name] = not_run(f"{wave.why} repeatedly, in {where}", stopped=True)
@@ -120,9 +120,9 @@ _WRITTEN = OURS | {SCREEN}
 
 
 def tidy_waves(folder: Path, keep: int) -> list[str]:
-    """Remove the waves of older sweeps, except the latest `keep` sweeps; 0 keeps all.
+    """Remove the waves of older nightly runs, except the latest `keep` nightly runs; 0 keeps all.
 
-    Returns the sweeps of which something was removed. Files that cannot be removed stay.
+    Returns the nightly runs of which something was removed. Files that cannot be removed stay.
     """
     if keep < 1:
         return []
@@ -130,15 +130,15 @@ def tidy_waves(folder: Path, keep: int) -> list[str]:
     others = [each for each in sweeps_in(folder.parent) if each.name < folder.name]
     for old in others[keep - 1 :]:
         with suppress(OSError, UsageError):
-            if (old / REPORT).is_file() and read_sweep(old).finished and _put_away(old):
+            if (old / REPORT).is_file() and read_nightly_run(old).finished and _put_away(old):
                 gone.append(old.name)
     return gone
 
 
-def _put_away(sweep: Path) -> bool:
-    """Remove the wave folders of a sweep; return whether there were any."""
+def _put_away(nightly: Path) -> bool:
+    """Remove the wave folders of a nightly run; return whether there were any."""
     some = False
-    with open_folder(sweep, make=False) as above:
+    with open_folder(nightly, make=False) as above:
         for name in filter(WAVE.fullmatch, names_in(above)):
             with suppress(OSError):
                 some |= remove_folder(above, name, _WRITTEN)
@@ -149,11 +149,11 @@ _HISTORY_LINE = re.compile(r"^history +(\S.*(?:\n {9,}\S.*)*)", re.MULTILINE)
 _MOST = 4 << 20
 
 
-def history_troubles(folder: Path, sweep: Sweep) -> dict[str, str]:
+def history_troubles(folder: Path, nightly: NightlyRun) -> dict[str, str]:
     """Return the waves' messages about a history that could not be read or written, by waves."""
     troubles = grouped(
         (trouble, str(number))
-        for number, wave in enumerate(sweep.waves, 1)
+        for number, wave in enumerate(nightly.waves, 1)
         if wave.folder and (trouble := _trouble(folder / wave.folder / SCREEN))
     )
     return {_waves(numbers): trouble for trouble, numbers in troubles.items()}
@@ -175,7 +175,7 @@ def _waves(numbers: list[str]) -> str:
 
 def conclude(
     folder: Path,
-    sweep: Sweep,
+    nightly: NightlyRun,
     former: Sequence[Former],
     screen: Screen,
     *,
@@ -183,49 +183,53 @@ def conclude(
     interrupted: bool,
 ) -> int:
     """Write the united report and print its summary. `stopped`: why waves did not run, or ""."""
-    parts = parts_of(folder, sweep)
+    parts = parts_of(folder, nightly)
     reports = [part.report for part in parts]
     whole = Whole(
-        sweep=sweep,
-        missing=missing_nodes(sweep, parts, stopped),
+        nightly=nightly,
+        missing=missing_nodes(nightly, parts, stopped),
         interrupted=interrupted,
         coverage=covered(
-            sweep.nodes, sweep.leaves, sweep.topology, reports, [night.whole for night in former]
+            nightly.nodes,
+            nightly.leaves,
+            nightly.topology,
+            reports,
+            [night.whole for night in former],
         ),
     )
     report, found = unite(whole, parts)
-    outputs = outputs_of(folder, sweep)
+    outputs = outputs_of(folder, nightly)
     fine = report.exit == 0
-    report, unpublished = _write_outputs(report, found, outputs, sweep)
-    tidy_waves(folder, sweep.keep)
+    report, unpublished = _write_outputs(report, found, outputs, nightly)
+    tidy_waves(folder, nightly.keep)
     screen.line()
     changes = change_lines(report, found, earlier(folder))
     screen.title(title(report, unsaved=fine and report.exit != 0))
     where = "; ".join(filter(None, (outputs.at(REPORT), outputs.trouble_words, unpublished)))
-    drawn, hint = outputs.at(PAGE), _hint(sweep, report)
+    drawn, hint = outputs.at(PAGE), _hint(nightly, report)
     for line in summary(report, found, where=where, page=drawn, hint=hint, width=screen.width):
         screen.line(line)
     for label, text in changes:
         screen.labelled(label, text)
-    for waves, trouble in history_troubles(folder, sweep).items():
+    for waves, trouble in history_troubles(folder, nightly).items():
         screen.labelled("history", f"{waves}: {trouble}")
     return report.exit
 
 
-def outputs_of(folder: Path, sweep: Sweep) -> Outputs:
-    """Return the files that the sweep as a whole writes."""
-    exclude_file = Path(sweep.exclude_file) if sweep.exclude_file else None
-    metrics = Path(sweep.metrics) if sweep.metrics else None
+def outputs_of(folder: Path, nightly: NightlyRun) -> Outputs:
+    """Return the files that the nightly run as a whole writes."""
+    exclude_file = Path(nightly.exclude_file) if nightly.exclude_file else None
+    metrics = Path(nightly.metrics) if nightly.metrics else None
     return Outputs(folder, exclude_file=exclude_file, metrics=metrics)
 
 
 def _write_outputs(
-    report: Report, found: tuple[Finding, ...], outputs: Outputs, sweep: Sweep
+    report: Report, found: tuple[Finding, ...], outputs: Outputs, nightly: NightlyRun
 ) -> tuple[Report, str]:
     """Write the files, as a run does; return also why the metrics could not be written, or ""."""
     report = outputs.write_report(report)
     extras = PageContext(found=found, earlier=earlier(outputs.path), drains=draining())
-    waves = [outputs.path / wave.folder for wave in sweep.waves if wave.folder]
+    waves = [outputs.path / wave.folder for wave in nightly.waves if wave.folder]
     drawn = fabric_of_waves(waves, report.blames)
     outputs.write(PAGE, page(report, extras, drawn).encode())
     # What later nights compare with; single verdicts only if they are in no wave.
@@ -236,14 +240,14 @@ def _write_outputs(
     return report, outputs.write_metrics(report, found)
 
 
-def _hint(sweep: Sweep, report: Report) -> str:
+def _hint(nightly: NightlyRun, report: Report) -> str:
     """Return what to type next."""
-    if not sweep.finished:
+    if not nightly.finished:
         return "to continue: repeat the command with --resume"
     if not report.fleet.not_ready:
         return ""
     these = fold(report.fleet.not_ready)
-    given = (word.partition("=") for word in sweep.words)
+    given = (word.partition("=") for word in nightly.words)
     same = [f"--inventory={value}" for name, _, value in given if name == "--preflight-inventory"]
-    words = shlex.join(["preflight", "check", these, f"--tier={sweep.tier}", *same])
+    words = shlex.join(["preflight", "check", these, f"--tier={nightly.tier}", *same])
     return f"to check only these again: {words}"

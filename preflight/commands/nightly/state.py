@@ -1,6 +1,6 @@
-"""The state of a sweep, in `sweep.json` and on the screen.
+"""The state of a nightly run, in `sweep.json` and on the screen.
 
-The file is written whole after each step, so that a killed sweep can continue; later nights read
+The file is written whole after each step, so that a killed run can continue; later nights read
 from it which nodes shared a wave. The screen shows a line when a wave begins, its findings, and a
 line when it ends.
 """
@@ -44,7 +44,7 @@ WAVE = re.compile(r"wave-\d{3,6}(-\d{1,3})?")
 
 SCHEMA, NAME, LARGEST = 1, "sweep.json", 64 << 20
 TOO_OLD_S = 12 * 3600.0
-"""An older sweep is not continued: the next night begins a new one, longest-waiting nodes first."""
+"""An older run is not continued: the next night begins a new one, longest-waiting nodes first."""
 
 Stand = Literal["waiting", "begun", "done", "broken off", "left out"]
 """`begun`: it runs now, or was killed. `broken off`: a job came, or the wave's process died."""
@@ -71,7 +71,7 @@ class WaveState(Struct, frozen=True, kw_only=True):
         return self.stand in ("waiting", "begun")
 
 
-class Sweep(Struct, frozen=True, kw_only=True):
+class NightlyRun(Struct, frozen=True, kw_only=True):
     """The content of sweep.json."""
 
     schema: Annotated[int, Meta(ge=SCHEMA, le=SCHEMA)] = SCHEMA
@@ -88,7 +88,7 @@ class Sweep(Struct, frozen=True, kw_only=True):
     """The site's own checks."""
     tier: Tier
     usual_s: float
-    """A wave's time where the sweep has enough."""
+    """A wave's time where the nightly run has enough."""
     most: int
     """Nodes of a wave."""
     source: Source = "all"
@@ -97,9 +97,9 @@ class Sweep(Struct, frozen=True, kw_only=True):
     strict: bool = False
     metrics: str = ""
     exclude_file: str = ""
-    """Files that the whole sweep writes, not each wave; "" for none."""
+    """Files that the whole nightly run writes, not each wave; "" for none."""
     keep: int = KEEP
-    """How many sweeps keep their waves' folders."""
+    """How many nightly runs keep their waves' folders."""
     nodes: tuple[Name, ...]
     """The fleet in order, including the nodes that are left out."""
     origin: str
@@ -109,7 +109,7 @@ class Sweep(Struct, frozen=True, kw_only=True):
     """Nodes that are left out, and why."""
     waves: tuple[WaveState, ...] = ()
     ends_s: float | None = None
-    """When the sweep must end; None for no limit."""
+    """When the nightly run must end; None for no limit."""
     spent_s: float = 0.0
     """Seconds that it ran, in all calls together."""
     written_s: float = 0.0
@@ -122,7 +122,7 @@ class Sweep(Struct, frozen=True, kw_only=True):
         content = msgspec.json.format(msgspec.json.encode(self), indent=1)
         write_atomically(folder / NAME, content + b"\n")
 
-    def having(self, number: int, **changes: object) -> Sweep:
+    def having(self, number: int, **changes: object) -> NightlyRun:
         """Return the state with one wave changed."""
         waves = list(self.waves)
         waves[number] = replace(waves[number], **changes)
@@ -130,30 +130,30 @@ class Sweep(Struct, frozen=True, kw_only=True):
 
     @property
     def idle_s(self) -> float:
-        """Seconds since the sweep last wrote its state."""
+        """Seconds since the nightly run last wrote its state."""
         return datetime.now(UTC).timestamp() - max(self.started_s, self.written_s)
 
 
 class Standing:
-    """The state of a running sweep. Every change is written; OSError where that fails."""
+    """The state of a running nightly run. Every change is written; OSError where that fails."""
 
-    def __init__(self, folder: Path, sweep: Sweep) -> None:
+    def __init__(self, folder: Path, nightly: NightlyRun) -> None:
         self.folder = folder
-        self.sweep = sweep
-        self._spent_before_s = sweep.spent_s
+        self.nightly = nightly
+        self._spent_before_s = nightly.spent_s
         self._began = time.monotonic()
         self.took_s: list[float] = []
         """Seconds that each wave of this call took."""
 
     def set(self, number: int, **changes: object) -> None:
         """Change one wave."""
-        self.sweep = self.sweep.having(number, **changes)
+        self.nightly = self.nightly.having(number, **changes)
         self.write()
 
     def leave_out(self, number: int, why: Mapping[str, str]) -> None:
         """Take nodes out of a wave; a wave without nodes is left out itself."""
-        rest = tuple(name for name in self.sweep.waves[number].nodes if name not in why)
-        self.sweep = replace(self.sweep, left_out={**self.sweep.left_out, **why})
+        rest = tuple(name for name in self.nightly.waves[number].nodes if name not in why)
+        self.nightly = replace(self.nightly, left_out={**self.nightly.left_out, **why})
         changes: dict[str, object] = {"nodes": rest}
         if not rest:
             changes = {"stand": "left out", "why": "each of its nodes is in use"}
@@ -161,38 +161,38 @@ class Standing:
 
     def add(self, waves: Iterable[Wave], nodes: Collection[str]) -> None:
         """Add waves of nodes that were left out before."""
-        self.sweep = replace(
-            self.sweep,
-            left_out={n: why for n, why in self.sweep.left_out.items() if n not in nodes},
-            waves=(*self.sweep.waves, *(WaveState(nodes=wave) for wave in waves)),
+        self.nightly = replace(
+            self.nightly,
+            left_out={n: why for n, why in self.nightly.left_out.items() if n not in nodes},
+            waves=(*self.nightly.waves, *(WaveState(nodes=wave) for wave in waves)),
         )
         self.write()
 
     def write(self) -> None:
         """Write the state, with the time spent so far."""
-        left = any(wave.open or wave.stand == "broken off" for wave in self.sweep.waves)
-        self.sweep = replace(
-            self.sweep,
+        left = any(wave.open or wave.stand == "broken off" for wave in self.nightly.waves)
+        self.nightly = replace(
+            self.nightly,
             spent_s=round(self._spent_before_s + time.monotonic() - self._began, 1),
             written_s=time.time(),
             finished=not left,
         )
-        self.sweep.write(self.folder)
+        self.nightly.write(self.folder)
 
     @property
     def next(self) -> int | None:
         """The next wave to run; None when all have run."""
-        return next((n for n, wave in enumerate(self.sweep.waves) if wave.open), None)
+        return next((n for n, wave in enumerate(self.nightly.waves) if wave.open), None)
 
     @property
     def open_waves(self) -> int:
         """How many waves are still to run."""
-        return sum(wave.open for wave in self.sweep.waves)
+        return sum(wave.open for wave in self.nightly.waves)
 
     @property
     def left_s(self) -> float | None:
-        """Time until the sweep must end; None for no limit."""
-        return None if self.sweep.ends_s is None else self.sweep.ends_s - time.time()
+        """Time until the nightly run must end; None for no limit."""
+        return None if self.nightly.ends_s is None else self.nightly.ends_s - time.time()
 
     @property
     def done_at(self) -> datetime | None:
@@ -204,16 +204,16 @@ class Standing:
 
     def at(self, number: int) -> str:
         """Return a wave's number, counted from 1: "3/12"."""
-        return f"{number + 1}/{len(self.sweep.waves)}"
+        return f"{number + 1}/{len(self.nightly.waves)}"
 
     def nodes_after(self, number: int) -> int:
         """Return how many nodes come after a wave."""
-        rest = self.sweep.waves[number + 1 :]
+        rest = self.nightly.waves[number + 1 :]
         return sum(len(wave.nodes) for wave in rest if wave.open)
 
 
 ANEW = "leave out --resume to begin a new nightly run"
-"""What to do about a refused sweep.json; replaced where a new sweep begins anyway."""
+"""What to do about a refused sweep.json; replaced where a new nightly run begins anyway."""
 
 
 class Former(Struct, frozen=True, kw_only=True):
@@ -225,8 +225,8 @@ class Former(Struct, frozen=True, kw_only=True):
     """The waves of which every pair was measured."""
 
 
-def read_sweep(folder: Path) -> Sweep:
-    """Read a sweep's folder; UsageError if it holds no sweep, or a damaged one.
+def read_nightly_run(folder: Path) -> NightlyRun:
+    """Read a nightly run's folder; UsageError if it holds no nightly run, or a damaged one.
 
     Root refuses a file that another user may change, as it holds options to run.
     """
@@ -234,28 +234,28 @@ def read_sweep(folder: Path) -> Sweep:
     if os.geteuid() == 0 and (whose := who_may_change(path)):
         raise UsageError(f"root does not continue by {path}: {whose}; {ANEW}")
     try:
-        return msgspec.json.decode(read_regular(path, LARGEST), type=Sweep)
+        return msgspec.json.decode(read_regular(path, LARGEST), type=NightlyRun)
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(
             f"cannot read the nightly run {path}: {reason_of(error)}; {ANEW}"
         ) from error
 
 
-def latest(into: Path) -> tuple[Path, Sweep] | None:
-    """Return the sweep that began last, or None; UsageError if it cannot be read."""
+def latest(into: Path) -> tuple[Path, NightlyRun] | None:
+    """Return the nightly run that began last, or None; UsageError if it cannot be read."""
     folders = sweeps_in(into)
-    return (folders[0], read_sweep(folders[0])) if folders else None
+    return (folders[0], read_nightly_run(folders[0])) if folders else None
 
 
 def former_nights(into: Path, *, but: str = "") -> tuple[Former, ...]:
     """Return the waves of earlier nights, the latest first; damaged files are skipped.
 
-    `but`: the id of the current sweep, which is left out.
+    `but`: the id of the current nightly run, which is left out.
     """
     found: list[Former] = []
     for folder in sweeps_in(into)[:MOST_LOOKED_AT]:
         try:
-            night = msgspec.json.decode(read_regular(folder / NAME, LARGEST), type=Sweep)
+            night = msgspec.json.decode(read_regular(folder / NAME, LARGEST), type=NightlyRun)
         except (OSError, ValueError, RecursionError):
             continue
         done = [wave for wave in night.waves if wave.stand == "done"]
@@ -266,7 +266,7 @@ def former_nights(into: Path, *, but: str = "") -> tuple[Former, ...]:
 
 
 def sweeps_in(into: Path) -> list[Path]:
-    """Return the folders of all sweeps, the latest first, without links."""
+    """Return the folders of all nightly runs, the latest first, without links."""
     try:
         held = [path.parent for path in into.glob(f"*/{NAME}") if not path.parent.is_symlink()]
     except OSError:

@@ -1,4 +1,4 @@
-"""Joins the waves' reports into one report for the whole sweep, as if it had been one run.
+"""Joins the waves' reports into one report for the whole nightly run, as if it had been one run.
 
 It also counts how much of the fabric was measured over the nights, and draws all waves together.
 Waves share no node, so each has its own rows, and the same round of all waves is one column.
@@ -16,7 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from preflight.check import FLEET
-from preflight.commands.nightly.state import Sweep
+from preflight.commands.nightly.state import NightlyRun
 from preflight.core.command_line import EMPTY, FINE, FOUND, INTERRUPTED, UNCLEAR
 from preflight.core.registry import Entry
 from preflight.core.statistics import grouped
@@ -136,9 +136,9 @@ class Part(Struct, frozen=True, kw_only=True):
 
 
 class Whole(Struct, frozen=True, kw_only=True):
-    """What the waves' reports do not hold: the state of the sweep."""
+    """What the waves' reports do not hold: the state of the nightly run."""
 
-    sweep: Sweep
+    nightly: NightlyRun
     missing: Mapping[str, Verdict]
     """Nodes without a report, because their wave left none or did not run, and their verdicts."""
     interrupted: bool
@@ -153,19 +153,19 @@ def missing_verdict(why: str) -> Verdict:
 
 def unite(whole: Whole, parts: Sequence[Part]) -> tuple[Report, tuple[Finding, ...]]:
     """Join the waves' reports into one of the same schema, and their findings by cause."""
-    sweep, reports = whole.sweep, [part.report for part in parts]
+    nightly, reports = whole.nightly, [part.report for part in parts]
     entries = _entries(whole, parts)
-    suspected = suspicions(entries, len(sweep.nodes) - len(sweep.left_out))
+    suspected = suspicions(entries, len(nightly.nodes) - len(nightly.left_out))
     blames = tuple(row for report in reports for row in report.blames)
     united = Report(
-        preflight=sweep.preflight,
-        run=sweep.sweep,
-        started=datetime.fromtimestamp(sweep.started_s, UTC).isoformat(timespec="seconds"),
-        seconds=round(sweep.spent_s, 3),
-        tier=sweep.tier,
+        preflight=nightly.preflight,
+        run=nightly.sweep,
+        started=datetime.fromtimestamp(nightly.started_s, UTC).isoformat(timespec="seconds"),
+        seconds=round(nightly.spent_s, 3),
+        tier=nightly.tier,
         exit=_exit(whole, reports, entries),
         interrupted=whole.interrupted,
-        fleet=_fleet(sweep, reports),
+        fleet=_fleet(nightly, reports),
         **of_entries(entries),
         pairs=joined_pairs(reports),
         blames=blames,
@@ -187,22 +187,24 @@ def _entries(whole: Whole, parts: Sequence[Part]) -> tuple[Entry, ...]:
     return (*own, *of_the_fleet({part.number: part.report for part in parts}), *missing)
 
 
-def _fleet(sweep: Sweep, reports: Sequence[Report]) -> FleetRow:
+def _fleet(nightly: NightlyRun, reports: Sequence[Report]) -> FleetRow:
     """Return the fleet with each node as its wave judged it; a node in no wave is unjudged."""
     ready = {name for report in reports for name in report.fleet.ready}
     bad = {name for report in reports for name in report.fleet.not_ready}
-    not_ready = tuple(name for name in sweep.nodes if name in bad)
+    not_ready = tuple(name for name in nightly.nodes if name in bad)
     return FleetRow(
-        nodes=sweep.nodes,
-        folded=fold(sweep.nodes),
-        origin=sweep.origin,
-        ready=tuple(name for name in sweep.nodes if name in ready - bad),
+        nodes=nightly.nodes,
+        folded=fold(nightly.nodes),
+        origin=nightly.origin,
+        ready=tuple(name for name in nightly.nodes if name in ready - bad),
         not_ready=not_ready,
-        unjudged=tuple(name for name in sweep.nodes if name not in ready | bad),
+        unjudged=tuple(name for name in nightly.nodes if name not in ready | bad),
         apart=tuple(pair for report in reports for pair in report.fleet.apart),
         exclude=fold(not_ready),
-        left_out={name: sweep.left_out[name] for name in sweep.nodes if name in sweep.left_out},
-        leaves=dict(sweep.leaves),
+        left_out={
+            name: nightly.left_out[name] for name in nightly.nodes if name in nightly.left_out
+        },
+        leaves=dict(nightly.leaves),
     )
 
 
@@ -213,7 +215,7 @@ def _exit(whole: Whole, reports: Sequence[Report], entries: Sequence[Entry]) -> 
         return INTERRUPTED
     if codes <= {EMPTY} and not whole.missing:
         return EMPTY
-    faulty = any(counts_as_failure(entry, strict=whole.sweep.strict) for entry in entries)
+    faulty = any(counts_as_failure(entry, strict=whole.nightly.strict) for entry in entries)
     if faulty or FOUND in codes:
         return FOUND
     return UNCLEAR if whole.missing or codes - {FINE, EMPTY} else FINE

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from preflight.commands.nightly.command import ends_at
-from preflight.commands.nightly.sweeper import LEAST_SHARE, wave_budget_s
+from preflight.commands.nightly.wave_runner import LEAST_SHARE, wave_budget_s
 from preflight.errors import UsageError
 
 NOW = datetime(2026, 11, 22, 1, 30, tzinfo=UTC)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from preflight.commands.nightly.sweeper import WaveProcess, locked
+from preflight.commands.nightly.wave_runner import WaveProcess, locked
 from preflight.errors import UsageError
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _HOLD = """
 import sys, pathlib
-from preflight.commands.nightly.sweeper import locked
+from preflight.commands.nightly.wave_runner import locked
 with locked(pathlib.Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from preflight.commands.nightly.conclude import tidy_waves
-from preflight.commands.nightly.state import Sweep, WaveState, former_nights
+from preflight.commands.nightly.state import NightlyRun, WaveState, former_nights
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,7 +19,7 @@ def _night(into: Path, name: str, *, finished: bool = True) -> Path:
         (wave / file).write_text("x")
     (folder / "report.json").write_text("x")
     waves = (WaveState(nodes=("n1", "n2"), stand="done"),)
-    Sweep(
+    NightlyRun(
         preflight="0", sweep=name, started_s=1.0, words=(), cwd="/", tier="deep", usual_s=60,
         most=2, nodes=("n1", "n2"), origin="fleet.toml", waves=waves, finished=finished,
     ).write(folder)  # fmt: skip

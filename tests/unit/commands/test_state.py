@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from preflight.commands.nightly.command import interrupted_sweep, read_words
+from preflight.commands.nightly.command import interrupted_nightly_run, read_words
 from preflight.commands.nightly.conclude import history_troubles
 from preflight.commands.nightly.state import (
-    Sweep,
+    NightlyRun,
     WaveState,
     former_nights,
     latest,
-    read_sweep,
+    read_nightly_run,
 )
 from preflight.errors import UsageError
 from preflight.report.outputs import new_folder
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 STRANGER = 65534
 
 
-def _sweep(**more: Any) -> Sweep:
+def _sweep(**more: Any) -> NightlyRun:
     values: dict[str, Any] = {
         "preflight": "0", "sweep": "s", "started_s": time.time(), "words": ("-mfast",),
         "cwd": "/", "tier": "deep", "usual_s": 60, "most": 2, "nodes": ("a", "b"),
         "origin": "fleet.toml", "waves": (WaveState(nodes=("a", "b"), stand="done", whole=True),),
     }  # fmt: skip
-    return Sweep(**{**values, **more})
+    return NightlyRun(**{**values, **more})
 
 
 def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_a_damaged_or_newer_one_is_refused_in_one_line(tmp_path: Path) -> None:
     for content in (b"", b"{", path.read_bytes()[:80], path.read_bytes().replace(b": 1,", b": 9,")):
         path.write_bytes(content)
         with pytest.raises(UsageError, match="leave out --resume to begin a new nightly run"):
-            read_sweep(path.parent)
+            read_nightly_run(path.parent)
     path.write_bytes(b"\xff{")
     assert former_nights(tmp_path) == ()
 
@@ -68,10 +68,10 @@ def test_a_damaged_one_costs_no_other_night(
     (tmp_path / "20261122-010000" / "sweep.json").write_bytes(b"{")
     into = f"--into={tmp_path}"
     named = read_words(["--resume", into, "--preflight-nodes=a,b"])
-    assert interrupted_sweep(named, tmp_path) is None
+    assert interrupted_nightly_run(named, tmp_path) is None
     assert "so a new nightly run begins" in capsys.readouterr().err
     with pytest.raises(UsageError, match="cannot read the nightly run"):
-        interrupted_sweep(read_words(["--resume", into]), tmp_path)
+        interrupted_nightly_run(read_words(["--resume", into]), tmp_path)
 
 
 def test_waves_that_no_history_took_are_told_together(tmp_path: Path) -> None:
@@ -92,10 +92,10 @@ def test_root_goes_on_with_no_other_users_sweep(tmp_path: Path) -> None:
     """Its words would choose the code that root runs: whoever may write them is refused."""
     _sweep().write(tmp_path / "20261122-010000")
     path = tmp_path / "20261122-010000" / "sweep.json"
-    read_sweep(path.parent)
+    read_nightly_run(path.parent)
     os.chown(path, STRANGER, STRANGER)
     with pytest.raises(UsageError, match=r"root does not continue by .* leave out --resume"):
-        read_sweep(path.parent)
+        read_nightly_run(path.parent)
 
 
 def test_two_sweeps_of_one_second_have_two_folders(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from preflight.commands.nightly.state import Sweep
+from preflight.commands.nightly.state import NightlyRun
 from preflight.commands.nightly.united import (
     Part,
     Whole,
@@ -29,7 +29,7 @@ def _whole(**changes: Any) -> Whole:
         "cwd": "/", "tier": "deep", "usual_s": 60.0, "most": 16, "nodes": NODES[:4],
         "origin": "fleet.toml",
     }  # fmt: skip
-    return Whole(sweep=Sweep(**{**values, **changes}), **around)
+    return Whole(nightly=NightlyRun(**{**values, **changes}), **around)
 
 
 def _parts(*reports: Any) -> list[Part]:

@@ -1,11 +1,12 @@
-"""Runs the waves of a sweep, one after the other, and writes the state after each.
+"""Runs the waves of a nightly run, one after the other, and writes the state after each.
 
-A wave is `preflight check` in its own process, which ends with the sweep's. If the sweep is killed,
-the kernel sends SIGTERM to the wave, which writes what it knows and leaves its nodes. The sweep
-starts it as `python -I -m preflight.commands.nightly.sweeper PID LOCK WORDS...`, with its own PID.
+A wave is `preflight check` in its own process, which ends with the nightly run's. If that is
+killed, the kernel sends SIGTERM to the wave, which writes what it knows and leaves its nodes. It
+starts a wave as `python -I -m preflight.commands.nightly.wave_runner PID LOCK WORDS...`, with its
+own PID.
 
 The lock is the kernel's lock on a file, which ends with its holders, however they end. A wave's
-process holds it too, so that no sweep begins before the wave of a killed one has left its nodes.
+process holds it too: no nightly run begins before the wave of a killed one has left its nodes.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from preflight.commands.nightly.choice import Chooser, Chosen
-    from preflight.commands.nightly.state import Former, Screen, Sweep
+    from preflight.commands.nightly.state import Former, NightlyRun, Screen
     from preflight.report.document import Report
 
 
@@ -55,7 +56,7 @@ def wave_budget_s(usual_s: float, left_s: float | None, waves: int) -> float | N
     """Return the next wave's time in seconds, of `waves` left; None where the time is up.
 
     It is the usual time; if the time is short, an equal share; if that share is too small, fewer
-    waves start. `left_s` None: the sweep has no time limit.
+    waves start. `left_s` None: the nightly run has no time limit.
     """
     if left_s is None:
         return usual_s
@@ -89,7 +90,7 @@ class WaveProcess:
         """Start the wave; OSError if its folder cannot be written or its working folder is gone."""
         self.folder = folder
         screen = open_new(folder / SCREEN)
-        argv = [sys.executable, "-I", "-m", "preflight.commands.nightly.sweeper"]
+        argv = [sys.executable, "-I", "-m", "preflight.commands.nightly.wave_runner"]
         argv += [str(os.getpid()), str(lock)]
         try:
             self._process = subprocess.Popen(
@@ -100,7 +101,7 @@ class WaveProcess:
                 stdout=screen,
                 stderr=screen,
                 pass_fds=[lock],
-                # Ctrl-C on the terminal must reach only the sweep, which ends the wave once.
+                # Ctrl-C on the terminal must reach only the nightly run, which ends the wave once.
                 start_new_session=True,
             )
         finally:
@@ -205,25 +206,25 @@ _LATE_ROUNDS = 3
 _LOOK_S = 0.5
 
 
-class Sweeper:
+class WaveRunner:
     """One call of `preflight nightly`: runs waves until all are done or the time is up."""
 
     def __init__(
-        self, folder: Path, sweep: Sweep, chooser: Chooser, screen: Screen, lock: int
+        self, folder: Path, nightly: NightlyRun, chooser: Chooser, screen: Screen, lock: int
     ) -> None:
         self.trouble = ""
-        """Why the sweep could not continue; "" if it could."""
+        """Why the nightly run could not continue; "" if it could."""
         self.time_up = False
-        self._now = Standing(folder, sweep)
+        self._now = Standing(folder, nightly)
         self._chooser = chooser
         self._screen = screen
         self._lock = lock
         self._late_rounds = 0
 
     @property
-    def sweep(self) -> Sweep:
+    def nightly(self) -> NightlyRun:
         """The current state."""
-        return self._now.sweep
+        return self._now.nightly
 
     def run(self, former: tuple[Former, ...]) -> None:
         """Run all waves, then waves of nodes that have become idle meanwhile.
@@ -249,18 +250,18 @@ class Sweeper:
         if not nodes or self.trouble:
             return
         now = self._now
-        budget_s = wave_budget_s(self.sweep.usual_s, now.left_s, now.open_waves)
+        budget_s = wave_budget_s(self.nightly.usual_s, now.left_s, now.open_waves)
         if budget_s is None:
             self.time_up = True
             return
-        tries = self.sweep.waves[number].tries + 1
+        tries = self.nightly.waves[number].tries + 1
         name = f"wave-{number + 1:03}" + (f"-{tries}" if tries > 1 else "")
         now.set(number, stand="begun", folder=name, tries=tries, why="")
         self._screen.begins(now.at(number), nodes, now.nodes_after(number), now.done_at)
         began = time.monotonic()
         words = self._words(nodes, name, budget_s)
         process = WaveProcess(
-            words, now.folder / name, self.sweep.cwd, self._lock, self.sweep.sweep
+            words, now.folder / name, self.nightly.cwd, self._lock, self.nightly.sweep
         )
         try:
             came, status = self._look_after(process, nodes, number, budget_s + LATE_S)
@@ -274,7 +275,7 @@ class Sweeper:
 
     def _still_free(self, number: int) -> tuple[str, ...]:
         """Leave busy nodes out of a wave; return the others."""
-        chosen = self._ask(self.sweep.waves[number].nodes)
+        chosen = self._ask(self.nightly.waves[number].nodes)
         if chosen is None:
             return ()
         if chosen.left_out:
@@ -319,7 +320,7 @@ class Sweeper:
 
     def _broken_by_jobs(self, number: int, came: Mapping[str, str]) -> None:
         """Repeat a wave without the nodes on which jobs started, unless jobs keep starting."""
-        again = self.sweep.waves[number].tries < MOST_TRIES
+        again = self.nightly.waves[number].tries < MOST_TRIES
         end = "repeated without them" if again else "its other nodes are left for another night"
         self._screen.labelled("", f"ended, a job started on {fold(came)}; {end}")
         stand = "waiting" if again else "broken off"
@@ -352,8 +353,8 @@ class Sweeper:
 
     def _add_late(self, former: tuple[Former, ...]) -> bool:
         """Plan waves of nodes that were busy and are idle now; return whether there are any."""
-        sweep = self.sweep
-        waiting = tuple(name for name in sweep.nodes if name in sweep.left_out)
+        nightly = self.nightly
+        waiting = tuple(name for name in nightly.nodes if name in nightly.left_out)
         if not waiting or self._chooser.source == "all" or self._late_rounds >= _LATE_ROUNDS:
             return False
         self._late_rounds += 1
@@ -361,19 +362,19 @@ class Sweeper:
         if chosen is None or not chosen.nodes:
             return False
         nights = [night.waves for night in former]
-        late = plan_waves(chosen.nodes, sweep.leaves, sweep.most, nights)
+        late = plan_waves(chosen.nodes, nightly.leaves, nightly.most, nights)
         self._screen.labelled("idle now", f"{fold(chosen.nodes)}  {len(chosen.nodes)} more")
         self._now.add(late, chosen.nodes)
         return True
 
     def _words(self, nodes: tuple[str, ...], name: str, budget_s: float) -> list[str]:
         options = {
-            "nodes": ",".join(nodes), "report": self._now.folder / name, "tier": self.sweep.tier,
+            "nodes": ",".join(nodes), "report": self._now.folder / name, "tier": self.nightly.tier,
             "fail-fast": "never", "budget": f"{budget_s:.0f}",
         }  # fmt: skip
         own = [f"--preflight-{option}={value}" for option, value in options.items()]
-        site = [f"--site-checks={one}" for one in self.sweep.folders]
-        return [*site, *self.sweep.words, *own]
+        site = [f"--site-checks={one}" for one in self.nightly.folders]
+        return [*site, *self.nightly.words, *own]
 
 
 NAME = "lock"
@@ -385,7 +386,7 @@ _POLL_S = 0.2
 def locked(folder: Path, *, wait_s: float = 0.0) -> Iterator[int]:
     """Hold the folder's lock; yields its descriptor. UsageError that names the holder.
 
-    `wait_s`: how long the wave of a killed sweep may take to end.
+    `wait_s`: how long the wave of a killed nightly run may take to end.
     """
     with _opened(folder) as lock:
         ends = time.monotonic() + wait_s
@@ -402,7 +403,7 @@ def locked(folder: Path, *, wait_s: float = 0.0) -> Iterator[int]:
 def _opened(folder: Path) -> Iterator[int]:
     try:
         with open_folder(folder, make=True) as inside:
-            # The sweep reads back what the waves write there.
+            # The nightly run reads back what the waves write there.
             if os.geteuid() == 0 and (reason := who_may_plant(folder)):
                 raise UsageError(
                     f"--into={folder}: {reason}: give a folder that only root can change"
