@@ -54,6 +54,8 @@ def match(
 ) -> Rails:
     """Give each GPU of these nodes its rail.
 
+    A node with the first, second and fourth of its group's four PCI addresses has rails 0, 1 and 3.
+
     A node lacks GPUs if the inventory expects more, else if more than half of its group (at least
     two nodes) have more. Without such a number, nodes whose PCI addresses do not match are machines
     of another kind: they get the first rails.
@@ -66,26 +68,26 @@ def match(
     short: dict[str, str] = {}
     unknown: dict[str, str] = {}
     for members in groups.values():
-        most, whose = _expected(ready, members, hosts)
-        full = most or max(ready[name].gpus for name in members)
-        whole = Counter(ready[name].bus_ids for name in members if ready[name].gpus >= full)
+        expected, source = _expected(ready, members, hosts)
+        most = expected or max(ready[name].gpus for name in members)
+        complete = Counter(ready[name].bus_ids for name in members if ready[name].gpus >= most)
         for name in members:
             gpus, bus_ids = ready[name].gpus, ready[name].bus_ids
-            places = _places(bus_ids, whole)
-            another_kind = not most and bool(bus_ids) and () not in whole
-            if places is None and (gpus >= full or another_kind):
+            rails = _places(bus_ids, complete)
+            another_kind = not expected and bool(bus_ids) and () not in complete
+            if rails is not None:
+                own[name] = rails
+                if source and gpus < most:
+                    lacks = [rail for rail in range(most) if rail not in rails]
+                    words = f"rail{'s' * (len(lacks) > 1)} {', '.join(map(str, lacks))}"
+                    short[name] = f"{words} (its torch sees {gpus} GPUs, {source})"
+            elif gpus >= most or another_kind:
                 own[name] = tuple(range(gpus))
-            elif places is None:
+            else:
                 unknown[name] = (
-                    f"its torch sees {gpus} GPUs, {whose or f'others of its group {full}'}, and "
+                    f"its torch sees {gpus} GPUs, {source or f'others of its group {most}'}, and "
                     "their PCI addresses do not tell which rails these are"
                 )
-            else:
-                own[name] = places
-                if whose and gpus < full:
-                    lacks = [rail for rail in range(full) if rail not in places]
-                    rails = f"rail{'s' * (len(lacks) > 1)} {', '.join(map(str, lacks))}"
-                    short[name] = f"{rails} (its torch sees {gpus} GPUs, {whose})"
     count = max((rails[-1] + 1 for rails in own.values() if rails), default=1)
     lacking = {
         name: tuple(rail for rail in range(count) if rail not in rails)
@@ -115,9 +117,9 @@ def _expected(
     return 0, ""
 
 
-def _places(bus_ids: tuple[str, ...], whole: Counter[tuple[str, ...]]) -> tuple[int, ...] | None:
+def _places(bus_ids: tuple[str, ...], lists: Counter[tuple[str, ...]]) -> tuple[int, ...] | None:
     """Return their places in a complete node's longest list that holds them all in that order."""
-    for every, _ in sorted(whole.items(), key=lambda each: (-len(each[0]), -each[1])):
+    for every, _ in sorted(lists.items(), key=lambda each: (-len(each[0]), -each[1])):
         if bus_ids and set(bus_ids) <= set(every):
             places = tuple(every.index(each) for each in bus_ids)
             if list(places) == sorted(places):
