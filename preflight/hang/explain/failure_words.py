@@ -102,6 +102,10 @@ _OF_DUMP = re.compile(
     r"(?:\[[^\]\s]{1,40}\]: ?)?(?:\s{1,80}(?:- )?|(?=[\"'][\w. -]{1,60}[\"']\s?:)).*[:\[,]\s*$"
 )
 """Stands before a quotation that is a value of printed settings."""
+_KEY = re.compile(r"\s{0,80}([\"'])(?:(?!\1).){1,200}\1\s?:\s")
+"""A quotation that is the name of a setting."""
+_STATE = re.compile(r"\breason[\"']?: [\"']?$")
+"""Stands before the reason for which a container of Kubernetes ended."""
 _OF_LOG = re.compile(r"[\"'](?:level\w{0,4}|severity|time|timestamp|ts|asctime)[\"']\s?:")
 """In an object of a structured log, and in torchrun's report of an error."""
 _ITEM = re.compile(r"\s{0,20}- [\"']?[A-Za-z.: ]{0,24}")
@@ -119,9 +123,12 @@ def _is_supposed(text: str, begin: int, end: int) -> bool:
     first = text.rfind("\n", 0, begin) + 1
     before = text[first:begin]
     item = _ITEM.match(text, first)
+    if _STATE.search(before):
+        return False
     if _OF_DATA.match(text) or _SETTING.match(before) or (item and begin <= item.end()):
         return True
-    if _CODE.match(text, first) or _is_dumped(text, before):
+    key = _KEY.match(text, first)
+    if _CODE.match(text, first) or _is_dumped(text, before) or (key and end < key.end()):
         return True
     return _SUPPOSED.search(before) is not None or _EXPLAINED.match(text, end) is not None
 

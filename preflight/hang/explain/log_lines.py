@@ -258,10 +258,19 @@ _MESSAGES = (
     *("stack", "stack_info", "stack_trace", "stacktrace", "traceback"),
 )
 """Fields of structured logs: logging's JSON formatters, structlog, zap, Loguru."""
+_LINES = re.compile(
+    rf'\s{{1,80}}"(?:{"|".join(_MESSAGES)}|py_callstack)"\s?:\s("(?:[^"\\]|\\.)*+"),?'
+)
+"""Lines in a field of a printed object: of torchrun's report of an error, of a pod's state."""
 
 
 def unstructured(line: str) -> list[str]:
     """The lines that a JSON object of a structured log holds; otherwise the line itself."""
+    field = _LINES.fullmatch(line) if "\\n" in line else None
+    if field:
+        with suppress(msgspec.DecodeError):
+            lines = msgspec.json.decode(field[1], type=str).splitlines()
+            return [text_of(one.encode("utf-8", "replace")) for one in lines] or [line]
     begin = line.find('{"')
     if begin < 0 or not line.endswith("}"):
         return [line]

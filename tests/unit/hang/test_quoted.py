@@ -51,6 +51,7 @@ STEPS = "".join(f"step {step} loss 2.5\n" for step in range(1, 9))
         f"did somebody get {FULL}, too?",
         f'    "message": "{ECC}",',
         f'"error": "{ECC}"',
+        f'    "{ECC}": "restart",',
         f'    {{"name": "ecc", "message": "{ECC}", "channel": "#ml"}},',
         f'    {{"name": "ecc", "message": "{ECC}"}}',
         f'{{"lr": 0.1, "alerts": [{{"name": "ecc", "message": "{ECC}"}}]}}',
@@ -112,6 +113,26 @@ def test_a_quoted_failure_is_no_cause(tmp_path: Path, quoted: str) -> None:
 def test_a_failure_in_the_words_of_a_log_is_one(tmp_path: Path, line: str) -> None:
     """A structured log quotes its message, NCCL that of CUDA, Python that of an error."""
     assert explained(tmp_path, line + "\n").category == "gpu_hardware"
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [
+        ('"reason": "OOMKilled",\n"exitCode": 137,', "memory of its node"),
+        ("reason: OOMKilled\nexitCode: 137", "memory of its node"),
+        ('"exitCode": 137,\n"reason": "Error",', "killed from outside"),
+        ('"exitCode": 139,\n"reason": "Error",', "a rank crashed"),
+        ('"message": "[rank3]:   File \\"/a/b.py\\", line 2, in f\\n[rank3]: KeyError: 7\\n",',
+         "rank 3 raised KeyError: 7"),
+    ],
+)  # fmt: skip
+def test_how_a_container_ended_is_a_failure(tmp_path: Path, state: str, expected: str) -> None:
+    """As `kubectl get pod -o json` and `-o yaml` print it."""
+    lines = "".join(f"        {line}\n" for line in state.split("\n"))
+    answer = explained(tmp_path, f'    "terminated": {{\n{lines}    }}\n')
+    assert (answer.category, expected in answer.sentence) == ("other", True), answer.sentence
+    completed = '"exitCode": 0,\n"reason": "Completed",'
+    assert explained(tmp_path, f'"terminated": {{\n{completed}\n}}\n').category == "no_failure"
 
 
 def test_a_log_within_comments_is_one(tmp_path: Path) -> None:
