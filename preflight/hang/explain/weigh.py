@@ -72,7 +72,7 @@ def of_members(found: ScanResult) -> Explanation | None:
     words = ", ".join(map(str, missing[:8])) + " ..." * (len(missing) > 8)  # noqa: PLR2004
     away = f"{len(came)} of {max(sizes)} ranks joined, and the log ends there; missing: {words}"
     evidence = proofs(hit.place for hit in facts)
-    if came[0] > 1:
+    if came[0] > 1 and not any("waits" in hit.fields for hit in facts):
         return Explanation(
             category="env_misconfig",
             sentence=f"two processes joined as rank 0, and none as {words}",

@@ -341,6 +341,24 @@ def test_a_start_to_which_not_all_came(tmp_path: Path) -> None:
     assert [one.category for one in twice.alternatives] == ["timeout_rank_missing"]
 
 
+def _waited(*ranks: int, world: int = 4) -> str:
+    line = (
+        "INFO:root:Waiting in store based barrier to initialize process group for rank: {}, "
+        "key: store_based_barrier_key:1 (world_size={}, worker_count=3, timeout=0:30:00)\n"
+    )
+    return "".join(line.format(rank, world) for rank in ranks)
+
+
+def test_ranks_that_wait_for_another_at_the_start(tmp_path: Path) -> None:
+    """Torch repeats the line of each rank that waits; the rank without one is missing."""
+    answer = explained(tmp_path, _waited(0, 2, 3, 0, 2, 3))
+    assert answer.category == "timeout_rank_missing"
+    assert answer.sentence == "3 of 4 ranks joined, and the log ends there; missing: 1"
+    done = "INFO:root:Rank 0: Completed store-based barrier for key:store_based_barrier_key:1\n"
+    for log in (_waited(0, 2, 3) + done, _waited(0, 2, 3) + "step\n" * 40, _waited(2, 3)):
+        assert (explained(tmp_path, log).category, log) == ("no_failure", log)
+
+
 def test_a_start_that_succeeded_or_of_which_this_is_a_part_only(tmp_path: Path) -> None:
     """Another node's ranks write elsewhere: nobody is missing where the job went on."""
     for log in (
