@@ -168,7 +168,7 @@ def test_gpu_count(node: Node, conclude: Conclude) -> None:
     if gone := [gpu for gpu in gpus or () if _is_lost(gpu)]:
         gpus, counted = tuple(gpu for gpu in gpus or () if gpu not in gone), len(gpus or ())
         lost = lost or tuple(gpu.bus_id for gpu in gone)
-        errors = (*errors, *(f"{_LOST}" for gpu in gone))
+        errors = (*errors, *(f"GPU {gpu.index}: {_LOST}" for gpu in gone))
     conclude(judge_count(node.expected.gpus, gpus, usual, counted, lost, errors=errors))
 
 

@@ -53,14 +53,14 @@ def throttle_troubles(facts: Facts, limit: Thresholds) -> Iterator[Trouble]:
             yield Trouble(gpu, now, advice, grave=grave)
             continue
         most, uptime = limit("throttled_pct"), uptime_s(facts)
-        for seconds, what in (
-            (health.hw_thermal_s, "hardware thermal slowdown"),
-            (health.hw_brake_s, "hardware power brake"),
+        for seconds, what, advice in (
+            (health.hw_thermal_s, "hardware thermal slowdown", HEAT),
+            (health.hw_brake_s, "hardware power brake", _BRAKE),
         ):
             share = 100 * (seconds or 0) / uptime if uptime else 0.0
             if seconds and share > most:
                 often = f"{what} for {age(seconds)} since boot, {share:.1f} % of the time"
-                yield Trouble(gpu, f"{often}; at most {most:g} % is usual", HEAT, grave=False)
+                yield Trouble(gpu, f"{often}; at most {most:g} % is usual", advice, grave=False)
 
 
 def power_troubles(node: Node) -> Iterator[Trouble]:

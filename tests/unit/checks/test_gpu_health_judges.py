@@ -391,6 +391,20 @@ def test_want_of_memory_is_no_failing_reading() -> None:
     )
 
 
+def test_a_listed_gpu_that_is_lost_is_named_beside_one_that_cannot_be_opened() -> None:
+    """The address of the second is not known, so each error has the index of its GPU."""
+    eight = node(3, errors=("temperature_c: GPU is lost",))
+    seven = replace(eight, gpus=(eight.gpus or ())[:7], problems=("GPU 7: Unknown Error",))
+    expected = "6 of 8 GPUs answer; GPU 7: Unknown Error; GPU 3: GPU is lost"
+    assert judge("gpu.count", seven).sentence == expected
+
+
+def test_the_advice_for_a_past_power_brake_is_about_power() -> None:
+    """Air flow does not help a power supply; it does help a GPU that was too hot."""
+    for reading, words in (("hw_brake_s", "power supplies"), ("hw_thermal_s", "air flow")):
+        assert words in judge("gpu.throttle", node(3, **{reading: 3600.0})).advice
+
+
 def test_a_failing_reading_that_a_judge_needs_has_one_cause() -> None:
     """The error is the finding; what could not be judged for it joins it."""
     ill = node(3, ecc_volatile_uncorrected=None, errors=("ecc_volatile_uncorrected: GPU is lost",))
