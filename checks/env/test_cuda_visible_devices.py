@@ -18,8 +18,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from preflight.check import Check
+from preflight.checks.deviations import Deviation
 from preflight.checks.env.remark import UNKNOWN_JOB
-from preflight.checks.gpu.deviations import Deviation
 from preflight.core.text import count
 from preflight.facts import Facts, Node
 from preflight.facts.model import Gpu

@@ -15,7 +15,7 @@ from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
 
 from msgspec import Struct
 
-from preflight.checks.gpu.deviations import on_most
+from preflight.checks.deviations import on_most
 from preflight.core.text import count, first_of
 from preflight.facts.boards import board
 from preflight.facts.gpu import GpuHealth, too_old

@@ -9,7 +9,7 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from preflight.check import Check
-from preflight.checks.gpu.deviations import Usual, usual_gpus
+from preflight.checks.gpu.connections import Usual, usual_gpus
 from preflight.checks.gpu.driver_log import missing_slots
 from preflight.checks.gpu.readings import (
     MAY_PASS,

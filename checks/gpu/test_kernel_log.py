@@ -11,7 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from preflight.check import Check
-from preflight.checks.gpu.deviations import has_switch
+from preflight.checks.gpu.connections import has_switch
 from preflight.checks.gpu.driver_log import (
     PROGRAM_EXCEPTION,
     GpuFault,

@@ -11,15 +11,13 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from preflight.check import Check
-from preflight.checks.gpu.deviations import (
+from preflight.checks.deviations import Deviation, conclude_deviations, on_most
+from preflight.checks.gpu.connections import (
     RESEAT,
-    Deviation,
     asymmetric_links,
-    conclude_deviations,
     far_rails,
     missing_links,
     odd_cells,
-    on_most,
     peers_without_access,
     refusals,
     unusual_codes,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from preflight.check import Check
-from preflight.checks.gpu.deviations import on_most
+from preflight.checks.deviations import on_most
 from preflight.checks.gpu.readings import (
     NVML,
     Best,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from preflight.check import Check
-from preflight.checks.gpu.deviations import Deviation, conclude_deviations
+from preflight.checks.deviations import Deviation, conclude_deviations
 from preflight.checks.rdma.test_slots import uses_rdma
 from preflight.core.text import count, first_few
 from preflight.facts import Facts, Group, Majority, Node

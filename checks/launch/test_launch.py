@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from msgspec import to_builtins
 
 from preflight.check import Check
+from preflight.checks.deviations import Deviation
 from preflight.checks.env.test_cuda_visible_devices import read_visible
 from preflight.checks.fleet_view import FleetView
-from preflight.checks.gpu.deviations import Deviation
 from preflight.core.text import count
 from preflight.facts.node import Node
 from preflight.fleet.model import Shape

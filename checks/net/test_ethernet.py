@@ -16,7 +16,7 @@ from functools import cache
 from typing import Final, Literal
 
 from preflight.check import Check
-from preflight.checks.gpu.deviations import Deviation, conclude_deviations, on_most
+from preflight.checks.deviations import Deviation, conclude_deviations, on_most
 from preflight.checks.net.selected import gloo_interfaces, nccl_interfaces, nccl_ports
 from preflight.checks.rdma.ports import ports_of
 from preflight.core.thresholds import Thresholds

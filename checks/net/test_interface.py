@@ -7,8 +7,8 @@ from functools import cache
 from typing import Final
 
 from preflight.check import Check
+from preflight.checks.deviations import Deviation, conclude_deviations
 from preflight.checks.env.test_nccl_conf import settings as conf_settings
-from preflight.checks.gpu.deviations import Deviation, conclude_deviations
 from preflight.checks.net.selected import (
     first_choice,
     gloo_interfaces,

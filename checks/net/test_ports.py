@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from preflight.check import Check
-from preflight.checks.gpu.deviations import Deviation, conclude_deviations
+from preflight.checks.deviations import Deviation, conclude_deviations
 from preflight.checks.net.port_blame import (
     Fault,
     data_fault,

@@ -16,7 +16,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from preflight.checks.gpu.deviations import Deviation, on_most
+from preflight.checks.deviations import Deviation, on_most
 from preflight.checks.net.test_ethernet import flaps_per_day
 from preflight.checks.rdma.ports import (
     ENOUGH_ALIKE,

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from preflight.check import Check
-from preflight.checks.gpu.deviations import Deviation, conclude_deviations, on_most
+from preflight.checks.deviations import Deviation, conclude_deviations, on_most
 from preflight.checks.net.selected import hca_of, nccl_ports
 from preflight.checks.rdma.ports import Port, chip, firmwares, most
 from preflight.core.statistics import grouped

@@ -8,7 +8,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from preflight.check import Check
-from preflight.checks.gpu.deviations import Deviation, conclude_deviations, on_most
+from preflight.checks.deviations import Deviation, conclude_deviations, on_most
 from preflight.checks.rdma.port_faults import (
     RULES,
     counted_cause,

@@ -12,7 +12,7 @@ from functools import cache
 from typing import Final
 
 from preflight.check import Check
-from preflight.checks.gpu.deviations import Deviation, conclude_deviations, on_most
+from preflight.checks.deviations import Deviation, conclude_deviations, on_most
 from preflight.checks.net.test_nic_log import events
 from preflight.checks.rdma.ports import Port, most, ports_of
 from preflight.facts import Facts, Group, Node

@@ -23,7 +23,7 @@ from preflight.captured.smi_query import (
     parse_xml,
 )
 from preflight.captured.topology import parse_p2p
-from preflight.checks.gpu.deviations import usual_links
+from preflight.checks.gpu.connections import usual_links
 from preflight.checks.gpu.readings import reading
 from preflight.checks.gpu.test_answers import duplicate_ids, left_of_a_machine
 from preflight.core.statistics import grouped

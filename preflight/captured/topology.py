@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from preflight.captured import Captured, captured, lines_of
 from preflight.captured.smi_fields import Listing
-from preflight.checks.gpu.deviations import odd_cells
+from preflight.checks.gpu.connections import odd_cells
 from preflight.checks.gpu.test_answers import LEFT_OF_A_MACHINE
 from preflight.checks.rdma.ports import ADAPTER, SWITCH
 from preflight.facts.basics import device_name

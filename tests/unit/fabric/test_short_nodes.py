@@ -10,7 +10,7 @@ from sweep import plan
 
 from preflight.checks.fabric.test_pairs import judge_allreduce as judge_pair
 from preflight.checks.fabric.test_pairs import judge_intra_node as judge_inside
-from preflight.checks.gpu.deviations import usual_gpus
+from preflight.checks.gpu.connections import usual_gpus
 from preflight.checks.gpu.test_answers import judge_count
 from preflight.core.thresholds import SHIPPED
 from preflight.fabric.agent_events import InsideSeen, PairSeen, Ready

@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import combinations
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from msgspec import Struct
 
-from preflight.core.text import first_of
+from preflight.checks.deviations import Deviation, on_most
 from preflight.facts.boards import (
     Codes,
     board,
@@ -35,34 +35,33 @@ from preflight.facts.boards import (
 from preflight.facts.model import Facts, Gpu, GpuPair
 from preflight.facts.node import DISTANCES, Group, Majority, decided, most
 from preflight.facts.topo_matrix import Topology
-from preflight.verdict import Verdict, fail, warn
 
 LOOK: Final = "look for the missing GPU: lspci, Xid 79 in dmesg; power-cycle the node, recheck"
-_USUAL: Final = (4, 8, 16)
+_MACHINE_SIZES: Final = (4, 8, 16)
 PAIRS: Final = "pairs of GPUs:"
 """Begins a line of the probe's problems: what NVML did not report of two GPUs."""
 
 
 def missing_gpu(gpus: Sequence[Gpu]) -> str:
     """Say that one GPU is missing and which dead links lead to it; "" without a proof."""
-    dead = {gpu.index: [link.link for link in gpu.links or () if not link.up] for gpu in gpus}
-    torn = {index: links for index, links in dead.items() if links}
-    sizes = {len(gpu.links or ()) for gpu in gpus}
-    if len(gpus) + 1 not in _USUAL or len(sizes) != 1 or has_switch(gpus):
+    expected, numbers_of_links = len(gpus) + 1, {len(gpu.links or ()) for gpu in gpus}
+    if expected not in _MACHINE_SIZES or len(numbers_of_links) != 1 or has_switch(gpus):
         return ""
-    of_one = sizes.pop()
-    lost = sum(len(links) for links in torn.values())
-    # Three may be a rented part, with links to others; seven with more dead links lost one, too.
-    fits = lost == of_one or (lost > of_one and len(gpus) + 1 > min(_USUAL))
-    if not fits or len(torn) < 2 or any(gpu.mig_enabled for gpu in gpus):  # noqa: PLR2004 - one GPU's own fault is no proof
+    if any(gpu.mig_enabled for gpu in gpus):
         return ""
-    listed = "; ".join(
-        f"GPU{index} link {', '.join(str(link) for link in links)}" for index, links in torn.items()
-    )
+    links_per_gpu = numbers_of_links.pop()
+    dead_links = {gpu.index: dead for gpu in gpus if (dead := _dead_links(gpu))}
+    surplus = sum(len(dead) for dead in dead_links.values()) - links_per_gpu
+    # Three GPUs may be a rented part, with links to others; of more, one is missing all the same.
+    if surplus < 0 or (surplus > 0 and expected == min(_MACHINE_SIZES)):
+        return ""
+    if len(dead_links) <= 1:  # that GPU itself may be at fault
+        return ""
+    listed = "; ".join(f"GPU{index} link {', '.join(dead)}" for index, dead in dead_links.items())
     return (
-        f"a GPU is missing: {len(gpus)} are listed, {len(gpus) + 1} expected, and the {lost} dead "
-        f"NVLinks of the others ({listed}) are as many as one GPU has"
-        f"{f' and {lost - of_one} more' if lost > of_one else ''}"
+        f"a GPU is missing: {len(gpus)} are listed, {expected} expected, and the "
+        f"{links_per_gpu + surplus} dead NVLinks of the others ({listed}) are "
+        f"as many as one GPU has{f' and {surplus} more' if surplus else ''}"
     )
 
 
@@ -76,19 +75,6 @@ _ENOUGH_PEERS: Final = 3
 
 RESEAT: Final = "drain; look for NVLink errors in dmesg, reseat or reset the GPU, recheck"
 COMPARE_BUILD: Final = "compare slots, BIOS and switch settings (ACS, NPS) with a healthy node"
-
-
-class Deviation(Struct, frozen=True):
-    """One difference from what is expected. `grave`: the node, or its job, fails because of it."""
-
-    sentence: str
-    advice: str
-    grave: bool = True
-
-
-def on_most(vote: Majority[Any], group: Group) -> str:
-    """As in: on 12 of 13 nodes of group train."""
-    return f"on {vote.holders} of group {group.name}"
 
 
 def usual_gpus(group: Group) -> Usual | None:
@@ -124,18 +110,17 @@ def missing_links(facts: Facts, wanted: int | None, group: Group) -> Iterator[De
         elif wanted is None:
             expected, origin = common, "up on its peers"
         if expected is not None and up < expected:
-            alone = wanted is None and vote is None and up == 0 and not has_switch(gpus)
-            unbridged = alone and may_be_off(gpu)
-            yield Deviation(
-                f"GPU{gpu.index}{_at(gpu)}: {up} NVLinks up, {expected} {origin}{_down(gpu)}",
-                "set nvlinks_per_gpu in the inventory" if unbridged else RESEAT,
-                grave=not unbridged,
-            )
+            only_peers_decide = wanted is None and vote is None
+            without_bridge = up == 0 and not has_switch(gpus) and may_be_off(gpu)
+            by_design = only_peers_decide and without_bridge
+            sentence = f"GPU{gpu.index}{_at(gpu)}: {up} NVLinks up, {expected} {origin}{_down(gpu)}"
+            advice = "set nvlinks_per_gpu in the inventory" if by_design else RESEAT
+            yield Deviation(sentence, advice, grave=not by_design)
         elif wanted is None and by_board[at]:
             # If all GPUs lack links, peers do not show it.
             sentence = f"GPU{gpu.index}{_at(gpu)}: {up} NVLinks up, {by_board[at]}{_down(gpu)}"
-            grave = (up == 0 and must_be_up(gpu, gpus)) or _one_has_all(gpu, gpus)
-            yield Deviation(sentence, RESEAT, grave=vote is None and grave)
+            must_have_all = (up == 0 and must_be_up(gpu, gpus)) or _peer_has_all(gpu, gpus)
+            yield Deviation(sentence, RESEAT, grave=vote is None and must_have_all)
 
 
 def usual_links(gpus: Sequence[Gpu]) -> int | None:
@@ -186,9 +171,9 @@ def peers_without_access(facts: Facts, codes: Codes | None) -> Iterator[Deviatio
             yield Deviation(sentence, COMPARE_BUILD, grave=False)
     for code in sorted(set(joined.values())):
         pairs = [pair for pair in facts.gpu_pairs or () if joined.get((pair.a, pair.b)) == code]
-        here = [pair.p2p_read for pair in pairs]
+        answers_of_code = [pair.p2p_read for pair in pairs]
         # Of pairs that NVLinks join, one with access shows it; by PCIe some may lack it by design.
-        must = _most(here) == "ok" or (code.startswith("NV") and "ok" in here)
+        must = _most(answers_of_code) == "ok" or (code.startswith("NV") and "ok" in answers_of_code)
         if lone := _without_peers(pairs):
             sentence = f"GPU{lone[0]} ({code}): no peer access to any other GPU, {lone[1]}"
             yield Deviation(f"{sentence}; its peers have it", COMPARE_BUILD, grave=must)
@@ -203,7 +188,8 @@ def _without_peers(pairs: Sequence[GpuPair]) -> tuple[int, str] | None:
     """The one GPU that reaches none of several others, which reach each other, and why."""
     refused = [pair for pair in pairs if pair.p2p_read not in ("ok", "unknown")]
     able = {gpu for pair in pairs if pair.p2p_read == "ok" for gpu in (pair.a, pair.b)}
-    if len(refused) < 2 or not able or len(refused) != len(able):  # noqa: PLR2004 - one pair is two GPUs
+    # Of a single pair either GPU may be the lone one. It forms a pair with each GPU that is able.
+    if len(refused) <= 1 or len(refused) != len(able):
         return None
     lone = set.intersection(*({pair.a, pair.b} for pair in refused)) - able
     return (min(lone), refused[0].p2p_read) if lone else None
@@ -217,8 +203,8 @@ def unusual_codes(codes: Codes | None, group: Group) -> Iterator[Deviation]:
     usual = {(a, b): code for a, b, code in vote.value}
     voters = on_most(vote, group)
     if len(codes) != len(vote.value):
-        here, there = (max(b for _, b, _ in all_codes) + 1 for all_codes in (codes, vote.value))
-        sentence = f"{here} GPUs here, {there} {voters}"
+        number, usual_number = (max(b for _, b, _ in each) + 1 for each in (codes, vote.value))
+        sentence = f"{number} GPUs here, {usual_number} {voters}"
         yield Deviation(sentence, "look for Xid 79; power-cycle, recheck")
         return
     for a, b, code in codes:
@@ -236,13 +222,15 @@ def far_rails(facts: Facts, group: Group) -> Iterator[Deviation]:
     vote = decided(group.majority(nic_distances))
     usual, origin = _all_but_one(mine), "for every other GPU here"
     if vote is not None:
+        # With another number of GPUs, no rail has a counterpart in the group: none deviates.
         usual = vote.value if len(vote.value) == len(mine) else mine
         origin = on_most(vote, group)
-    for gpu, here, there in zip(facts.gpus or (), mine, usual, strict=True):
-        if DISTANCES.index(here) > DISTANCES.index(there):
+    for gpu, distance, usual_distance in zip(facts.gpus or (), mine, usual, strict=True):
+        if DISTANCES.index(distance) > DISTANCES.index(usual_distance):
             names = ", ".join(nearest_nics(gpu, facts.nics or ()))
-            sentence = f"rail {gpu.index}: the NIC nearest to GPU{gpu.index} ({names}) is at {here}"
-            yield Deviation(f"{sentence}, at {there} {origin}", COMPARE_BUILD)
+            nearest = f"rail {gpu.index}: the NIC nearest to GPU{gpu.index} ({names})"
+            sentence = f"{nearest} is at {distance}, at {usual_distance} {origin}"
+            yield Deviation(sentence, COMPARE_BUILD)
 
 
 def unusual_numa(facts: Facts, group: Group) -> Iterator[Deviation]:
@@ -250,10 +238,10 @@ def unusual_numa(facts: Facts, group: Group) -> Iterator[Deviation]:
     vote, mine = decided(group.majority(numa_nodes)), numa_nodes(facts)
     if vote is None or mine is None or len(mine) != len(vote.value):
         return
-    for gpu, here, there in zip(facts.gpus or (), mine, vote.value, strict=True):
-        if here is not None and here != there:
+    for gpu, numa, usual_numa in zip(facts.gpus or (), mine, vote.value, strict=True):
+        if numa is not None and numa != usual_numa:
             voters = on_most(vote, group)
-            sentence = f"GPU{gpu.index} is at NUMA node {here} here, at {there} {voters}"
+            sentence = f"GPU{gpu.index} is at NUMA node {numa} here, at {usual_numa} {voters}"
             yield Deviation(sentence, COMPARE_BUILD, grave=False)
 
 
@@ -276,7 +264,7 @@ def _all_but_one(values: tuple[T, ...]) -> tuple[T, ...]:
     return (usual,) * len(values)
 
 
-def _one_has_all(gpu: Gpu, gpus: Sequence[Gpu]) -> bool:
+def _peer_has_all(gpu: Gpu, gpus: Sequence[Gpu]) -> bool:
     """Whether another GPU behind the same switches has every link of their board."""
     known = board(gpu.name)
     if known is None or not has_switch([gpu]):
@@ -294,19 +282,13 @@ def _at(gpu: Gpu) -> str:
     return f" ({gpu.bus_id})" if gpu.bus_id not in ("", f"GPU{gpu.index}") else ""
 
 
+def _dead_links(gpu: Gpu) -> list[str]:
+    return [str(link.link) for link in gpu.links or () if not link.up]
+
+
 def _down(gpu: Gpu) -> str:
-    down = [str(link.link) for link in gpu.links or () if not link.up]
-    return f" (down: link {', '.join(down)})" if down and up_links(gpu) else ""
-
-
-def conclude_deviations(found: Iterable[Deviation], **evidence: Any) -> Verdict | None:
-    """A failure if one deviation is grave, else a warning; None where there is none."""
-    odd = sorted(found, key=lambda one: not one.grave)
-    if not odd:
-        return None
-    conclude = fail if odd[0].grave else warn
-    findings = [one.sentence for one in odd]
-    return conclude(first_of(findings), advice=odd[0].advice, findings=findings, **evidence)
+    dead = _dead_links(gpu)
+    return f" (down: link {', '.join(dead)})" if dead and up_links(gpu) else ""
 
 
 _MOST_SHARE: Final = 0.75
