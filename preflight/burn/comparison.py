@@ -1,4 +1,4 @@
-"""Judges every node's burn-in for its checks: compares what it measured with all the others."""
+"""Judges every node's burn-in: compares its units with those of the other nodes."""
 
 from __future__ import annotations
 
@@ -40,9 +40,12 @@ if TYPE_CHECKING:
 
 
 _LEAST_WINDOWS = 8
-_LEAST_BAD, _BAD_SHARE, _TIMES_PEERS = 2, 0.2, 4
-"""A unit is flaky with this many bad samples, this share of them, and this multiple of its peers'
-share."""
+"""A sustained load with fewer samples than this is not compared with its own first quarter."""
+
+# A unit is flaky if all three hold for its slow samples.
+_LEAST_SLOW = 2
+_LEAST_SLOW_SHARE = 0.2
+_LEAST_TIMES_PEERS_SHARE = 4
 
 
 def compare_units(
@@ -52,14 +55,14 @@ def compare_units(
 
     A limit that the inventory sets for a group replaces the shipped one.
     """
-    classes: dict[tuple[str, ...], dict[str, list[Raw]]] = {}
+    peer_groups: dict[tuple[str, ...], dict[str, list[Raw]]] = {}
     for raw in raws:
-        in_common = hosts[raw.node].group, raw.kind, raw.measure, raw.alike
-        classes.setdefault(in_common, {}).setdefault(raw.node, []).append(raw)
+        key = hosts[raw.node].group, raw.kind, raw.measure, raw.alike
+        peer_groups.setdefault(key, {}).setdefault(raw.node, []).append(raw)
     found: dict[str, list[Unit]] = {}
-    for by_node in classes.values():
-        limit = Thresholds(hosts[next(iter(by_node))].expected.limits)
-        judged = _compare_class(by_node, hosts, past, limit)
+    for peers_by_node in peer_groups.values():
+        limit = Thresholds(hosts[next(iter(peers_by_node))].expected.limits)
+        judged = _compare_peers(peers_by_node, hosts, past, limit)
         overrides = "".join(f"; {describe_override(name, one)}" for name, one in limit.used.items())
         for node, unit in judged:
             whole = replace(unit, limit_origin=unit.limit_origin + overrides)
@@ -67,30 +70,33 @@ def compare_units(
     return found
 
 
-def _compare_class(
-    by_node: Mapping[str, list[Raw]], hosts: Mapping[str, Host], past: Past, limit: Thresholds
+def _compare_peers(
+    peers_by_node: Mapping[str, list[Raw]], hosts: Mapping[str, Host], past: Past, limit: Thresholds
 ) -> list[tuple[str, Unit]]:
-    like = next(iter(by_node.values()))[0]
+    any_peer = next(iter(peers_by_node.values()))[0]
     population = Population(
-        {n: [one.speed for one in own] for n, own in by_node.items()},
-        effect=effect_of(like, limit),
-        scatter=limit(f"{like.kind}.scatter"),
+        {node: [raw.speed for raw in raws] for node, raws in peers_by_node.items()},
+        effect=effect_of(any_peer, limit),
+        scatter=limit(f"{any_peer.kind}.scatter"),
     )
     rows = []
-    for node, own in by_node.items():
-        for place, raw in enumerate(own):
-            known = (
-                population.here(node, place),
-                population.away(node),
-                floor(raw, hosts[node].expected, limit),
+    for node, raws in peers_by_node.items():
+        for place, raw in enumerate(raws):
+            by_others = strictest(
+                (
+                    population.here(node, place),
+                    population.away(node),
+                    floor(raw, hosts[node].expected, limit),
+                )
             )
-            # Peers and floors first; the unit's own past only where there are neither.
-            alone = known == (None, None, None)
-            nights = own_nights(raw, past(raw), limit) if alone else None
-            model = found_floor(raw, hosts[node].expected) if alone else None
-            rows.append((raw, strictest((*known, _own_start(raw, limit), nights, model))))
-    usual = median([_bad(raw, bound) / len(raw.values) for raw, bound in rows])
-    return [(raw.node, _unit(raw, bound, usual, limit)) for raw, bound in rows]
+            by_past = by_model = None
+            if by_others is None:
+                by_past = own_nights(raw, past(raw), limit)
+                by_model = found_floor(raw, hosts[node].expected)
+            bound = strictest((by_others, _own_start(raw, limit), by_past, by_model))
+            rows.append((raw, bound))
+    slow_share = median([_count_slow(raw, bound) / len(raw.values) for raw, bound in rows])
+    return [(raw.node, _unit(raw, bound, slow_share, limit)) for raw, bound in rows]
 
 
 def _own_start(raw: Raw, limit: Thresholds) -> SpeedLimit | None:
@@ -104,43 +110,45 @@ def _own_start(raw: Raw, limit: Thresholds) -> SpeedLimit | None:
     )
 
 
-def _bad(raw: Raw, bound: SpeedLimit | None) -> int:
+def _count_slow(raw: Raw, bound: SpeedLimit | None) -> int:
     if bound is None:
         return 0
     return sum(speed(raw.measure, value) < bound.speed for value in raw.values)
 
 
-def _unit(raw: Raw, bound: SpeedLimit | None, usual: float, limit: Thresholds) -> Unit:
-    bad = _bad(raw, bound)
+def _unit(raw: Raw, bound: SpeedLimit | None, peers_share: float, limit: Thresholds) -> Unit:
+    slow = _count_slow(raw, bound)
     return Unit(
         name=raw.name,
         measure=raw.measure,
         best=raw.best,
         typical=median(raw.values),
         samples=len(raw.values),
-        held=_grade(raw, bound, bad, usual, limit),
+        held=_grade(raw, bound, slow, peers_share, limit),
         limit=None if bound is None else speed(raw.measure, bound.speed),
         limit_origin="" if bound is None else bound.origin,
         peers=None if bound is None or bound.peers is None else speed(raw.measure, bound.peers),
-        bad=bad,
+        bad=slow,
         waited=raw.reading.waited,
         cause=raw.cause,
         remark=raw.remark,
     )
 
 
-def _grade(raw: Raw, bound: SpeedLimit | None, bad: int, usual: float, limit: Thresholds) -> Held:
+def _grade(
+    raw: Raw, bound: SpeedLimit | None, slow: int, peers_share: float, limit: Thresholds
+) -> Held:
     if bound is None:
         return "unheld"
     if raw.speed < bound.speed:
         waited = raw.reading.waited >= limit(f"{raw.kind}.starved")
         return "starved" if raw.excusable and waited else "slow"
-    share = bad / len(raw.values)
-    often = bad >= _LEAST_BAD and share >= max(_BAD_SHARE, _TIMES_PEERS * usual)
+    least_share = max(_LEAST_SLOW_SHARE, _LEAST_TIMES_PEERS_SHARE * peers_share)
+    often = slow >= _LEAST_SLOW and slow / len(raw.values) >= least_share
     return "flaky" if often and not raw.excusable else "ok"
 
 
-_Same = tuple[str, str, str]
+_ProofKey = tuple[str, str, str]
 """What proofs must share to be equal: kind, size, model."""
 
 _WHAT = {
@@ -151,39 +159,43 @@ _WHAT = {
 }
 
 
-def majorities(fleet: Mapping[str, Burned]) -> dict[_Same, str]:
+def majorities(fleet: Mapping[str, Burned]) -> dict[_ProofKey, str]:
     """The digest that most devices of one model reached in a fleet, by kind of proof and size.
 
     Exact results are equal on every device. Without a majority no device deviates.
     """
-    votes: dict[_Same, Counter[str]] = {}
+    votes: dict[_ProofKey, Counter[str]] = {}
     for burned in fleet.values():
         names = Names(burned, None)
         for proof in burned.proofs:
             if proof.digest and not proof.wrong:
-                votes.setdefault(_same(proof, names), Counter())[proof.digest] += 1
+                votes.setdefault(_proof_key(proof, names), Counter())[proof.digest] += 1
+    ranked = {key: counter.most_common(1)[0] for key, counter in votes.items()}
     return {
-        key: ranked[0][0]
-        for key, counter in votes.items()
-        if (ranked := counter.most_common(1)) and 1 < ranked[0][1] > counter.total() / 2
+        key: digest
+        for key, (digest, holders) in ranked.items()
+        if holders > 1 and holders > votes[key].total() / 2
     }
 
 
-def wrong(burned: Burned, facts: Facts | None, usual: Mapping[_Same, str]) -> Iterator[Flaw]:
+def _wrong_proofs(
+    burned: Burned, facts: Facts | None, digests: Mapping[_ProofKey, str]
+) -> Iterator[Flaw]:
     """Yield a flaw for each wrong proof of each device of one node."""
     names = Names(burned, facts)
     for proof in burned.proofs:
-        problem = _wrong(proof) or _odd(proof, usual.get(_same(proof, names), ""))
+        digest_of_most = digests.get(_proof_key(proof, names), "")
+        problem = _wrong_result(proof) or _other_digest(proof, digest_of_most)
         if problem:
             cause = names.of(proof.device) if proof.to is None else ""
             yield Flaw(name=names.of(proof.device, proof.to), what=problem, cause=cause)
 
 
-def _same(proof: Proof, names: Names) -> _Same:
+def _proof_key(proof: Proof, names: Names) -> _ProofKey:
     return proof.what, proof.size, names.model(proof.device)
 
 
-def _wrong(proof: Proof) -> str:
+def _wrong_result(proof: Proof) -> str:
     if not proof.wrong:
         return ""
     of = f"{proof.wrong} of {proof.rounds} times"
@@ -192,12 +204,11 @@ def _wrong(proof: Proof) -> str:
     return f"{_WHAT[proof.what]} ({of}; {proof.first})"
 
 
-def _odd(proof: Proof, usual: str) -> str:
-    if not usual or not proof.digest or proof.digest == usual:
+def _other_digest(proof: Proof, of_most: str) -> str:
+    if not of_most or not proof.digest or proof.digest == of_most:
         return ""
-    return (
-        f"{_WHAT[proof.what]}, the same each time: digest {proof.digest}, most devices have {usual}"
-    )
+    digests = f"digest {proof.digest}, most devices have {of_most}"
+    return f"{_WHAT[proof.what]}, the same each time: {digests}"
 
 
 _TORCH = "give preflight the job's own Python (--preflight-python), with a torch built for CUDA"
@@ -237,9 +248,9 @@ def judge_burn(
         for raw in units(name, one, facts.get(name))
     ]
     judged = compare_units(raws, by_name, past)
-    usual = majorities(fleet)
+    digests = majorities(fleet)
     return {
-        name: _judge_node(one, facts.get(name), judged.get(name, ()), usual, by_name[name])
+        name: _judge_node(one, facts.get(name), judged.get(name, ()), digests, by_name[name])
         for name, one in fleet.items()
         if name in by_name
     }
@@ -249,7 +260,7 @@ def _judge_node(
     burned: Burned,
     facts: Facts | None,
     judged: Sequence[Unit],
-    usual: Mapping[_Same, str],
+    digests: Mapping[_ProofKey, str],
     host: Host,
 ) -> Burn:
     if burned.left_out:
@@ -263,19 +274,19 @@ def _judge_node(
     if burned.ready.kind == "cpu" and gpus:
         reason = f"torch {burned.ready.torch} in its Python sees 0 of {count(gpus, 'GPU')}"
         return Burn(state="no_cuda", reason=reason, advice=_TORCH)
-    names = Names(burned, facts)
+    names, on_gpus = Names(burned, facts), burned.ready.kind == "cuda"
     return Burn(
         state="measured" if burned.done else unfinished,
         kind=burned.ready.kind,
         devices=burned.ready.devices,
-        unseen=max(0, gpus - burned.ready.devices) if burned.ready.kind == "cuda" else 0,
-        unplaced=sum(not one.bus_id for one in burned.opened if burned.ready.kind == "cuda"),
+        unseen=max(0, gpus - burned.ready.devices) if on_gpus else 0,
+        unplaced=sum(not one.bus_id for one in burned.opened) if on_gpus else 0,
         reason="" if burned.done else why,
         advice=advice,
         stopped=stopped,
         units=tuple(judged),
         lost=tuple(_failures(burned, names)),
-        wrong=tuple(wrong(burned, facts, usual)),
+        wrong=tuple(_wrong_proofs(burned, facts, digests)),
         proofs=sum(one.rounds for one in burned.proofs),
         proven=_count_proven(burned),
         throttled=_throttles(burned, names, host),
@@ -291,8 +302,8 @@ def _failures(burned: Burned, names: Names) -> Iterator[Flaw]:
     for one in burned.lost:
         what = f"{_DID[one.how]} in {_IN[one.phase]}: {one.error}"
         name, cause = names.of(one.device, one.to), names.of(one.device) if one.to is None else ""
-        held = one.how == "held"
-        yield Flaw(name=name, what=what, cause=cause, starved=one.starved, held=held)
+        used_by_others = one.how == "held"
+        yield Flaw(name=name, what=what, cause=cause, starved=one.starved, held=used_by_others)
 
 
 def _count_proven(burned: Burned) -> int:
