@@ -204,7 +204,7 @@ ECHOES = frozenset((
     "ProcessRaisedException", "ProcessExitedException", "SignalException", "CalledProcessError",
     "SystemExit", "KeyboardInterrupt", "BrokenPipeError", "ConnectionResetError", "EOFError",
     "RayActorError", "ActorDiedError", "ActorUnavailableError", "WorkerCrashedError",
-    "NodeDiedError", "HorovodInternalError",
+    "NodeDiedError", "ObjectLostError", "OwnerDiedError", "RayGetError", "HorovodInternalError",
 ))  # fmt: skip
 """Exceptions that report the end of another process, or that have their own symptoms."""
 LAUNCHERS = frozenset(("ChildFailedError", "SignalException", "CalledProcessError"))

@@ -341,6 +341,14 @@ def test_a_start_to_which_not_all_came(tmp_path: Path) -> None:
     assert [one.category for one in twice.alternatives] == ["timeout_rank_missing"]
 
 
+def test_the_driver_s_exception_about_a_lost_node(tmp_path: Path) -> None:
+    """Ray's own exceptions report the loss; the script's line that waited is not at fault."""
+    lost = "The node with node id: 5c1f and address: 10.2.0.7 has been marked dead because ...\n"
+    for kind in ("ray.exceptions.OwnerDiedError", "ray.worker.RayGetError"):
+        log = lost + RAISES.format(what=f"{kind}: Could not get objectid ObjectID(01)")
+        assert explained(tmp_path, log).sentence.startswith("Ray lost the node 10.2.0.7"), kind
+
+
 def _waited(*ranks: int, world: int = 4) -> str:
     line = (
         "INFO:root:Waiting in store based barrier to initialize process group for rank: {}, "

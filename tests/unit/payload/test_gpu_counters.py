@@ -55,7 +55,7 @@ from burn.device import Bench, Gauge
 known = SimpleNamespace(**{known!r})
 torch = SimpleNamespace(cuda=SimpleNamespace(get_device_properties=lambda gpu: known))
 torch.device = lambda kind, index: SimpleNamespace(index=index)
-print(json.dumps(Gauge(Bench(torch, "cuda", 1)).look(0.5)))
+print(json.dumps(Gauge(Bench(torch, "cuda", 1)).look()))
 """
 
 
