@@ -8,13 +8,20 @@ the shell can compute (`$(hostname)`, an unset variable) is UNKNOWN and not judg
 from __future__ import annotations
 
 import re
-import shlex
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from msgspec.structs import replace
 
 from preflight.captured import Captured, bare_facts
+from preflight.captured.shell_script import (
+    UNKNOWN,
+    Known,
+    commands,
+    expanded,
+    is_cut,
+    logical_lines,
+)
 from preflight.checks.env.values import read as value_remark
 from preflight.checks.env.variables import unread, unread_names, variables
 from preflight.core.text import starred
@@ -24,125 +31,28 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 
-UNKNOWN: Final = "\0"
-
-_LONGEST: Final = 128 << 10
-"""Characters of a line for shlex: Linux allows no longer word, and shlex copies a word for every
-character."""
-
-_OPERATOR: Final = re.compile(r"[;&|()<>]+")
-_EXPANSION: Final = re.compile(
-    r"\$\{([A-Za-z_]\w*)(?::?[-=]([^{}]*))?\}|\$([A-Za-z_]\w*)|\$\{[^}]*\}?|`[^`]*`?|\$[(0-9@*#?!$]?"
-)
-_COMMENT: Final = re.compile(r"(?:^|(?<=\s))#.*")
-_PROMPT: Final = re.compile(r"^(?:\+{1,3} |\$ |[\w.-]+@[\w.-]+[^$#\n]{0,60}[$#] )")
-_ENDS_OPEN: Final = re.compile(r"(?<!\\)(?:\\\\)*\\$")
-
-
-def logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Lines with their numbers; continued lines are joined, prompts are removed."""
-    kept, began = "", 0
-    for number, line in enumerate(text.splitlines(), 1):
-        began = began or number
-        if _ENDS_OPEN.search(line) and not line.lstrip().startswith("#"):
-            kept += line[:-1] + " "
-            continue
-        yield began, _PROMPT.sub("", kept + line, count=1)
-        kept, began = "", 0
-    if kept:
-        yield began, kept
-
-
-def is_cut(text: str) -> bool:
-    """Whether a script ends in the middle of a line or a quoted word."""
-    last = text.rstrip("\n").rpartition("\n")[2]
-    if _ENDS_OPEN.search(last):
-        return True
-    return not text.endswith("\n") and (len(last) > _LONGEST or _unbalanced(last))
-
-
-def commands(line: str) -> list[list[str]]:
-    """The simple commands of a line as lists of words, without comments."""
-    words = _words(line)
-    found: list[list[str]] = [[]]
-    for word in words:
-        if _OPERATOR.fullmatch(word):
-            found.append([])
-        else:
-            found[-1].append(word)
-    return [one for one in found if one]
-
-
-class Known(dict[str, str]):
-    """Variables by name, and how many characters their expansions may still add.
-
-    Linux allows no more in one environment, and 40 lines that each double a value fill any memory.
-    """
-
-    left: int = 1 << 20
-
-
-def expanded(value: str, known: Known) -> str:
-    """The value with known variables expanded; UNKNOWN if a part is unknown or too long."""
-
-    def fill(found: re.Match[str]) -> str:
-        name = found[1] or found[3]
-        if name in known:
-            known.left -= len(known[name])
-            return known[name] if known.left >= 0 else UNKNOWN
-        return found[2] if found[2] is not None else UNKNOWN
-
-    filled = _EXPANSION.sub(fill, value)
-    return UNKNOWN if UNKNOWN in filled else filled
-
-
-def _words(line: str) -> list[str]:
-    bare = line if '"' in line or "'" in line else _COMMENT.sub("", line)
-    if len(bare) > _LONGEST:
-        return _up_to_quotes(bare)
-    lexer = shlex.shlex(bare, posix=True, punctuation_chars=True)
-    lexer.whitespace_split, lexer.commenters = True, ""
-    words: list[str] = []
-    try:
-        for word in lexer:
-            if word.startswith("#"):
-                break
-            words.append(word)
-    except ValueError:  # a quote that another line closes
-        return _up_to_quotes(bare)
-    return words
-
-
-def _up_to_quotes(line: str) -> list[str]:
-    return [re.sub(r"['\"].*", "$", word) for word in line.split()]
-
-
-def _unbalanced(line: str) -> bool:
-    try:
-        shlex.split(line, comments=True)
-    except ValueError:
-        return True
-    return False
-
-
 _NAME: Final = r"([A-Za-z_][A-Za-z0-9_]*)"
 _FORMS: Final = tuple(
     re.compile(form)
     for form in (
         rf"^\s*[\"']?{_NAME}[\"']?\s*:\s++(.*?),?(?:(?<!\s)\s+)?$",  # YAML, JSON, a Python dict
         rf"^\s*(?:setenv|ENV|env)\s+{_NAME}\s+(\S(?:.*\S)?)\s*$",  # csh, Dockerfile
+        # Python: an item of os.environ; setdefault and putenv
         rf"^\s*os\.environ\[[\"']{_NAME}[\"']\]\s*=\s*+(.*\S)\s*$",
         rf"^\s*os\.(?:environ\.setdefault|putenv)\([\"']{_NAME}[\"'],\s*+(.+)\)\s*$",
     )
 )
-_ITEM: Final = re.compile(rf"^\s*+-?\s*+name\s*:\s*[\"']?{_NAME}[\"']?\s*$")
-_VALUE: Final = re.compile(r"^\s*+-?\s*+value\s*:\s*+(.*\S|)\s*$")
+# Kubernetes: "- name: NAME", and on the next line "value: VALUE".
+_ITEM_NAME: Final = re.compile(rf"^\s*+-?\s*+name\s*:\s*[\"']?{_NAME}[\"']?\s*$")
+_ITEM_VALUE: Final = re.compile(r"^\s*+-?\s*+value\s*:\s*+(.*\S|)\s*$")
 _QUOTED: Final = re.compile(r"([\"'])(.*)\1")
 _DUMP_LINE: Final = re.compile(rf"^{_NAME}=(.*)$")
+# A command behind settings: "NCCL_DEBUG=INFO torchrun ...". Output of `env` has none.
 _COMMAND_AFTER: Final = re.compile(
     r"^\w+=\S*\s+(?:\w+=|\S*\b(?:python|torchrun|srun|mpirun|mpiexec|accelerate|deepspeed)\b)"
 )
 _MOST_OTHER_LINES: Final = 0.3
+"""The share of lines without a setting in output of `env`: values of several lines."""
 
 LAUNCH_NAMES: Final = (
     "NPROC_PER_NODE",
@@ -162,7 +72,7 @@ def is_ours(name: str) -> bool:
     return name.startswith(("NCCL_", "GLOO_", "TORCH_NCCL_")) or bool(unread({name: ""}))
 
 
-def structured(line: str) -> tuple[str, str] | None:
+def setting_outside_shell(line: str) -> tuple[str, str] | None:
     """A setting outside a shell: `NAME: value`, `setenv NAME value`, `os.environ[...] = ...`."""
     for form in _FORMS:
         found = form.match(line)
@@ -171,24 +81,23 @@ def structured(line: str) -> tuple[str, str] | None:
     return None
 
 
-def items(lines: list[str]) -> Iterator[tuple[str, str]]:
+def kubernetes_settings(lines: list[str]) -> Iterator[tuple[str, str]]:
     """Kubernetes' form: `- name: X` with `value: "Y"` on the next line."""
     for at, line in enumerate(lines[:-1]):
-        name, value = _ITEM.match(line), _VALUE.match(lines[at + 1])
+        name, value = _ITEM_NAME.match(line), _ITEM_VALUE.match(lines[at + 1])
         if name and value and is_ours(name[1]):
             yield name[1], _unquoted(value[1])
 
 
-def dump(text: str) -> dict[str, str] | None:
+def dumped_settings(text: str) -> dict[str, str] | None:
     """Output of `env` or /proc/PID/environ, with literal values; None for another text."""
     whole = text.replace("\0", "\n")
     lines = [line for line in whole.split("\n") if line.strip()]
     if not whole.endswith("\n") and lines and not _DUMP_LINE.match(lines[-1]):
         lines = lines[:-1]  # cut off there
-    found = [_DUMP_LINE.match(line) for line in lines]
-    pairs = {one[1]: one[2].removesuffix("\r") for one in found if one}
-    others = sum(one is None for one in found)
-    if not pairs or others > _MOST_OTHER_LINES * len(lines):
+    matches = [match for line in lines if (match := _DUMP_LINE.match(line))]
+    pairs = {match[1]: match[2].removesuffix("\r") for match in matches}
+    if not pairs or len(lines) - len(matches) > _MOST_OTHER_LINES * len(lines):
         return None
     shell = re.compile(r"^\s*(?:export|set|if|fi|echo|source|cd|module|torchrun|srun|#!)\b|^#")
     if any(_COMMAND_AFTER.match(line) or shell.match(line) for line in lines):
@@ -223,7 +132,9 @@ _SKIPPED: Final = frozenset((
 """Words before a setting or a command that do not change it."""
 
 _DIRECTIVE: Final = re.compile(r"^\s*#(?:SBATCH|BSUB|PBS)\s+(.*)$")
+# "#PBS -l select=2:ngpus=8".
 _PBS_GPUS: Final = re.compile(r"ngpus=(\d+)")
+# The next lines are of one node: "## On node 1:", "[worker-2]", "# head node (10.0.0.1):".
 _HEADING: Final = re.compile(
     r"^\s*+(?:#+|//|\*+|=+|-+|\[|<)?+\s*+(?:on\s+|run\s+on\s+|for\s+|at\s+)?"
     r"((?:node|host|machine|server|worker|master|rank|head)s?+(?:[\s_#-]*+\d++|\s+node)?+)"
@@ -240,11 +151,11 @@ _SLURM: Final = {
 }
 """Options of Slurm, and the variable that it exports for each."""
 _SLURM_SETS: Final = (*_SLURM.values(), "SLURM_GPUS_ON_NODE")
-_MAY_SAY: Final = re.compile(rf"=|^\s*unset\s|(?:^|[\s/;&|(]){_STARTERS.pattern}(?:\s|$)")
-"""Lines without these set and start nothing; they are skipped, because splitting is slow."""
+_MAY_SET_OR_START: Final = re.compile(rf"=|^\s*unset\s|(?:^|[\s/;&|(]){_STARTERS.pattern}(?:\s|$)")
+"""Other lines set and start nothing; they are skipped, because splitting is slow."""
 
 MOST_LAUNCHES: Final = 64
-_RANKS: Final = ("--node-rank", "--machine-rank", "--rank", "--node-id")
+_RANK_OPTIONS: Final = ("--node-rank", "--machine-rank", "--rank", "--node-id")
 
 
 @dataclass(slots=True)
@@ -270,44 +181,43 @@ class _Reader:
     def __init__(self) -> None:
         self.script = Script()
         self._known = Known()
-        self._before: dict[str, str] = {}
+        self._above_headings: dict[str, str] = {}
         self._heading = ""
 
     def line(self, number: int, text: str) -> None:
         """Read one logical line."""
         directive, heading = _DIRECTIVE.match(text), _HEADING.match(text)
         if heading and not directive:
-            self._begin(" ".join(heading[1].lower().split()))
+            self._begin_heading(" ".join(heading[1].lower().split()))
         elif directive:
-            gpus = _PBS_GPUS.search(directive[1])
-            self._set(gpus and "PBS_NGPUS", gpus[1] if gpus else "")
+            if gpus := _PBS_GPUS.search(directive[1]):
+                self._set("PBS_NGPUS", gpus[1])
             self.script.settings |= _options(directive[1].split(), self._known)
         elif text.lstrip().startswith("|") or text.count("`") > 1:
-            self._quoted(number, text)
-        elif (setting := structured(text)) is not None:
+            self._in_backticks(number, text)
+        elif (setting := setting_outside_shell(text)) is not None:
             self._set(setting[0], expanded(setting[1], self._known))
-        elif not text.lstrip().startswith("#") and _MAY_SAY.search(text):
+        elif not text.lstrip().startswith("#") and _MAY_SET_OR_START.search(text):
             for words in commands(text):
                 self._command(number, words)
 
-    def _begin(self, heading: str) -> None:
+    def _begin_heading(self, heading: str) -> None:
         if not self._heading:
-            self._before = dict(self.script.settings)
+            self._above_headings = dict(self.script.settings)
         self._heading = heading
-        self.script.settings = dict(self._before)
+        self.script.settings = dict(self._above_headings)
         self.script.headings[heading] = self.script.settings
 
-    def _set(self, name: str | None, value: str) -> None:
-        if name is None:
-            return
-        self._known[name] = value
+    def _set(self, name: str, value: str) -> None:
         if UNKNOWN in value:
-            del self._known[name]
+            self._known.pop(name, None)
             value = UNKNOWN
+        else:
+            self._known[name] = value
         if is_ours(name) or name == "PBS_NGPUS":
             self.script.settings[name] = value
 
-    def _quoted(self, number: int, text: str) -> None:
+    def _in_backticks(self, number: int, text: str) -> None:
         """A table or a sentence with commands in backticks: each is separate."""
         for code in _CODE.findall(text):
             words = code.split()
@@ -356,16 +266,16 @@ def read_script(text: str) -> Script:
 def nodes(script: Script) -> dict[str, dict[str, str]]:
     """The settings of each node that a script shows, by heading or number; {} if it shows one."""
     found = {name: settings for name, settings in script.headings.items() if settings}
-    found |= {one.heading: one.settings for one in script.launches if one.heading}
+    found |= {launch.heading: launch.settings for launch in script.launches if launch.heading}
     if len(found) > 1:
         return found
-    numbers = [(_number(one), one.settings) for one in script.launches]
-    by_rank = {f"rank {number}": settings for number, settings in numbers if number}
+    ranks = [(_rank_of(launch), launch.settings) for launch in script.launches]
+    by_rank = {f"rank {rank}": settings for rank, settings in ranks if rank}
     return by_rank if len(by_rank) > 1 else {}
 
 
-def _number(launch: Launch) -> str:
-    return next((launch.settings[name] for name in _RANKS if name in launch.settings), "")
+def _rank_of(launch: Launch) -> str:
+    return next((launch.settings[name] for name in _RANK_OPTIONS if name in launch.settings), "")
 
 
 def _options(words: Sequence[str], known: Known) -> dict[str, str]:
@@ -414,20 +324,20 @@ _JUDGED_OPTIONS: Final = (
     "--nproc-per-node",
     "--rdzv-endpoint",
 )
-_NO_TEXT: Final = re.compile(r"[\x01-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\ufffd]")
+_NOT_TEXT: Final = re.compile(r"[\x01-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\ufffd]")
 
 
 def read(text: str) -> Captured | None:
     """Read a dump or a script; None for a text without a relevant setting."""
     if len(text) > LARGEST or not text.strip():
         return None
-    environ = dump(text)
+    environ = dumped_settings(text)
     if environ is not None:
         environ = {name: starred(value) for name, value in environ.items()}
         damaged = _damage(text, cut=_dump_is_cut(text)) or _two_values(text)
         return _captured(DUMP, damaged, environ=environ) if environ else None
     script = read_script(text)
-    script.settings |= dict(items(text.splitlines()))
+    script.settings |= dict(kubernetes_settings(text.splitlines()))
     found = _of_script(script, _damage(text, cut=is_cut(text)))
     if found and max(len(script.launches), len(script.headings)) > MOST_LAUNCHES:
         damaged = f"it starts ranks over {MOST_LAUNCHES} times"
@@ -439,15 +349,15 @@ def _of_script(script: Script, damaged: str) -> Captured | None:
     by_node = {name: _shown(settings) for name, settings in nodes(script).items()}
     if by_node:
         checks = (*_CHECKS, "env.ranks")
-        worst = _worst(by_node.values())
+        worst = _merge_worst(by_node.values())
         return _captured(SCRIPT, damaged, checks=checks, environ=worst, environs=by_node)
-    turns = {f"line {one.line}": _shown(one.settings) for one in script.launches}
-    turns = {name: settings for name, settings in turns.items() if _says_something(settings)}
-    if len({tuple(sorted(settings.items())) for settings in turns.values()}) > 1:
-        worst = _worst(turns.values())
-        return _captured(SCRIPT, damaged, environ=worst, environs=turns, one_job=False)
-    merged = _shown(script.settings) | next(iter(turns.values()), {})
-    if not _says_something(merged) and not any(is_ours(name) for name in script.settings):
+    launches = {f"line {launch.line}": _shown(launch.settings) for launch in script.launches}
+    by_line = {line: settings for line, settings in launches.items() if _is_judged(settings)}
+    if len({tuple(sorted(settings.items())) for settings in by_line.values()}) > 1:
+        worst = _merge_worst(by_line.values())
+        return _captured(SCRIPT, damaged, environ=worst, environs=by_line, one_job=False)
+    merged = _shown(script.settings) | next(iter(by_line.values()), {})
+    if not _is_judged(merged) and not any(is_ours(name) for name in script.settings):
         return None
     return _captured(SCRIPT, damaged, environ=merged)
 
@@ -456,7 +366,7 @@ def _captured(kind: str, damaged: str, **rest: Any) -> Captured:
     return Captured(kind=kind, damaged=damaged, facts=bare_facts(), **{"checks": _CHECKS, **rest})
 
 
-def _worst(environs: Iterable[Mapping[str, str]]) -> dict[str, str]:
+def _merge_worst(environs: Iterable[Mapping[str, str]]) -> dict[str, str]:
     """Merge several environments: of each variable the first wrong value, or the first value."""
     worst: dict[str, str] = {}
     for environ in environs:
@@ -467,12 +377,12 @@ def _worst(environs: Iterable[Mapping[str, str]]) -> dict[str, str]:
     return worst
 
 
-def _says_something(settings: Mapping[str, str]) -> bool:
+def _is_judged(settings: Mapping[str, str]) -> bool:
     return any(is_ours(name) or name in _JUDGED_OPTIONS for name in settings)
 
 
 def _damage(text: str, *, cut: bool) -> str:
-    if _NO_TEXT.search(text.replace("\0", "")):
+    if _NOT_TEXT.search(text.replace("\0", "")):
         return "it contains bytes that are not text"
     return "it ends in the middle of a line" if cut else ""
 
@@ -480,9 +390,9 @@ def _damage(text: str, *, cut: bool) -> str:
 def _two_values(text: str) -> str:
     """Name a setting with two values: the text holds two environments, or one was edited."""
     values: dict[str, str] = {}
-    for found in map(_DUMP_LINE.match, text.replace("\0", "\n").splitlines()):
-        if found and is_ours(found[1]) and values.setdefault(found[1], found[2]) != found[2]:
-            return f"{found[1]} has two values in it: give each environment in a file of its own"
+    for match in map(_DUMP_LINE.match, text.replace("\0", "\n").splitlines()):
+        if match and is_ours(match[1]) and values.setdefault(match[1], match[2]) != match[2]:
+            return f"{match[1]} has two values in it: give each environment in a file of its own"
     return ""
 
 

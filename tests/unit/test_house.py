@@ -23,7 +23,7 @@ MOST_IN_ROOT = 8
 MOST_SHARED_NAMES = 2
 MOST_FILES = {
     "checks": 55, "commands": 21, "core": 9, "fabric": 34, "facts": 12, "fleet": 14, "burn": 4,
-    "captured": 12, "hang": 40, "history": 7, "hook": 12, "lint": 7, "payload": 50, "report": 18,
+    "captured": 13, "hang": 40, "history": 7, "hook": 12, "lint": 7, "payload": 50, "report": 18,
     "run": 10, "session": 10, "transport": 16,
 }  # fmt: skip
 """Python files of each room, subfolders included. The room hang has had 33: four of its files were

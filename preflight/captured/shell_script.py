@@ -1,0 +1,113 @@
+"""Splits a shell script into lines and commands, and expands the variables that it sets itself."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+UNKNOWN: Final = "\0"
+"""Stands for a value, or a part of one, that only the shell can compute."""
+
+_LONGEST: Final = 128 << 10
+"""Characters of a line for shlex: Linux allows no longer word, and shlex copies a word for every
+character."""
+
+_OPERATOR: Final = re.compile(r"[;&|()<>]+")
+# $NAME, ${NAME:-default}; and what only the shell can compute: ${#NAME}, `date`, $(date), $1.
+_EXPANSION: Final = re.compile(
+    r"\$\{([A-Za-z_]\w*)(?::?[-=]([^{}]*))?\}|\$([A-Za-z_]\w*)|\$\{[^}]*\}?|`[^`]*`?|\$[(0-9@*#?!$]?"
+)
+_COMMENT: Final = re.compile(r"(?:^|(?<=\s))#.*")
+# The "+ " of `set -x`, "$ ", and "me@login-1:~/run$ ".
+_PROMPT: Final = re.compile(r"^(?:\+{1,3} |\$ |[\w.-]+@[\w.-]+[^$#\n]{0,60}[$#] )")
+# An odd number of backslashes at the end of a line continues it.
+_CONTINUES: Final = re.compile(r"(?<!\\)(?:\\\\)*\\$")
+
+
+def logical_lines(text: str) -> Iterator[tuple[int, str]]:
+    """Lines with their numbers; continued lines are joined, prompts are removed."""
+    joined, first_number = "", 0
+    for number, line in enumerate(text.splitlines(), 1):
+        first_number = first_number or number
+        if _CONTINUES.search(line) and not line.lstrip().startswith("#"):
+            joined += line[:-1] + " "
+            continue
+        yield first_number, _PROMPT.sub("", joined + line, count=1)
+        joined, first_number = "", 0
+    if joined:
+        yield first_number, joined
+
+
+def is_cut(text: str) -> bool:
+    """Whether a script ends in the middle of a line or a quoted word."""
+    last = text.rstrip("\n").rpartition("\n")[2]
+    if _CONTINUES.search(last):
+        return True
+    return not text.endswith("\n") and (len(last) > _LONGEST or _unbalanced(last))
+
+
+def commands(line: str) -> list[list[str]]:
+    """The simple commands of a line as lists of words, without comments."""
+    found: list[list[str]] = [[]]
+    for word in _words(line):
+        if _OPERATOR.fullmatch(word):
+            found.append([])
+        else:
+            found[-1].append(word)
+    return [words for words in found if words]
+
+
+class Known(dict[str, str]):
+    """Variables by name, and how many characters their expansions may still add.
+
+    Linux allows no more in one environment, and 40 lines that each double a value fill any memory.
+    """
+
+    left: int = 1 << 20
+
+
+def expanded(value: str, known: Known) -> str:
+    """The value with known variables expanded; UNKNOWN if a part is unknown or too long."""
+
+    def fill(found: re.Match[str]) -> str:
+        name, default = found[1] or found[3], found[2]
+        if name in known:
+            known.left -= len(known[name])
+            return known[name] if known.left >= 0 else UNKNOWN
+        return UNKNOWN if default is None else default
+
+    filled = _EXPANSION.sub(fill, value)
+    return UNKNOWN if UNKNOWN in filled else filled
+
+
+def _words(line: str) -> list[str]:
+    bare = line if '"' in line or "'" in line else _COMMENT.sub("", line)
+    if len(bare) > _LONGEST:
+        return _up_to_quotes(bare)
+    lexer = shlex.shlex(bare, posix=True, punctuation_chars=True)
+    lexer.whitespace_split, lexer.commenters = True, ""
+    words: list[str] = []
+    try:
+        for word in lexer:
+            if word.startswith("#"):
+                break
+            words.append(word)
+    except ValueError:  # a quote that another line closes
+        return _up_to_quotes(bare)
+    return words
+
+
+def _up_to_quotes(line: str) -> list[str]:
+    return [re.sub(r"['\"].*", "$", word) for word in line.split()]
+
+
+def _unbalanced(line: str) -> bool:
+    try:
+        shlex.split(line, comments=True)
+    except ValueError:
+        return True
+    return False
