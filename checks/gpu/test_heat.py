@@ -19,7 +19,7 @@ from preflight.checks.gpu.readings import (
 )
 from preflight.core.text import age
 from preflight.core.thresholds import Thresholds
-from preflight.facts import Facts, Node
+from preflight.facts import Facts, Gpu, Node
 from preflight.facts.boards import board
 from preflight.facts.gpu import GpuHealth
 from preflight.verdict import Conclude
@@ -34,7 +34,7 @@ CHECKS = (
 HEAT: Final = "look at fans, air flow or coolant of this node; drain it if it stays hot"
 _BRAKE: Final = "look at power supplies and the power brake input (BMC log); drain until it is off"
 
-_HELD: Final = {
+_FAULTS: Final = {
     "hw_thermal": ("a hardware thermal slowdown", HEAT, True),
     "hw_power_brake": ("the hardware power brake", _BRAKE, True),
     "hw_slowdown": ("a hardware slowdown", "look at power, heat and the BMC log; drain", True),
@@ -46,9 +46,9 @@ _HELD: Final = {
 def throttle_troubles(facts: Facts, limit: Thresholds) -> Iterator[Trouble]:
     """GPUs whose clocks are held down by hardware or heat now, or often were."""
     for gpu, health in healths(facts):
-        active = [reason for reason in _HELD if reason in (health.clock_reasons or ())]
+        active = [reason for reason in _FAULTS if reason in (health.clock_reasons or ())]
         if active:
-            what, advice, grave = _HELD[active[0]]
+            what, advice, grave = _FAULTS[active[0]]
             now = f"{what} holds its clocks down now; no such reason is expected"
             yield Trouble(gpu, now, advice, grave=grave)
             continue
@@ -65,43 +65,48 @@ def throttle_troubles(facts: Facts, limit: Thresholds) -> Iterator[Trouble]:
 
 def power_troubles(node: Node) -> Iterator[Trouble]:
     """GPUs whose enforced power limit is below the expected one: they are slow under load."""
-    facts, limit = node.facts, node.limit
-    best, slack = best_on_a_board(facts), limit("power_limit_slack_w")
-    given = node.expected.power_limit_w
+    facts, slack_w = node.facts, node.limit("power_limit_slack_w")
+    best, by_inventory = best_on_a_board(facts), node.expected.power_limit_w
     # A T4 among A100s has a limit of its own.
-    usual = expected_of_kind("power_limit_w", facts, node.group, best, given)
+    usual = expected_of_kind("power_limit_w", facts, node.group, best, by_inventory)
     # Kinds of which a GPU here has its board's default: no site caps only the others.
-    uncapped = {
+    uncapped_kinds = {
         (gpu.name, health.power_default_w)
         for gpu, health in healths(facts)
-        if (health.power_limit_w or 0.0) >= (health.power_default_w or 0.0) - slack
+        if (health.power_limit_w or 0.0) >= (health.power_default_w or 0.0) - slack_w
     }
     for gpu, health in healths(facts):
-        now, default, origin = health.power_limit_w, health.power_default_w, "by default"
-        if now is None:
+        limit_w = health.power_limit_w
+        expected = None if limit_w is None else _expected_limit(gpu, health, usual, slack_w)
+        if limit_w is None or expected is None or abs(limit_w - expected.value) <= slack_w:
             continue
-        should, known = usual, board(gpu.name)
-        # The table of nvidia-smi has no default limit: the board's lowest one is a witness.
-        if default is None and known and known.default_w and now < known.default_w - slack:
-            default, origin = float(known.default_w), "on its board"
-        # If all GPUs are capped, peers do not show it, but the board's default does.
-        if default and (
-            usual is None
-            or (usual.by != "expectation" and usual.value - slack <= now < default - slack)
-        ):
-            should = Expectation(default, origin, "default")
-        if should is None:
-            continue
-        off = now - should.value
-        if abs(off) <= slack:
-            continue
-        sentence = f"power limit {now:.0f} W, {should.value:.0f} W {should.origin}"
-        set_it = f"nvidia-smi -i {gpu.index} -pl {should.value:.0f}; look for a cap by BMC or rack"
-        if off > 0:
+        sentence = f"power limit {limit_w:.0f} W, {expected.value:.0f} W {expected.origin}"
+        set_watts = f"nvidia-smi -i {gpu.index} -pl {expected.value:.0f}"
+        set_it = f"{set_watts}; look for a cap by BMC or rack"
+        if limit_w > expected.value:
             yield Trouble(gpu, sentence, f"correct the inventory, or: {set_it}", grave=False)
-        else:
-            alone = (gpu.name, default) in uncapped and (usual is None or usual.by != "group")
-            yield Trouble(gpu, sentence, set_it, grave=should.by != "default" or alone)
+            continue
+        group_decides = usual is not None and usual.by == "group"
+        others_uncapped = (gpu.name, expected.value) in uncapped_kinds and not group_decides
+        yield Trouble(gpu, sentence, set_it, grave=expected.by != "default" or others_uncapped)
+
+
+def _expected_limit(
+    gpu: Gpu, health: GpuHealth, usual: Expectation[float] | None, slack_w: float
+) -> Expectation[float] | None:
+    """The usual limit; the board's default where none is usual, or where all GPUs are capped."""
+    limit_w, default_w, origin = health.power_limit_w or 0.0, health.power_default_w, "by default"
+    known = board(gpu.name)
+    # The table of nvidia-smi has no default limit: the lowest one of this board stands in.
+    if default_w is None and known and known.default_w and limit_w < known.default_w - slack_w:
+        default_w, origin = float(known.default_w), "on its board"
+    if not default_w:
+        return usual
+    if usual is not None and (
+        usual.by == "expectation" or not usual.value - slack_w <= limit_w < default_w - slack_w
+    ):
+        return usual
+    return Expectation(default_w, origin, "default")
 
 
 def temperature_troubles(facts: Facts, limit: Thresholds) -> Iterator[Trouble]:
@@ -137,8 +142,8 @@ _POWER: Final = Question("power limit", ("power_limit_w",), also=("power_default
 
 def test_gpu_temperature(node: Node, conclude: Conclude) -> None:
     """Every GPU is well below the temperature at which the hardware halves its clocks."""
-    known = [left for _, health in healths(node.facts) if (left := margin(health)) is not None]
-    fine = f"at least {min(known)} C below slowdown" if known else "no GPU is hot"
+    margins = [left for _, health in healths(node.facts) if (left := margin(health)) is not None]
+    fine = f"at least {min(margins)} C below slowdown" if margins else "no GPU is hot"
     conclude(judge_gpus(node, _MARGIN, temperature_troubles(node.facts, node.limit), fine))
 
 
