@@ -35,19 +35,19 @@ CHECKS = (
 
 def duplicate_ids(gpus: Sequence[Gpu]) -> str:
     """Say which GPUs share an ID; "" where each ID occurs once."""
-    for words, ids in (
+    for name, ids in (
         ("UUID", [gpu.uuid for gpu in gpus]),
         ("PCI address", [gpu.bus_id for gpu in gpus]),
         ("index", [str(gpu.index) for gpu in gpus]),
     ):
         times = Counter(ids)
-        twice = next((each for each in ids if each and times[each] > 1), "")
-        if twice:
-            return f"{times[twice]} GPUs have the {words} {twice}"
+        duplicate = next((each for each in ids if each and times[each] > 1), "")
+        if duplicate:
+            return f"{times[duplicate]} GPUs have the {name} {duplicate}"
     return ""
 
 
-MEMORY: Final = "look for the process that takes this node's memory, then recheck"
+_FREE_MEMORY: Final = "look for the process that takes this node's memory, then recheck"
 
 
 def judge_count(
@@ -55,36 +55,45 @@ def judge_count(
     gpus: tuple[Gpu, ...] | None,
     usual: Usual | None = None,
     counted: int | None = None,
-    lost: tuple[str, ...] = (),
+    missing: tuple[str, ...] = (),
     *,
     errors: tuple[str, ...] = (),
 ) -> Verdict:
-    """Compare the GPUs that answered with the inventory, or else with the group."""
-    by_peers = usual if usual is not None and usual.decides else None
+    """Compare the GPUs that answered with the inventory, or else with the group.
+
+    Of GPUs that do not answer: `missing` has the known addresses, `errors` what NVML reported.
+    """
+    usual_ids, usual_number = _ids_and_number(usual)
     wanted, origin = expected, ""
-    ids = by_peers.value if by_peers is not None else 0
-    if wanted is None and by_peers is not None:
-        wanted = ids if isinstance(ids, int) else len(ids)
-        origin = f"; {by_peers.holders} of its group have {wanted}"
-    # A GPU between them that belongs to another job is not missing.
-    known = wanted is not None or len(gpus or ()) <= max(
-        (gpu.index for gpu in gpus or ()), default=0
-    )
+    if usual is not None and wanted is None and usual_number is not None:
+        wanted, origin = usual_number, f"; {usual.holders} of its group have {usual_number}"
+    # A gap in the indices is a GPU that belongs to another job: it is not missing.
+    has_gap = len(gpus or ()) <= max((gpu.index for gpu in gpus or ()), default=0)
+    number_is_known = wanted is not None or has_gap
     if wanted is None and counted is not None:
         wanted, origin = counted, "; NVML counts the others too"
     if not gpus and not wanted:
-        return _no_gpus(lost, errors if gpus == () else ())
+        return _no_gpus(missing, errors if gpus == () else ())
     if gpus is None:
         return unknown("NVML did not answer", advice="load the driver, then recheck")
-    if twice := duplicate_ids(gpus):
-        return unknown(twice, advice="reload the driver, look at nvidia-smi -L, then recheck")
+    if duplicates := duplicate_ids(gpus):
+        return unknown(duplicates, advice="reload the driver, look at nvidia-smi -L, then recheck")
     bus_ids = tuple(gpu.bus_id for gpu in gpus)
     if wanted is not None and len(gpus) < wanted:
-        gone = sorted(set(ids) - set(bus_ids)) if isinstance(ids, tuple) else list(lost)
-        return _too_few(wanted, bus_ids, gone, errors, origin)
-    if odd := _odd_number(expected, gpus, known=known):
-        return warn(odd[0], advice=odd[1], bus_ids=bus_ids)
-    return ok(count(len(gpus), "GPU"), bus_ids=bus_ids)
+        if usual_ids is not None:
+            missing = tuple(sorted(set(usual_ids) - set(bus_ids)))
+        return _too_few(wanted, bus_ids, list(missing), errors, origin)
+    odd_number = _odd_number(expected, gpus, number_is_known=number_is_known)
+    return odd_number or ok(count(len(gpus), "GPU"), bus_ids=bus_ids)
+
+
+def _ids_and_number(usual: Usual | None) -> tuple[tuple[str, ...] | None, int | None]:
+    """The addresses, if known, and the number of the GPUs that most nodes of the group have."""
+    if usual is None or not usual.decides:
+        return None, None
+    if isinstance(usual.value, int):
+        return None, usual.value
+    return usual.value, len(usual.value)
 
 
 LEFT_OF_A_MACHINE: Final = (7, 11, 13, 15)
@@ -99,59 +108,60 @@ def left_of_a_machine(gpus: Sequence[Gpu]) -> bool:
 
 
 def _odd_number(
-    expected: int | None, gpus: Sequence[Gpu], *, known: bool
-) -> tuple[str, str] | None:
-    """More GPUs than expected, or the rest of a machine where no number is `known`.
+    expected: int | None, gpus: Sequence[Gpu], *, number_is_known: bool
+) -> Verdict | None:
+    """More GPUs than expected, or the rest of a machine where no source knows the number.
 
-    NVML's own count is none: it lacks a GPU that fell off the bus before a reboot.
+    NVML's own count is no such source: it lacks a GPU that fell off the bus before a reboot.
     """
     number = len(gpus)
     if expected is not None and number > expected:
-        return f"{number} GPUs, {expected} expected", "correct the inventory"
-    if not known and left_of_a_machine(gpus):
-        return (
-            f"{number} GPUs; no known machine, nor a rented part of one, has so many",
-            "look for a missing GPU: lspci, Xid 79 in dmesg; or write gpus into the inventory",
-        )
-    return None
+        sentence, advice = f"{number} GPUs, {expected} expected", "correct the inventory"
+    elif number_is_known or not left_of_a_machine(gpus):
+        return None
+    else:
+        sentence = f"{number} GPUs; no known machine, nor a rented part of one, has so many"
+        advice = "look for a missing GPU: lspci, Xid 79 in dmesg; or write gpus into the inventory"
+    return warn(sentence, advice=advice, bus_ids=tuple(gpu.bus_id for gpu in gpus))
 
 
-def _no_gpus(lost: tuple[str, ...], errors: tuple[str, ...]) -> Verdict:
+def _no_gpus(missing: tuple[str, ...], errors: tuple[str, ...]) -> Verdict:
     """No GPU is here or expected; or those that a text names did not answer."""
     if not errors:
         return not_run("no GPUs expected, none here")
     seen = f"{count(len(errors), 'GPU')} did not answer, and no other GPU is listed"
-    return fail("; ".join([seen, *errors]), advice=_GONE, bus_ids=(), missing=list(lost))
+    return fail("; ".join([seen, *errors]), advice=_POWER_CYCLE, bus_ids=(), missing=list(missing))
 
 
 # A GPU that fell off the bus leaves Xid 79 and comes back only after a cold start.
-_GONE: Final = "look for Xid 79 in dmesg; drain, power-cycle, recheck"
+_POWER_CYCLE: Final = "look for Xid 79 in dmesg; drain, power-cycle, recheck"
 
 
 def _too_few(
-    wanted: int, bus_ids: tuple[str, ...], gone: Sequence[str], errors: tuple[str, ...], origin: str
+    wanted: int, bus_ids: tuple[str, ...], missing: list[str], errors: tuple[str, ...], origin: str
 ) -> Verdict:
-    """Distinguish GPUs that are gone from those that NVML had no memory to open."""
-    lacking = wanted - len(bus_ids)
+    """Distinguish GPUs that are missing from those that NVML had no memory to open."""
+    number_missing = wanted - len(bus_ids)
     seen = f"{len(bus_ids)} of {wanted} GPUs answer{origin}"
-    short = {line.partition(":")[0]: line for line in errors if line.endswith(SHORT_OF_MEMORY)}
-    if len(short) >= lacking:
-        return unknown("; ".join([seen, *short.values()]), advice=MEMORY)
-    which = f"; missing: {', '.join(gone)}" if len(gone) == lacking else ""
-    which = which or "".join(f"; {line}" for line in errors[:lacking])
-    passing = [line for line in errors if line.endswith((*SHORT_OF_MEMORY, *MAY_PASS))]
+    unopened = {line.partition(":")[0]: line for line in errors if line.endswith(SHORT_OF_MEMORY)}
+    if len(unopened) >= number_missing:
+        return unknown("; ".join([seen, *unopened.values()]), advice=_FREE_MEMORY)
+    which = "".join(f"; {line}" for line in errors[:number_missing])
+    if len(missing) == number_missing:
+        which = f"; missing: {', '.join(missing)}"
     return fail(
         f"{seen}{which}",
-        advice=_GONE,
+        advice=_POWER_CYCLE,
         bus_ids=bus_ids,
-        missing=gone,
-        **_may_pass(yes=len(passing) >= lacking),
+        missing=missing,
+        **_may_pass(errors, number_missing),
     )
 
 
-def _may_pass(*, yes: bool) -> dict[str, Any]:
-    """The evidence of a failure that the scheduler's hook believes only after a second look."""
-    return {"may_pass": True} if yes else {}
+def _may_pass(errors: Sequence[str], least: int) -> dict[str, Any]:
+    """The evidence that so many errors may pass: the scheduler's hook reads them a second time."""
+    passing = [error for error in errors if error.endswith((*SHORT_OF_MEMORY, *MAY_PASS))]
+    return {"may_pass": True} if len(passing) >= least else {}
 
 
 def open_errors(facts: Facts) -> tuple[str, ...]:
@@ -163,13 +173,13 @@ def open_errors(facts: Facts) -> tuple[str, ...]:
 
 def test_gpu_count(node: Node, conclude: Conclude) -> None:
     """Every node answers with the GPUs that the inventory expects of its group."""
-    facts, usual, lost = node.facts, usual_gpus(node.group), missing_slots(node.facts)
+    facts, usual, missing = node.facts, usual_gpus(node.group), missing_slots(node.facts)
     gpus, counted, errors = facts.gpus, facts.driver.counted, open_errors(facts)
-    if gone := [gpu for gpu in gpus or () if _is_lost(gpu)]:
-        gpus, counted = tuple(gpu for gpu in gpus or () if gpu not in gone), len(gpus or ())
-        lost = lost or tuple(gpu.bus_id for gpu in gone)
-        errors = (*errors, *(f"GPU {gpu.index}: {_LOST}" for gpu in gone))
-    conclude(judge_count(node.expected.gpus, gpus, usual, counted, lost, errors=errors))
+    if lost := [gpu for gpu in gpus or () if _is_lost(gpu)]:
+        gpus, counted = tuple(gpu for gpu in gpus or () if gpu not in lost), len(gpus or ())
+        missing = missing or tuple(gpu.bus_id for gpu in lost)
+        errors = (*errors, *(f"GPU {gpu.index}: {_LOST}" for gpu in lost))
+    conclude(judge_count(node.expected.gpus, gpus, usual, counted, missing, errors=errors))
 
 
 _LOST: Final = "GPU is lost"
@@ -220,10 +230,9 @@ def test_gpu_readings(node: Node, conclude: Conclude) -> None:
     )
     errors = [error for _, health in healths(node.facts) for error in health.errors]
     if verdict.outcome is Outcome.FAIL:
-        passing = all(error.endswith((*SHORT_OF_MEMORY, *MAY_PASS)) for error in errors)
-        verdict = replace(verdict, evidence=verdict.evidence | _may_pass(yes=passing))
+        verdict = replace(verdict, evidence=verdict.evidence | _may_pass(errors, len(errors)))
     elif verdict.outcome is Outcome.OK and errors:
-        verdict = unknown(f"not all readings could be read: {errors[0]}", advice=MEMORY)
+        verdict = unknown(f"not all readings could be read: {errors[0]}", advice=_FREE_MEMORY)
     conclude(verdict)
 
 
@@ -233,21 +242,22 @@ PERSISTENCE = "systemctl enable --now nvidia-persistenced"
 def judge_driver_slow(expected: int | None, facts: Facts, limit: Thresholds) -> Verdict:
     """Report an answer that took too long, except opening a driver without persistence mode."""
     driver = facts.driver
-    answered = driver.state == "answered"
-    if not answered and not expected:
-        return not_run("no GPUs expected, no NVIDIA driver that answers here")
-    if not answered or driver.slowest_s is None or driver.init_s is None:
-        return unknown("the driver did not answer, so no time was measured", advice="recheck")
-    off = [health.persistence is False for _, health in healths(facts)]
+    unmeasured = unknown("the driver did not answer, so no time was measured", advice="recheck")
+    if driver.state != "answered":
+        absent = not_run("no GPUs expected, no NVIDIA driver that answers here")
+        return unmeasured if expected else absent
+    if driver.slowest_s is None or driver.init_s is None:
+        return unmeasured
+    off = any(health.persistence is False for _, health in healths(facts))
     unread = any(health.refused("persistence") for _, health in healths(facts))
     slow = limit("driver_slow_s")
-    what, took = _slowest(driver, cold=any(off) or unread)
+    what, took = _slowest(driver, cold=off or unread)
     seen = f"{what} took {took:.1f} s"
     if took > slow:
         return _late(f"{seen}, under {slow:g} s expected", took, limit)
     if driver.init_s > slow:
         opened = f"opening the driver took {driver.init_s:.1f} s: persistence mode is off"
-        if not any(off):
+        if not off:
             return unknown(f"{opened}, or not: one GPU did not report it", advice="recheck")
         return warn(f"{opened}, under {slow:g} s expected with it", advice=PERSISTENCE)
     return ok(f"{seen} at the most", seconds=took)

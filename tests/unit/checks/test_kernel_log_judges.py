@@ -363,7 +363,7 @@ def test_a_lost_gpu_that_is_missing_is_one_finding_with_its_address() -> None:
     facts = node(xid(79, "0000:8b:00"))
     facts = replace(facts, gpus=(facts.gpus or ())[:7])
     assert judge_xid(HGX, facts, limit=SHIPPED).cause == "gpu.count"
-    counted = judge_count(8, facts.gpus, lost=missing_slots(facts))
+    counted = judge_count(8, facts.gpus, missing=missing_slots(facts))
     assert counted.sentence == "7 of 8 GPUs answer; missing: 0000:8b:00"
 
 
