@@ -13,6 +13,7 @@ from preflight.checks.rdma.ports import Port, chip, firmwares, most
 from preflight.core.statistics import grouped
 from preflight.core.text import count, first_of, whole
 from preflight.facts import Facts, Group, Node
+from preflight.facts.model import Nic
 from preflight.facts.node import decided
 from preflight.facts.node_network import Gid, Switch, SwitchPart
 from preflight.verdict import Conclude, Verdict, fail, not_run, ok, unknown, warn
@@ -28,28 +29,29 @@ def judge_firmware(facts: Facts, group: Group) -> Verdict:
     """Compare each device's firmware with the group's, or else with its own peers'."""
     if not facts.nics:
         return not_run("no RDMA devices here")
-    mute = [nic.name for nic in facts.nics if not nic.firmware]
-    by_group = decided(group.majority(firmwares))
-    odd = []
-    alike = grouped((chip(nic), nic.firmware) for nic in facts.nics)
-    peers = {kind: most(filter(None, some)) for kind, some in alike.items()}
-    for nic in facts.nics:
-        usual, origin = peers[chip(nic)], "on its peers"
-        if by_group is not None:
-            usual = next((fw for kind, fw in by_group.value if kind == chip(nic)), None)
-            origin = on_most(by_group, group)
-            if (chip(nic), nic.firmware) in by_group.value:
-                continue
-        if nic.firmware and usual is not None and nic.firmware != usual:
-            odd.append(f"{nic.name} has firmware {nic.firmware}, {usual} {origin}")
-    if odd:
+    if odd := list(_odd_firmwares(facts.nics, group)):
         advice = "update it to the others' firmware (mlxfwmanager, flint), then reboot"
         return warn(first_of(odd), advice=advice, findings=odd)
-    if mute:
-        sentence = f"{', '.join(mute)} did not report its firmware"
+    if unreported := [nic.name for nic in facts.nics if not nic.firmware]:
+        sentence = f"{', '.join(unreported)} did not report its firmware"
         return unknown(sentence, advice="look at fw_ver in /sys/class/infiniband")
     kinds = sorted({nic.firmware for nic in facts.nics})
     return ok(f"{len(facts.nics)} RDMA devices on {', '.join(kinds)}", firmwares=kinds)
+
+
+def _odd_firmwares(nics: Sequence[Nic], group: Group) -> Iterator[str]:
+    by_group = decided(group.majority(firmwares))
+    by_chip = grouped((chip(nic), nic.firmware) for nic in nics)
+    for nic in nics:
+        if by_group is None:
+            expected, origin = most(filter(None, by_chip[chip(nic)])), "on its peers"
+        else:
+            # Nodes may have several versions for one chip: each of these is right.
+            versions = [version for kind, version in by_group.value if kind == chip(nic)]
+            expected = None if nic.firmware in versions else next(iter(versions), None)
+            origin = on_most(by_group, group)
+        if nic.firmware and expected is not None and nic.firmware != expected:
+            yield f"{nic.name} has firmware {nic.firmware}, {expected} {origin}"
 
 
 def test_ib_firmware(node: Node, conclude: Conclude) -> None:
@@ -58,8 +60,8 @@ def test_ib_firmware(node: Node, conclude: Conclude) -> None:
 
 
 _REFUSED: Final = 'NCCL ends with "ibv_modify_qp failed: Invalid argument"'
-LOOKED_AT: Final = 32
-"""A node reports only this many entries of a GID table (payload/probe/rdma.py)."""
+REPORTED_GIDS: Final = 32
+"""A node reports the first entries of a GID table, at most so many (payload/probe/rdma.py)."""
 
 _MAPPED: Final = "0000:0000:0000:0000:0000:ffff:"
 """Begins a GID that is an IPv4 address of its interface."""
@@ -81,22 +83,24 @@ def wrong_gids(ports: Sequence[Port], index: int | None) -> Iterator[Deviation]:
                 yield Deviation(sentence, advice, grave=False)
             continue
         usable = [gid.index for gid in gids if is_v2(gid) and gid.gid.startswith(_MAPPED)]
-        better = f"unset it (NCCL 2.21 and newer chooses), or set {usable[0]}" if usable else ""
+        index_advice = (
+            f"unset it (NCCL 2.21 and newer chooses), or set {usable[0]}" if usable else ""
+        )
         found = next((gid for gid in gids if gid.index == index), None)
         asked = "which NCCL_IB_GID_INDEX asks for"
         if found is None:
             sentence = f"{port.name} has no GID {index}, {asked}: {_REFUSED}; it has {has}"
-            yield Deviation(sentence, better or "give its interface an address")
+            yield Deviation(sentence, index_advice or "give its interface an address")
         elif found.kind and not is_v2(found):
             sentence = f"GID {index} of {port.name}, {asked}, is RoCE v1: no router passes it on"
-            advice = better or "enable RoCE v2 (cma_roce_mode)"
+            advice = index_advice or "enable RoCE v2 (cma_roce_mode)"
             yield Deviation(f"{sentence}; it has {has}", advice, grave=False)
 
 
 def without_gid(port: Port, index: int) -> bool:
-    """Whether a port surely has no GID at that index; only `LOOKED_AT` entries are reported."""
+    """Whether a port surely has no GID at that index; only `REPORTED_GIDS` entries are reported."""
     gids = port.port.gids
-    return gids is not None and index < LOOKED_AT and index not in [gid.index for gid in gids]
+    return gids is not None and index < REPORTED_GIDS and index not in [gid.index for gid in gids]
 
 
 def is_v2(gid: Gid) -> bool:
@@ -116,11 +120,10 @@ def judge_gid(facts: Facts, environ: Mapping[str, str] | None) -> Verdict:
         return not_run("no active RoCE port here that the job selects")
     text = (environ or {}).get("NCCL_IB_GID_INDEX", "").strip()
     index = whole(text)
-    if odd := conclude_deviations(wrong_gids(ports, index)):
-        return odd
-    mute = [port.name for port in ports if port.port.gids is None]
-    if mute:
-        sentence = f"the GID table of {', '.join(mute)} could not be read"
+    if verdict := conclude_deviations(wrong_gids(ports, index)):
+        return verdict
+    if unreported := [port.name for port in ports if port.port.gids is None]:
+        sentence = f"the GID table of {', '.join(unreported)} could not be read"
         return unknown(sentence, advice="look at gids in /sys/class/infiniband/*/ports")
     chosen = "a RoCE v2 GID to choose" if index is None else f"GID {index} of RoCE v2"
     tables = {p.name: [f"{g.index} {g.kind} {g.gid}" for g in p.port.gids or ()] for p in ports}
@@ -145,11 +148,13 @@ def judge_switch(switches: tuple[Switch, ...] | None) -> Verdict:
     bad = [_part_words(*each) for each in parts if _BAD.search(each[1].status) or each[1].rpm == 0]
     gone = [_part_words(*each) for each in parts if _GONE.search(each[1].status)]
     if bad or gone:
-        conclude = fail if bad else warn
-        return conclude(first_of(bad + gone), advice=ADVICE, findings=bad + gone)
-    mute = [_part_words(*each) for each in parts if each[1].rpm is None and each[1].status != "OK"]
-    if mute or not parts:
-        summary = mute[0] if mute else "no fan and no power supply is reported"
+        fail_or_warn = fail if bad else warn
+        return fail_or_warn(first_of(bad + gone), advice=ADVICE, findings=bad + gone)
+    not_ok = [
+        _part_words(*each) for each in parts if each[1].rpm is None and each[1].status != "OK"
+    ]
+    if not_ok or not parts:
+        summary = not_ok[0] if not_ok else "no fan and no power supply is reported"
         return unknown(summary, advice="read the switch again")
     fans = sum(part.rpm is not None for _, part in parts)
     named = {(one.name, part.name.split()[0]) for one, part in parts if _is_supply(part)}
