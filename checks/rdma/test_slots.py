@@ -34,26 +34,26 @@ _RESEAT: Final = (
 _GENERATIONS: Final = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}
 """By GT/s."""
 
-_SERIAL_8B10B: Final = 8.0
-"""Below this, GT/s, ten bits carry eight."""
+_FIRST_128B130B_GTS: Final = 8.0
+"""From this rate on, 130 bits carry 128; at a lower rate, ten bits carry eight."""
 
 
 def odd_slots(facts: Facts, group: Group) -> Iterator[Deviation]:
     """NICs with fewer lanes or a lower generation than they should have, or than ports need."""
     nics = [nic for nic in facts.nics or () if nic.pcie is not None and nic.pcie.width]
     for nic in nics:
-        if (odd := _unlike(nic, nics, group)) or (odd := _too_little(nic, facts)):
+        if odd := _unlike(nic, nics, group) or _too_little(nic, facts):
             yield odd
     yield from _log_deviations(facts, {bus for nic in nics if (bus := _bus(nic))})
 
 
-def words(nic: Nic) -> str:
+def link_in_words(nic: Nic) -> str:
     """PCIe 5 x16."""
     return _link_words(_link(nic))
 
 
 @cache
-def link_of(name: str) -> Callable[[Facts], tuple[float, int] | None]:
+def link_reader(name: str) -> Callable[[Facts], tuple[float, int] | None]:
     """The reader of (GT/s, lanes) of a NIC, for a vote of a group: one for all nodes."""
 
     def read(facts: Facts) -> tuple[float, int] | None:
@@ -66,11 +66,12 @@ def _unlike(nic: Nic, nics: list[Nic], group: Group) -> Deviation | None:
     mine = _link(nic)
     if mine is None or nic.pcie is None:
         return None
-    vote = decided(group.majority(link_of(nic.name)))
+    vote = decided(group.majority(link_reader(nic.name)))
+    peers_link = most(link for n in nics if n.kind == nic.kind and (link := _link(n)))
     if vote is not None:
         grave, expected, origin = True, vote.value, on_most(vote, group)
-    elif alike := most(link for n in nics if n.kind == nic.kind and (link := _link(n))):
-        grave, expected, origin = True, alike, "on the other NICs of its kind"
+    elif peers_link is not None:
+        grave, expected, origin = True, peers_link, "on the other NICs of its kind"
     else:
         # A slot may be wired so, or a virtual machine show it so: only peers can tell.
         expected = (nic.pcie.gts_max or 0.0, nic.pcie.width_max or 0)
@@ -92,13 +93,13 @@ def _too_little(nic: Nic, facts: Facts) -> Deviation | None:
     return Deviation(f"{carried}, its port {needed:g}", _RESEAT.format(nic.name), grave=False)
 
 
-def _log_deviations(facts: Facts, read: set[str]) -> Iterator[Deviation]:
+def _log_deviations(facts: Facts, known_buses: set[str]) -> Iterator[Deviation]:
     """Lines of the driver's start, for NICs whose PCIe link could not be read."""
     logged = events(facts.kernel_log.lines) if facts.kernel_log else ()
-    narrow = {one.device: one for one in logged if one.kind == "narrow" and one.device not in read}
-    for bus, one in narrow.items():
-        if not _carries_port(one.have_gbits, bus, facts):
-            sentence = f"{bus}: its PCIe link is narrower than it can use ({one.note})"
+    narrow = {event.device: event for event in logged if event.kind == "narrow"}
+    for bus, event in narrow.items():
+        if bus not in known_buses and not _carries_port(event.have_gbits, bus, facts):
+            sentence = f"{bus}: its PCIe link is narrower than it can use ({event.note})"
             yield Deviation(sentence, _RESEAT.format(bus), grave=False)
 
 
@@ -111,7 +112,7 @@ def _carries_port(have_gbits: float, bus: str, facts: Facts) -> bool:
 
 def gbits(gts: float, width: int) -> float:
     """What a link carries one way, Gb/s, without headers: 128 of 130 bits, before that 8 of 10."""
-    return gts * width * (128 / 130 if gts >= _SERIAL_8B10B else 0.8)
+    return gts * width * (128 / 130 if gts >= _FIRST_128B130B_GTS else 0.8)
 
 
 def _link(nic: Nic) -> tuple[float, int] | None:
@@ -131,20 +132,20 @@ def _bus(nic: Nic) -> str:
 
 def judge_pcie(facts: Facts, group: Group) -> Verdict:
     """Compare lanes and generation with group, own peers, the card, and the port's rate."""
-    if odd := conclude_deviations(odd_slots(facts, group)):
-        return odd
+    if verdict := conclude_deviations(odd_slots(facts, group)):
+        return verdict
     nics = facts.nics or ()
     if not nics:
         return not_run("no RDMA devices here")
-    mute = [nic.name for nic in nics if nic.pcie is None and nic.pci_path is not None]
-    if mute:
-        sentence = f"the PCIe link of {', '.join(mute)} could not be read"
+    unreported = [nic.name for nic in nics if nic.pcie is None and nic.pci_path is not None]
+    if unreported:
+        sentence = f"the PCIe link of {', '.join(unreported)} could not be read"
         return unknown(sentence, advice="look at current_link_width in /sys/bus/pci/devices")
     linked = [nic for nic in nics if nic.pcie is not None and nic.pcie.width]
     if not linked:
         return not_run("RDMA devices without a PCIe link of their own: virtual, or not reported")
-    kinds = sorted({words(nic) for nic in linked})
-    links = {nic.name: words(nic) for nic in linked}
+    kinds = sorted({link_in_words(nic) for nic in linked})
+    links = {nic.name: link_in_words(nic) for nic in linked}
     return ok(f"{len(linked)} RDMA devices on {', '.join(kinds)}", links=links)
 
 
@@ -163,18 +164,17 @@ def uses_rdma(facts: Facts) -> bool:
     return bool(facts.gpus) and bool(layers & {"infiniband", "ethernet"})
 
 
-def way(facts: Facts) -> str | None:
+def gpu_memory_way(facts: Facts) -> str | None:
     """Name the way by which NICs reach GPU memory: "" for none, None where that is not known."""
     direct = facts.gpudirect
     if direct is None:
         return None
     if direct.peermem:
         return "nvidia_peermem"
-    if not _takes_dmabuf(facts.kernel):
-        return None if direct.peermem is None else ""
-    if direct.open_modules:
+    dmabuf = direct.open_modules if _takes_dmabuf(facts.kernel) else False
+    if dmabuf:
         return "dma-buf"
-    return None if direct.peermem is None or direct.open_modules is None else ""
+    return None if direct.peermem is None or dmabuf is None else ""
 
 
 def _takes_dmabuf(kernel: str) -> bool:
@@ -189,7 +189,7 @@ def judge_gpudirect(facts: Facts, group: Group) -> Verdict:
     """Look for nvidia_peermem, or for a kernel and a driver that do dma-buf."""
     if not uses_rdma(facts):
         return not_run("no GPUs beside an active RDMA port here")
-    mine = way(facts)
+    mine = gpu_memory_way(facts)
     if mine is None:
         return unknown(
             "neither the kernel's modules nor the driver's kind show whether NICs reach GPUs",
@@ -197,7 +197,7 @@ def judge_gpudirect(facts: Facts, group: Group) -> Verdict:
         )
     if mine:
         return ok(f"NICs reach GPU memory by {mine}", way=mine)
-    vote = decided(group.majority(way))
+    vote = decided(group.majority(gpu_memory_way))
     sentence = f"no nvidia_peermem, and no dma-buf on kernel {facts.kernel} with this driver"
     if vote is not None and vote.value:
         usual_way = f"{vote.value} {on_most(vote, group)}"
