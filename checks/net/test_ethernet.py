@@ -25,6 +25,8 @@ from preflight.facts.node import decided
 from preflight.facts.node_network import Counter, Interface
 from preflight.verdict import Conclude, Verdict, not_run, ok, unknown
 
+CHECK = Check("net.ethernet", stage="facts", tier="prolog", requires=("reach.answer",))
+
 Reader = Callable[[Facts], int | None]
 
 
@@ -38,7 +40,8 @@ def job_links(facts: Facts, environ: Mapping[str, str]) -> tuple[Interface, ...]
         return tuple(every)
     ifname = environ.get("NCCL_SOCKET_IFNAME", "")
     found = nccl_interfaces(facts, ifname, environ.get("NCCL_SOCKET_FAMILY", ""))
-    # Left alone, NCCL takes every interface but docker's; its bootstrap goes over the first.
+    # Without a name ("^" and "=" are none) NCCL takes every interface but docker's, and the first
+    # one for its bootstrap.
     chosen = found if len(ifname) > 1 else found[:1]
     chosen = (*chosen, *gloo_interfaces(facts, environ.get("GLOO_SOCKET_IFNAME", ""))[0])
     used = {one.name: one for one in chosen if not one.loopback}
@@ -48,7 +51,7 @@ def job_links(facts: Facts, environ: Mapping[str, str]) -> tuple[Interface, ...]
 
 
 def parts(whole: Interface, facts: Facts) -> list[Interface]:
-    """The devices under a bond, a bridge or a VLAN; ends of containers' cables are none."""
+    """The devices under a bond, a bridge or a VLAN; a container's virtual interface is none."""
     found: dict[str, Interface] = {}
     waiting = [whole]
     while waiting:
@@ -183,8 +186,7 @@ def odd_links(
     """Everything odd about these links. `grave`: the job's data go over them."""
     rdma = over_rdma(facts)
     addressed = any(one.addresses for one in links)
-    every = facts.interfaces
-    wholes = {name for one in every for name in (one.master, one.name if one.lower else "")}
+    masters = {one.master for one in facts.interfaces}
     for one in links:
         if not is_up(one):
             if not addressed:  # else net.interface or `_lost_parts` reports it
@@ -193,7 +195,7 @@ def odd_links(
         if one.ethernet is not None and one.ethernet.duplex == "half":
             advice = f"let both ends of {one.name} negotiate (ethtool -s autoneg on)"
             yield Deviation(f"{one.name} runs half duplex, full is expected", advice)
-        if one.name in wholes:
+        if one.name in masters or one.lower:
             yield from _lost_parts(one, facts, group, grave=grave)
         if one.name not in rdma:
             yield from _odd_mtu(one, group, grave=grave)
@@ -208,8 +210,8 @@ def without_expected_speed(links: Sequence[Interface], facts: Facts, group: Grou
         one.name
         for one in links
         if one.physical and is_up(one) and one.speed_mbits and one.name not in rdma
-        if one.ethernet is None or one.ethernet.most_mbits is None
-        if decided(group.majority(number_of(one.name, "speed_mbits"))) is None
+        and (one.ethernet is None or one.ethernet.most_mbits is None)
+        and decided(group.majority(number_of(one.name, "speed_mbits"))) is None
     ]  # fmt: skip
 
 
@@ -244,13 +246,14 @@ def _slow(
             sentence = f"{seen}, {speed(usual.value)} {on_most(usual, group)}"
             yield Deviation(sentence, advice, grave=grave)
         return
-    bonded = [p.speed_mbits or 0 for p in links if p.master and p.master == one.master]
-    both = min(link.most_mbits or 0, link.partner_mbits or 0) if link else 0
-    if one.speed_mbits < max(bonded, default=0) * _TOLERANCE:
-        sentence = f"{seen}, another link of {one.master} at {speed(max(bonded))}"
+    bond_mbits = [p.speed_mbits or 0 for p in links if p.master and p.master == one.master]
+    both_ends_mbits = min(link.most_mbits or 0, link.partner_mbits or 0) if link else 0
+    if one.speed_mbits < max(bond_mbits, default=0) * _TOLERANCE:
+        sentence = f"{seen}, another link of {one.master} at {speed(max(bond_mbits))}"
         yield Deviation(sentence, advice, grave=grave)
-    elif one.speed_mbits < both * _TOLERANCE:
-        yield Deviation(f"{seen}, both its ends can do {speed(both)}", advice, grave=grave)
+    elif one.speed_mbits < both_ends_mbits * _TOLERANCE:
+        sentence = f"{seen}, both its ends can do {speed(both_ends_mbits)}"
+        yield Deviation(sentence, advice, grave=grave)
     elif link and one.physical and one.speed_mbits < (link.most_mbits or 0) * _TOLERANCE:
         sentence = f"{seen}, its device can do {speed(link.most_mbits or 0)}"
         yield Deviation(sentence, advice, grave=False)
@@ -278,9 +281,6 @@ def _lost_parts(one: Interface, facts: Facts, group: Group, *, grave: bool) -> I
         yield Deviation(sentence, _CABLE.format(part.name), grave=grave)
 
 
-CHECK = Check("net.ethernet", stage="facts", tier="prolog", requires=("reach.answer",))
-
-
 def judge(
     facts: Facts, environ: Mapping[str, str] | None, group: Group, limit: Thresholds
 ) -> Verdict:
@@ -294,8 +294,8 @@ def judge(
     if not links:
         return not_run("no interface here that the job's sockets could use")
     grave = data_over_sockets(facts, env)
-    if odd := conclude_deviations(odd_links(links, facts, group, grave=grave, limit=limit)):
-        return odd
+    if verdict := conclude_deviations(odd_links(links, facts, group, grave=grave, limit=limit)):
+        return verdict
     rdma = over_rdma(facts)
     plain = tuple(one for one in links if one.name not in rdma)
     if not plain:
@@ -308,9 +308,9 @@ def judge(
 def _unknown_links(
     links: tuple[Interface, ...], facts: Facts, group: Group, limit: Thresholds
 ) -> Verdict | None:
-    mute = [one.name for one in links if one.mtu is None and one.ethernet is None]
-    if mute:
-        sentence = f"{', '.join(mute)} did not report its link"
+    unreported = [one.name for one in links if one.mtu is None and one.ethernet is None]
+    if unreported:
+        sentence = f"{', '.join(unreported)} did not report its link"
         return unknown(sentence, advice="look at mtu, speed and duplex in /sys/class/net")
     if old := [sentence for one in links if (sentence := undated_flaps(one, facts, limit))]:
         return unknown(old[0], advice="take a second reading after a known time")
