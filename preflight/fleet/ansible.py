@@ -22,9 +22,9 @@ from preflight.core.text import did_you_mean
 from preflight.errors import UsageError
 from preflight.fleet.ansible_list import LARGEST, Listing, decode, list_inventory, members, plain
 from preflight.fleet.inventory_tables import (
+    CONNECTION_KEYS,
     EXPECTATION_KEYS,
     FILES,
-    WAYS_IN,
     JobTable,
     NodeTable,
     command,
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from preflight.fleet.model import Waiver
 
 
-_OF_NO_MATTER: Final = frozenset(
+_HARMLESS_OPTIONS: Final = frozenset(
     (
         *("compression", "connectionattempts", "connecttimeout", "controlmaster", "controlpath"),
         *("controlpersist", "forwardagent", "loglevel", "preferredauthentications"),
@@ -52,7 +52,7 @@ _OF_NO_MATTER: Final = frozenset(
         *("stricthostkeychecking", "updatehostkeys", "checkhostip"),
     )
 )
-_FLAGS: Final = frozenset(("-C", "-q", "-4", "-6", "-t", "-tt", "-T", "-x", "-a", "-v"))
+_HARMLESS_FLAGS: Final = frozenset(("-C", "-q", "-4", "-6", "-t", "-tt", "-T", "-x", "-a", "-v"))
 
 
 def odd_argument(text: str) -> str:
@@ -61,40 +61,41 @@ def odd_argument(text: str) -> str:
         words = iter(shlex.split(text))
     except ValueError:
         return "a quote that is not closed"
-    return next((word for word in _odd_options(words) if word), "")
+    return next(_odd_options(words), "")
 
 
 def _odd_options(words: Iterator[str]) -> Iterator[str]:
     for word in words:
-        if word in _FLAGS:
+        if word in _HARMLESS_FLAGS:
             continue
         if not word.startswith("-o"):
             yield word.partition("=")[0]
             return
         option = word[2:] or next(words, "")
         key, _, value = option.replace(" ", "=", 1).partition("=")
-        nowhere = key.lower() == "userknownhostsfile" and value.strip() == "/dev/null"
-        yield "" if key.lower() in _OF_NO_MATTER or nowhere else key or word
+        keeps_no_keys = key.lower() == "userknownhostsfile" and value.strip() == "/dev/null"
+        if key.lower() not in _HARMLESS_OPTIONS and not keeps_no_keys:
+            yield key or word
 
 
 OURS: Final = "preflight_"
 GROUP: Final = "preflight_group"
 """Names the group by which nodes are compared, where Ansible's groups mean something else."""
 
-_SPELLINGS: Final = {
+_CONNECTION_SETTINGS: Final = {
     "address": ("ansible_host", "ansible_ssh_host"),
     "port": ("ansible_port", "ansible_ssh_port"),
     "user": ("ansible_user", "ansible_ssh_user"),
     "identity_file": ("ansible_ssh_private_key_file", "ansible_private_key_file"),
 }
-_ARGUMENTS: Final = ("ansible_ssh_args", "ansible_ssh_common_args", "ansible_ssh_extra_args")
-_OTHER_WAYS: Final = (
+_SSH_ARGUMENTS: Final = ("ansible_ssh_args", "ansible_ssh_common_args", "ansible_ssh_extra_args")
+_PROXY_SETTINGS: Final = (
     *("ansible_paramiko_proxy_command", "ansible_proxy_command", "ansible_ssh_executable"),
 )
 _PASSWORD: Final = re.compile(
     r"ansible_(\w+_)?(pass|password|passwd|passphrase|private_key)", re.IGNORECASE
 )
-_SSH: Final = frozenset(("ssh", "smart", "paramiko", "paramiko_ssh"))
+_SSH_CONNECTIONS: Final = frozenset(("ssh", "smart", "paramiko", "paramiko_ssh"))
 _CONFIG: Final = "put it into ~/.ssh/config, where your own ssh finds it too"
 
 
@@ -107,7 +108,7 @@ def read_variables(
     at `folder`. UsageError names the variable, never its value.
     """
     _refuse_passwords(variables, where)
-    fields, names = _way_in(variables, where)
+    fields, names = _connection_settings(variables, where)
     for name in variables:
         if not name.startswith(OURS) or name == GROUP:
             continue
@@ -127,11 +128,13 @@ def read_variables(
     return _converted(fields, names, where), group
 
 
-def _way_in(variables: Mapping[str, Raw], where: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return fields, and the variable of each, by the rules of Ansible's ssh plugin."""
+def _connection_settings(
+    variables: Mapping[str, Raw], where: str
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return NodeTable's fields, and the variable of each, by the rules of Ansible's ssh plugin."""
     fields: dict[str, Any] = {}
     names: dict[str, str] = {}
-    for field, spellings in _SPELLINGS.items():
+    for field, spellings in _CONNECTION_SETTINGS.items():
         for name in spellings:
             value = _value(variables, name, where)
             if value is None:
@@ -151,16 +154,16 @@ def _transport(variables: Mapping[str, Raw], where: str) -> dict[str, str]:
     connection = (_text(variables, "ansible_connection", where) or "ssh").split(".")[-1]
     if connection == "local":
         return {"transport": "local"}
-    if connection not in _SSH:
+    if connection not in _SSH_CONNECTIONS:
         raise UsageError(
             f"{where} is reached by ansible_connection {connection[:40]!a}, and preflight logs in "
             "by SSH: leave it out with --preflight-exclude, or set preflight_transport"
         )
-    for name in _OTHER_WAYS:
+    for name in _PROXY_SETTINGS:
         program = _text(variables, name, where)
         if program and not (name == "ansible_ssh_executable" and Path(program).name == "ssh"):
             raise UsageError(f"{where}: {name} is not followed here: {_CONFIG}")
-    for name in _ARGUMENTS:
+    for name in _SSH_ARGUMENTS:
         odd = odd_argument(_text(variables, name, where) or "")
         if odd:
             raise UsageError(f"{where}: {name} has {odd[:40]!a}, not followed here: {_CONFIG}")
@@ -219,7 +222,7 @@ def _converted(fields: dict[str, Any], names: dict[str, str], where: str) -> Nod
     return table
 
 
-class _Members(Mapping[str, tuple[str, ...]]):
+class _HostsByGroup(Mapping[str, tuple[str, ...]]):
     """The hosts of each group and of the groups in it, found when a group is asked for."""
 
     def __init__(self, listing: Listing) -> None:
@@ -229,10 +232,10 @@ class _Members(Mapping[str, tuple[str, ...]]):
         return members(self._listing, name)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._listing.hosts)
+        return iter(self._listing.hosts_of_group)
 
     def __len__(self) -> int:
-        return len(self._listing.hosts)
+        return len(self._listing.hosts_of_group)
 
 
 class AnsibleInventory:
@@ -258,7 +261,7 @@ class AnsibleInventory:
     @property
     def groups(self) -> Mapping[str, tuple[str, ...]]:
         """The hosts of each group and of the groups in it."""
-        return _Members(self._listing)
+        return _HostsByGroup(self._listing)
 
     def host(self, name: str) -> Host:
         """Return one host with its settings; nothing is expected of a host it does not know."""
@@ -285,13 +288,13 @@ class AnsibleInventory:
                 baselines=own_numbers(own, "baselines", where),
                 origin=f"{self.path} [{group}]",
             ),
-            **{key: value for key in WAYS_IN if (value := getattr(own, key)) is not None},
+            **{key: value for key in CONNECTION_KEYS if (value := getattr(own, key)) is not None},
         )
 
-    def names_way(self, name: str) -> bool:
+    def sets_transport(self, name: str) -> bool:
         """Whether the inventory sets the transport of a host."""
         variables = self._listing.variables.get(name, {})
-        return {"ansible_connection", "preflight_transport"} & variables.keys() != set()
+        return "ansible_connection" in variables or "preflight_transport" in variables
 
     def beside(self, file: str) -> str:
         """Read a relative path as beside the inventory, and `~` as home."""

@@ -50,7 +50,7 @@ class _Meta(Struct, frozen=True):
 class Listing(Struct, frozen=True):
     """An Ansible inventory; Ansible has already applied the precedence of variables."""
 
-    hosts: dict[str, list[str]]
+    hosts_of_group: dict[str, list[str]]
     """The hosts that each group itself lists, the outermost group first."""
     children: dict[str, list[str]]
     """The groups within each group; one without hosts may be missing."""
@@ -77,7 +77,7 @@ def decode(text: bytes) -> Listing:
     if strangers := sorted(set(variables) - set(group_of)):
         raise UsageError(f"host {strangers[0]} has variables and is in no group: {_AGAIN}")
     return Listing(
-        hosts=own,
+        hosts_of_group=own,
         children={name: groups[name].children for name in depth},
         group_of={
             host: "all" if name in _NO_GROUPS else name
@@ -142,9 +142,9 @@ def members(listing: Listing, name: str) -> tuple[str, ...]:
     level, seen, found = [name], {name}, dict[str, None]()
     while level:
         for each in level:
-            found.update(dict.fromkeys(listing.hosts[each]))
+            found.update(dict.fromkeys(listing.hosts_of_group[each]))
         below = dict.fromkeys(child for each in level for child in listing.children[each])
-        level = [child for child in below if child in listing.hosts and child not in seen]
+        level = [child for child in below if child in listing.hosts_of_group and child not in seen]
         seen.update(level)
     return tuple(found)
 

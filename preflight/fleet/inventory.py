@@ -17,9 +17,9 @@ from preflight.core.text import did_you_mean
 from preflight.errors import UsageError
 from preflight.fleet.groups import expand_written
 from preflight.fleet.inventory_tables import (
+    CONNECTION_KEYS,
     EXPECTATION_KEYS,
     FILES,
-    WAYS_IN,
     FileTable,
     command,
     own_numbers,
@@ -227,11 +227,13 @@ class Inventory:
             ),
             off=self._shared_off(name),
             **{
-                key: value for key in WAYS_IN if (value := self._way(key, nearest(key))) is not None
+                key: value
+                for key in CONNECTION_KEYS
+                if (value := self._way(key, nearest(key))) is not None
             },
         )
 
-    def names_way(self, name: str) -> bool:
+    def sets_transport(self, name: str) -> bool:
         """Whether the file sets the transport of a node."""
         return any(layer.transport is not None for _, layer in self._named_layers(name))
 

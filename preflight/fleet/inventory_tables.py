@@ -170,7 +170,7 @@ class FileTable(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 EXPECTATION_KEYS = Expectations.__struct_fields__
 """For each of these the most specific table wins; limits and baselines merge name by name."""
 FILES = ("identity_file", "known_hosts", "ssh_config")
-WAYS_IN = ("transport", "user", "port", *FILES)
+CONNECTION_KEYS = ("transport", "user", "port", *FILES)
 
 
 _WORDS = {

@@ -84,7 +84,8 @@ def by_slurm(
         return hosts
     return tuple(
         host
-        if host.transport in ("local", "torchrun") or (inventory and inventory.names_way(host.name))
+        if host.transport in ("local", "torchrun")
+        or (inventory and inventory.sets_transport(host.name))
         else msgspec.structs.replace(host, transport="srun")
         for host in hosts
     )

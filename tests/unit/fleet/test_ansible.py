@@ -295,7 +295,7 @@ def test_any_json_gives_a_listing_or_a_usage_error(tables: object) -> None:
         listing = decode(json.dumps(tables).encode())
     except UsageError:
         return
-    assert set(listing.group_of.values()) <= {*listing.hosts, "all"}
+    assert set(listing.group_of.values()) <= {*listing.hosts_of_group, "all"}
     assert set(listing.variables) <= set(listing.group_of)
-    for name in listing.hosts:
+    for name in listing.hosts_of_group:
         assert set(members(listing, name)) <= set(listing.group_of)
