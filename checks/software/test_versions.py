@@ -21,13 +21,13 @@ from preflight.facts.machine import Software, Torch
 from preflight.fleet.nodeset import fold
 from preflight.verdict import Conclude, Verdict, fail, not_run, ok, unknown, warn
 
-_DRIVER = ("reach.answer", "host.driver_hung")
+_DRIVER_ANSWERS = ("reach.answer", "host.driver_hung")
 CHECKS = (
-    # Not in quick runs: the torch of a head node or login may well be without CUDA. From
-    # `standard` on GPUs are loaded through it.
-    Check("software.arch", stage="facts", tier="standard", requires=_DRIVER),
+    # Not in quick runs: a head node's torch may well be without CUDA. From `standard` on, torch
+    # loads the GPUs.
+    Check("software.arch", stage="facts", tier="standard", requires=_DRIVER_ANSWERS),
     Check("software.drift", stage="facts", tier="quick", requires=("reach.answer",)),
-    Check("software.driver", stage="facts", tier="prolog", requires=_DRIVER),
+    Check("software.driver", stage="facts", tier="prolog", requires=_DRIVER_ANSWERS),
     Check("software.nccl_plugin", stage="facts", tier="prolog", requires=("reach.answer",)),
 )
 
@@ -87,7 +87,7 @@ def without_cuda(torch: Torch) -> str:
 
 
 def runs_on(archs: tuple[str, ...], compute: str) -> bool:
-    """Whether kernels compiled for these run on a GPU of that compute capability, "9.0".
+    """Whether kernels that are compiled for `archs` run on a GPU of compute capability "9.0".
 
     Code runs on its own major version from its minor version on; PTX on everything later.
     Source: CUDA C++ Programming Guide, binary and PTX compatibility.
@@ -209,19 +209,19 @@ def judge_drift(groups: tuple[Group, ...]) -> Verdict:
 def _drift_verdict(found: list[Drift]) -> Verdict:
     """The gravest differences alone decide; the rest is evidence."""
     first = found[0]
-    alike = [drift for drift in found if drift.grave == first.grave]
+    decisive = [drift for drift in found if drift.grave == first.grave]
     sentences = [
         f"{one.what} {one.has} on {one.node}, {one.usual} {one.voters}"
         if one.usual
         else f"{one.what} {one.has} on {one.node}, and there is no majority"
-        for one in alike
+        for one in decisive
     ]
     more = f" (and {len(sentences) - 3} more)" if len(sentences) > 3 else ""  # noqa: PLR2004  a sentence
-    conclude = fail if first.grave else warn
-    return conclude(
+    fail_or_warn = fail if first.grave else warn
+    return fail_or_warn(
         "; ".join(sentences[:3]) + more,
         advice=_SAME,
-        culprits=sorted({one.node for one in alike if one.usual}),
+        culprits=sorted({one.node for one in decisive if one.usual}),
         drifts=[one._asdict() for one in found],
     )
 
@@ -233,9 +233,9 @@ def test_software_drift(fleet: FleetView, conclude: Conclude) -> None:
 
 def judge_driver(facts: Facts) -> Verdict:
     """Compare the driver with the oldest one that runs this CUDA's major version."""
-    torch = torch_or_why(facts)
     if facts.driver.state == "absent":
         return not_run("no GPU driver here")
+    torch = torch_or_why(facts)
     if isinstance(torch, Verdict):
         return torch
     if torch.cuda is None:
@@ -337,9 +337,7 @@ def judge_nccl_plugin(environ: Mapping[str, str] | None, facts: Facts) -> Verdic
             advice="correct the name, or put the plugin's folder into LD_LIBRARY_PATH",
             plugins=there,
         )
-    what = (
-        "the job ends with an error" if not wanted.names else "NCCL goes over sockets or plain IB"
-    )
+    what = "NCCL goes over sockets or plain IB" if wanted.names else "the job ends with an error"
     return fail(
         f"{missing}: {what}",
         advice="install it (aws-ofi-nccl on EFA), or add its folder to LD_LIBRARY_PATH",
