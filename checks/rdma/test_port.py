@@ -59,10 +59,10 @@ def judge_port(expected: Expected, facts: Facts, group: Group) -> Verdict:
     down = down_ports(expected, facts, group)
     if odd := conclude_deviations([*down, *idle_interfaces(facts), *unsteady_ports(facts)]):
         return odd
-    mute = [nic.name for nic in facts.nics if not nic.ports]
-    mute += [port.name for port in ports if not port.state]
-    if mute:
-        sentence = f"the state of {', '.join(mute)} could not be read"
+    unreported = [nic.name for nic in facts.nics if not nic.ports]
+    unreported += [port.name for port in ports if not port.state]
+    if unreported:
+        sentence = f"the state of {', '.join(unreported)} could not be read"
         return unknown(sentence, advice="look at the ports' state in /sys/class/infiniband")
     named = expected.nics is not None or expected.hcas is not None
     return _ports_verdict(ports, meant=named or idle_everywhere(facts, group))
@@ -234,9 +234,9 @@ def judge_rate(expected: Expected, facts: Facts, group: Group) -> Verdict:
     slow = slow_ports(active, expected, facts, group)
     if odd := conclude_deviations([*slow, *odd_frames(active, facts, group)]):
         return odd
-    mute = [port.name for port in active if port.gbits is None]
-    if mute:
-        sentence = f"the rate of {', '.join(mute)} could not be read"
+    unreported = [port.name for port in active if port.gbits is None]
+    if unreported:
+        sentence = f"the rate of {', '.join(unreported)} could not be read"
         return unknown(sentence, advice="look at rate in /sys/class/infiniband/*/ports")
     rates = sorted({port.gbits or 0.0 for port in active}, reverse=True)
     spelled = ", ".join(f"{rate:g}" for rate in rates)
@@ -256,11 +256,11 @@ def judge_errors(facts: Facts, limit: Thresholds) -> Verdict:
         return not_run("no active RDMA port here")
     if odd := conclude_deviations(port_errors(facts, limit)):
         return replace(odd, cause=counted_cause(facts, limit))
-    mute = [port.name for port in ports if port.port.counters is None]
-    if mute:
+    unreported = [port.name for port in ports if port.port.counters is None]
+    if unreported:
         advice = "look at counters and hw_counters in /sys/class/infiniband/*/ports"
         advice += "; virtual functions have none: ask their host"
-        return unknown(f"{', '.join(mute)} did not report any error counter", advice=advice)
+        return unknown(f"{', '.join(unreported)} did not report any error counter", advice=advice)
     if old := undated(facts, limit):
         advice = "take a second reading after a known time, or check the live node"
         return unknown(f"{', '.join(old)}: a total without a start time", advice=advice)

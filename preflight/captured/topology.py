@@ -131,9 +131,9 @@ def _of_blocks(lines: list[str]) -> _Fabric:
         elif not _PLAIN.match(line) or _HALF.match(line):
             fabric.damaged = fabric.damaged or f"a line cannot be read: {line[:40].strip()!a}"
     unknown = {other for other, _ in fabric.links.values()} - fabric.devices.keys() - inside
-    mute = [each.name for each in fabric.devices.values() if not each.ports]
-    if mute:
-        fabric.damaged = fabric.damaged or f"{mute[0]} has no link"
+    unreported = [each.name for each in fabric.devices.values() if not each.ports]
+    if unreported:
+        fabric.damaged = fabric.damaged or f"{unreported[0]} has no link"
     if unknown:
         fabric.damaged = fabric.damaged or f"it has a link to {min(unknown)}, but not that device"
     return fabric
