@@ -165,5 +165,5 @@ def test_a_burn_in_looks_at_the_clocks_of_the_same_gpu(ask: Ask, tmp_path: Path)
     cuda = str(build_cuda(tmp_path / "cuda").parent)
     hot = HEALTHY.counted(2, "reasons", 0x40)
     look = ask(GAUGE.format(known={}), hot, cuda=cuda, CUDA_VISIBLE_DEVICES="7,2")
-    assert (look["at_s"], look["reasons"]) == (0.5, ["hw_thermal"])
+    assert look["reasons"] == ["hw_thermal"]
     assert ask(GAUGE.format(known={}), hot, cuda=cuda, CUDA_VISIBLE_DEVICES="7") is None
