@@ -1,8 +1,8 @@
-"""Decides what is at fault if a connection fails: the node, its target, or the path.
+"""Finds what is at fault if a connection fails: the node, its target, or the path between them.
 
 A healthy node must never fail for its neighbour's firewall, so every conclusion rests on
-other connections: most nodes failing at one target blames the target; one node failing where the
-others succeed blames that node; two nodes alone cannot tell, and the pair is blamed.
+other connections. Most nodes fail at h1: h1 is at fault. Only h2 fails at h1: h2 is at fault, or
+the path, if h2 reaches most other nodes. Two nodes alone prove nothing: the pair h1-h2 is blamed.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from preflight.core.text import count, natural
 from preflight.facts.model import Attempt
 from preflight.facts.node import Net
 
-Failed = Mapping[str, Sequence[Attempt]]
-"""Node name → its attempts at the master port that failed."""
+_ByPeer = dict[str, list[Attempt]]
+"""Failed attempts by peer; an empty list for a peer with none."""
 
-WORDS: Final[Mapping[str, str]] = {
+_WORDS: Final[Mapping[str, str]] = {
     "refused": "refused: a firewall rejects it, or the address leads to another host",
     "timeout": "timed out: a firewall drops it, or there is no way back",
     "unreachable": "no route, or a firewall rejects it",
@@ -29,11 +29,11 @@ WORDS: Final[Mapping[str, str]] = {
 }
 """The meaning of a failed connection to a listener that surely existed."""
 
-OPEN_PORTS: Final = (
+_OPEN_PORTS: Final = (
     "let the nodes reach each other on all TCP ports: look at nftables, security groups"
 )
-SEVERAL: Final = 2
-"""Fewer failures than this are between two nodes, and may be the fault of either."""
+_SEVERAL: Final = 2
+"""A single failure is between two nodes, and may be the fault of either."""
 _UNRESOLVED: Final = re.compile(r"[Nn]ame or service|name resolution|hostname|[Nn]ame does not")
 """Error texts of C libraries for a name without an address: the node's fault, not ours."""
 
@@ -43,7 +43,7 @@ class Fault(Struct, frozen=True):
 
     blame: str
     sentence: str
-    advice: str = OPEN_PORTS
+    advice: str = _OPEN_PORTS
 
     @property
     def cause(self) -> str:
@@ -51,20 +51,59 @@ class Fault(Struct, frozen=True):
         return f"ports of {self.blame}"
 
 
-def evidence(net: Net, attempts: Iterable[tuple[str, Attempt]]) -> tuple[tuple[str, Attempt], ...]:
+def find_fault(name: str, net: Net) -> Fault | None:
+    """What is at fault for the failed connections of node `name`; None if nothing is.
+
+    On h2, if h2 and h3 fail at the master h1 and h4 does not, the fault is Fault("h1",
+    "2 of 3 other nodes cannot reach h1:29500 (no route, or a firewall rejects it)").
+    """
+    return _master_port_fault(name, net) or _data_port_fault(name, net) or _own_fault(name, net)
+
+
+def master_without_report(net: Net) -> str:
+    """The master, if this node cannot reach it and the master's port stage died; else ""."""
+    for attempt in net.own.attempts if net.own is not None else ():
+        if attempt.kind == "master" and attempt.result not in ("ok", "error"):
+            return attempt.target if _gave_no_report(attempt.target, net) else ""
+    return ""
+
+
+def _master_port_fault(name: str, net: Net) -> Fault | None:
+    """Why this node cannot reach the master port, or, on the master, why others cannot."""
+    attempts = _evidence(net, net.others_to_master)
+    failed = {source: attempt for source, attempt in attempts if attempt.result != "ok"}
+    if not failed:
+        return None
+    port = next(iter(failed.values())).port
+    how = _in_words(failed.values())
+    stranger_answers = any(attempt.result == "wrong_answer" for attempt in failed.values())
+    most_fail = len(failed) >= _SEVERAL and 2 * len(failed) > len(attempts)
+    if stranger_answers or most_fail:
+        nodes = f"{len(failed)} of {count(len(attempts), 'other node')}"
+        return Fault(net.master, f"{nodes} cannot reach {net.master}:{port} ({how})")
+    if len(attempts) == 1:
+        return _pair_fault(next(iter(failed)), net.master, port, how)
+    others = f"{len(attempts) - len(failed)} of {len(attempts)} other nodes can"
+    if name != net.master and name not in failed:
+        return None
+    seen_here = failed if name == net.master else {name: failed[name]}
+    path = _path_fault(name, net, seen_here, others)
+    if path is not None or name == net.master:
+        return path
+    sentence = f"cannot reach {net.master}:{failed[name].port} ({_in_words([failed[name]])})"
+    return Fault(name, f"{sentence}; {others}", f"on {name}: {_OPEN_PORTS}")
+
+
+def _evidence(net: Net, attempts: Iterable[tuple[str, Attempt]]) -> list[tuple[str, Attempt]]:
     """The attempts that show something of the path between two nodes.
 
     An attempt that its own node could not make shows nothing, nor does a failure at a node whose
     port stage died: its listeners died with it.
     """
-    silent: dict[str, bool] = {}
-    kept = []
-    for source, one in attempts:
-        if one.result not in ("ok", "error") and one.target not in silent:
-            silent[one.target] = _gave_no_report(one.target, net)
-        if one.result == "ok" or (one.result != "error" and not silent[one.target]):
-            kept.append((source, one))
-    return tuple(kept)
+    made = [(source, attempt) for source, attempt in attempts if attempt.result != "error"]
+    failed_at = {attempt.target for _, attempt in made if attempt.result != "ok"}
+    dead = {target for target in failed_at if _gave_no_report(target, net)}
+    return [each for each in made if each[1].result == "ok" or each[1].target not in dead]
 
 
 def _gave_no_report(target: str, net: Net) -> bool:
@@ -74,41 +113,33 @@ def _gave_no_report(target: str, net: Net) -> bool:
     return not any(source == target for tried in net.others_to.values() for source, _ in tried)
 
 
-def master_fault(name: str, net: Net) -> Fault | None:
-    """Why this node cannot reach the master port, or, on the master, why others cannot."""
-    tried = evidence(net, net.others_to_master)
-    failed = {source: [one] for source, one in tried if one.result != "ok"}
-    if not failed:
-        return None
-    every = [one for attempts in failed.values() for one in attempts]
-    strangers = any(one.result == "wrong_answer" for one in every)
-    most = len(failed) >= SEVERAL and 2 * len(failed) > len(tried)
-    if strangers or most:
-        who = f"{len(failed)} of {count(len(tried), 'other node')}"
-        sentence = f"{who} cannot reach {net.master}:{every[0].port} ({in_words(every)})"
-        return Fault(net.master, sentence, OPEN_PORTS)
-    if len(tried) == 1:
-        return between(next(iter(failed)), net.master, every[0].port, in_words(every))
-    others = f"{len(tried) - len(failed)} of {len(tried)} other nodes can"
-    if name != net.master and name not in failed:
-        return None
-    cut = _path(name, net, failed if name == net.master else {name: failed[name]}, others)
-    if cut or name == net.master:
-        return cut
-    how = in_words(failed[name])
-    sentence = f"cannot reach {net.master}:{failed[name][0].port} ({how}); {others}"
-    return Fault(name, sentence, f"on {name}: {OPEN_PORTS}")
+def _in_words(attempts: Iterable[Attempt]) -> str:
+    """The kinds of failure in words, each once."""
+    failures = [attempt.result for attempt in attempts if attempt.result != "ok"]
+    return "; ".join(dict.fromkeys(_WORDS[result] for result in failures))
 
 
-def _path(name: str, net: Net, mine: Failed, others: str) -> Fault | None:
-    """Only the path to the master is cut: both ends report it, in the same words."""
-    out = _data_out_of(mine, net)
-    source = next((each for each in mine if _cut_from_master_only(each, net, out[each])), None)
+def _pair_fault(
+    source: str, target: str, port: int, how: str, known: str = "either end may be at fault"
+) -> Fault:
+    """Blame the path between two nodes, and neither of the two."""
+    first, second = sorted((source, target), key=natural)
+    sentence = f"{source} cannot reach {target}:{port} ({how}); {known}"
+    return Fault(f"pair {first}-{second}", sentence, f"on {first} and {second}: {_OPEN_PORTS}")
+
+
+def _path_fault(name: str, net: Net, failed: Mapping[str, Attempt], others: str) -> Fault | None:
+    """Only the path to the master is cut: both ends report it, in the same words.
+
+    `failed`: node → its failed attempt at the master port.
+    """
+    outgoing = _data_attempts(failed, net)
+    source = next((each for each in failed if _only_master_is_cut(each, net, outgoing[each])), None)
     if source is None:
         return None
-    if shut := shut_off(name, net):
+    if shut := _shut_off(name, net):
         return shut
-    port, how = mine[source][0].port, in_words(mine[source])
+    port, how = failed[source].port, _in_words([failed[source]])
     first, second = sorted((source, net.master), key=natural)
     return Fault(
         f"pair {first}-{second}",
@@ -119,138 +150,127 @@ def _path(name: str, net: Net, mine: Failed, others: str) -> Fault | None:
     )
 
 
-def _data_out_of(sources: Failed, net: Net) -> dict[str, list[tuple[str, Attempt]]]:
+def _data_attempts(sources: Iterable[str], net: Net) -> dict[str, list[tuple[str, Attempt]]]:
     """What each of these nodes tried at the others' data ports: (target, attempt).
 
     Only the master looks through the whole fleet, once; a node knows its own attempts.
     """
-    found: dict[str, list[tuple[str, Attempt]]] = {source: [] for source in sources}
     if not net.is_master and net.own is not None:
-        (name,) = sources
-        own = evidence(net, ((name, one) for one in net.own.attempts))
-        return {name: [(one.target, one) for _, one in own if one.kind == "data"]}
-    for target, tried in net.others_to.items():
-        for source, one in evidence(net, (each for each in tried if each[0] in sources)):
-            if one.kind == "data":
-                found[source].append((target, one))
+        return {name: _own_data_attempts(name, net) for name in sources}
+    found: dict[str, list[tuple[str, Attempt]]] = {source: [] for source in sources}
+    for target, attempts in net.others_to.items():
+        for source, attempt in _evidence(net, (each for each in attempts if each[0] in found)):
+            if attempt.kind == "data":
+                found[source].append((target, attempt))
     return found
 
 
-def _cut_from_master_only(source: str, net: Net, out: Sequence[tuple[str, Attempt]]) -> bool:
+def _own_data_attempts(name: str, net: Net) -> list[tuple[str, Attempt]]:
+    """What this node tried at the others' data ports: (target, attempt)."""
+    attempts = net.own.attempts if net.own is not None else ()
+    evidence = _evidence(net, ((name, attempt) for attempt in attempts))
+    return [(attempt.target, attempt) for _, attempt in evidence if attempt.kind == "data"]
+
+
+def _only_master_is_cut(source: str, net: Net, outgoing: Sequence[tuple[str, Attempt]]) -> bool:
     """Whether this node reaches most others that it tried and only the master is out of its reach.
 
     A node that reaches the master's data ports, but not the master port, is itself at fault; so is
     a node that accepts no connection.
     """
-    peers = by_peer(out)
-    if peers.pop(net.master, None) == []:
+    failures = _failures_by_peer(outgoing)
+    if failures.pop(net.master, None) == []:
         return False
-    reached = sum(not failed for failed in peers.values())
-    tried = (each for each in net.others_to.get(source, ()) if each[1].kind == "data")
-    into = by_peer(evidence(net, tried))
-    into.pop(net.master, None)
-    return 2 * reached > len(peers) and not (into and all(into.values()))
+    reached = sum(not failed for failed in failures.values())
+    if 2 * reached <= len(failures):
+        return False
+    to_source = (each for each in net.others_to.get(source, ()) if each[1].kind == "data")
+    incoming = _failures_by_peer(_evidence(net, to_source))
+    incoming.pop(net.master, None)
+    return not incoming or not all(incoming.values())
 
 
-def own_trouble(name: str, net: Net) -> Fault | None:
-    """An attempt that this node could not make: its own limits, or a name it cannot resolve."""
-    for one in net.own.attempts if net.own is not None else ():
-        if one.result == "error":
-            sentence = f"its own attempt at {one.target}:{one.port} failed: {one.error}"
-            unresolved = _UNRESOLVED.search(one.error)
-            advice = f"on {name}: make {one.target} resolvable (DNS, /etc/hosts)"
-            if not unresolved:
-                advice = f"on {name}: look at the limit of open files and at memory, and run again"
-            return Fault(name if unresolved else "", sentence, advice)
-    return None
+def _failures_by_peer(attempts: Iterable[tuple[str, Attempt]]) -> _ByPeer:
+    """Sort out what failed: [("h2", ok), ("h3", timeout)] becomes {"h2": [], "h3": [timeout]}."""
+    failures: _ByPeer = {}
+    for peer, attempt in attempts:
+        failed = failures.setdefault(peer, [])
+        if attempt.result != "ok":
+            failed.append(attempt)
+    return failures
 
 
-def master_without_report(net: Net) -> str:
-    """The master, if this node cannot reach it and the master's port stage died; else ""."""
-    for one in net.own.attempts if net.own is not None else ():
-        if one.kind == "master" and one.result not in ("ok", "error"):
-            return one.target if _gave_no_report(one.target, net) else ""
-    return ""
-
-
-def data_fault(name: str, net: Net) -> Fault | None:
-    """Why this node and its partners in the sweep cannot connect to each other's data ports."""
-    into, out = _directions(name, net)
-    if shut := shut_off(name, net):
-        return shut
-    for peer, failed in sorted(out.items(), key=lambda item: natural(item[0])):
-        if failed and "ok" in _others_results(name, peer, net):
-            return between(name, peer, failed[0].port, in_words(failed), "others can reach it")
-        if failed and _is_its_own(peer, net, out, into):
-            sentence = f"{peer} cannot be reached on random ports ({in_words(failed)})"
-            return Fault(peer, sentence, f"on {peer}: {OPEN_PORTS}")
-        if failed:
-            return between(name, peer, failed[0].port, in_words(failed))
-    return None
-
-
-def shut_off(name: str, net: Net) -> Fault | None:
+def _shut_off(name: str, net: Net) -> Fault | None:
     """A node that no partner in the sweep can connect to, or that can connect to none."""
-    into, out = _directions(name, net)
-    for direction, verb in ((into, "cannot connect to it"), (out, "cannot be reached from it")):
-        if len(direction) >= SEVERAL and all(direction.values()):
-            how = in_words(one for failed in direction.values() for one in failed)
-            peers = ", ".join(sorted(direction, key=natural))
+    incoming, outgoing = _failures_of(name, net)
+    directions = ((incoming, "cannot connect to it"), (outgoing, "cannot be reached from it"))
+    for failures, verb in directions:
+        if len(failures) >= _SEVERAL and all(failures.values()):
+            how = _in_words(attempt for failed in failures.values() for attempt in failed)
+            peers = ", ".join(sorted(failures, key=natural))
             sentence = f"{peers} {verb} on random ports ({how})"
-            return Fault(name, sentence, f"on {name}: {OPEN_PORTS}")
+            return Fault(name, sentence, f"on {name}: {_OPEN_PORTS}")
     return None
 
 
-def _directions(name: str, net: Net) -> tuple[dict[str, list[Attempt]], dict[str, list[Attempt]]]:
-    """Failed attempts at data ports by peer: into this node, and out of it."""
-    own = ((name, one) for one in net.own.attempts) if net.own is not None else ()
-    out = ((one.target, one) for _, one in evidence(net, own) if one.kind == "data")
-    return by_peer(p for p in evidence(net, net.to_me) if p[1].kind == "data"), by_peer(out)
+def _failures_of(name: str, net: Net) -> tuple[_ByPeer, _ByPeer]:
+    """Failed attempts at data ports by peer: incoming to this node, and outgoing from it."""
+    to_me = [each for each in _evidence(net, net.to_me) if each[1].kind == "data"]
+    return _failures_by_peer(to_me), _failures_by_peer(_own_data_attempts(name, net))
 
 
-def _is_its_own(
-    peer: str, net: Net, out: Mapping[str, list[Attempt]], into: Mapping[str, list[Attempt]]
-) -> bool:
+def _data_port_fault(name: str, net: Net) -> Fault | None:
+    """Why this node and its partners in the sweep cannot connect to each other's data ports."""
+    if shut := _shut_off(name, net):
+        return shut
+    incoming, outgoing = _failures_of(name, net)
+    for peer in sorted(outgoing, key=natural):
+        failed = outgoing[peer]
+        if not failed:
+            continue
+        port, how = failed[0].port, _in_words(failed)
+        if "ok" in _others_results(name, peer, net):
+            return _pair_fault(name, peer, port, how, "others can reach it")
+        if _peer_is_at_fault(peer, net, incoming, outgoing):
+            sentence = f"{peer} cannot be reached on random ports ({how})"
+            return Fault(peer, sentence, f"on {peer}: {_OPEN_PORTS}")
+        return _pair_fault(name, peer, port, how)
+    return None
+
+
+def _others_results(name: str, peer: str, net: Net) -> set[str]:
+    """How other nodes' attempts at a peer's data ports ended: with an "ok" its firewall is open."""
+    attempts = net.others_to.get(peer, ())
+    return {one.result for source, one in attempts if source != name and one.kind == "data"}
+
+
+def _peer_is_at_fault(peer: str, net: Net, incoming: _ByPeer, outgoing: _ByPeer) -> bool:
     """Whether a peer that is not reached is to blame.
 
     It is when it cannot reach the master either, or when we reach others and it reaches us, so that
     only its own firewall is left. If we are the master, its failure there is on the path in
     question: it counts only once others have failed to connect too.
     """
-    at_master = {source: attempt.result == "ok" for source, attempt in net.others_to_master}
-    cut_off = at_master.get(peer) is False and any(at_master.values())
-    cut_off = cut_off and (not net.is_master or bool(_others_results(net.master, peer, net)))
-    we_get_out = any(not failed for other, failed in out.items() if other != peer)
-    it_gets_here = peer in into and not into[peer]
-    return cut_off or (we_get_out and it_gets_here)
+    reaches_master = {source: attempt.result == "ok" for source, attempt in net.others_to_master}
+    cut_off = reaches_master.get(peer) is False and any(reaches_master.values())
+    if cut_off and not net.is_master:
+        return True
+    if cut_off and _others_results(net.master, peer, net):
+        return True
+    we_reach_others = any(not failed for other, failed in outgoing.items() if other != peer)
+    it_reaches_us = incoming.get(peer) == []
+    return we_reach_others and it_reaches_us
 
 
-def _others_results(name: str, peer: str, net: Net) -> set[str]:
-    """How other nodes' attempts at a peer's data ports ended: with an "ok" its firewall is open."""
-    tried = net.others_to.get(peer, ())
-    return {one.result for source, one in tried if source != name and one.kind == "data"}
-
-
-def between(
-    source: str, target: str, port: int, how: str, known: str = "either end may be at fault"
-) -> Fault:
-    """Blame the path between two nodes, and neither of the two."""
-    first, second = sorted((source, target), key=natural)
-    sentence = f"{source} cannot reach {target}:{port} ({how}); {known}"
-    advice = f"on {first} and {second}: {OPEN_PORTS}"
-    return Fault(f"pair {first}-{second}", sentence, advice)
-
-
-def by_peer(attempts: Iterable[tuple[str, Attempt]]) -> dict[str, list[Attempt]]:
-    """Failed attempts by peer; an empty list for a peer with none."""
-    peers: dict[str, list[Attempt]] = {}
-    for peer, attempt in attempts:
-        failed = peers.setdefault(peer, [])
-        if attempt.result != "ok":
-            failed.append(attempt)
-    return peers
-
-
-def in_words(attempts: Iterable[Attempt]) -> str:
-    """The kinds of failure in words, each once."""
-    return "; ".join(dict.fromkeys(WORDS[one.result] for one in attempts if one.result != "ok"))
+def _own_fault(name: str, net: Net) -> Fault | None:
+    """An attempt that this node could not make: its own limits, or a name it cannot resolve."""
+    for attempt in net.own.attempts if net.own is not None else ():
+        if attempt.result != "error":
+            continue
+        sentence = f"its own attempt at {attempt.target}:{attempt.port} failed: {attempt.error}"
+        if _UNRESOLVED.search(attempt.error):
+            advice = f"on {name}: make {attempt.target} resolvable (DNS, /etc/hosts)"
+            return Fault(name, sentence, advice)
+        advice = f"on {name}: look at the limit of open files and at memory, and run again"
+        return Fault("", sentence, advice)
+    return None

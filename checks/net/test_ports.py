@@ -10,13 +10,7 @@ from collections.abc import Iterator
 
 from preflight.check import Check
 from preflight.checks.deviations import Deviation, conclude_deviations
-from preflight.checks.net.port_blame import (
-    Fault,
-    data_fault,
-    master_fault,
-    master_without_report,
-    own_trouble,
-)
+from preflight.checks.net.port_blame import Fault, find_fault, master_without_report
 from preflight.core.text import count, natural, whole
 from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Net, Node, Ports
@@ -79,7 +73,7 @@ def judge_ports(name: str, net: Net) -> Verdict:
         held = taken_verdict(net.own.master, net.master_port_origin)
         if held.outcome is not Outcome.OK:
             return held
-    if fault := master_fault(name, net) or data_fault(name, net) or own_trouble(name, net):
+    if fault := find_fault(name, net):
         return _fault_verdict(name, fault)
     if dead := master_without_report(net):
         sentence = f"cannot reach {dead}, whose port stage gave no report"
