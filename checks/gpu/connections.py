@@ -136,14 +136,11 @@ def asymmetric_links(gpus: Sequence[Gpu]) -> Iterator[Deviation]:
     if all(link.remote_kind == "switch" for gpu in linked for link in gpu.links or ()):
         return  # through switches all look the same from both ends
     ends = link_ends(gpus)
-    for a in linked:
-        for b in linked:
-            if a.index >= b.index:
-                continue
-            there, back = ends[a.index].to(ends[b.index]), ends[b.index].to(ends[a.index])
-            if there != back:
-                sentence = f"GPU{a.index} has {there} live NVLinks to GPU{b.index}, {back} back"
-                yield Deviation(sentence, RESEAT)
+    for a, b in combinations(sorted(linked, key=lambda gpu: gpu.index), 2):
+        there, back = ends[a.index].to(ends[b.index]), ends[b.index].to(ends[a.index])
+        if there != back:
+            sentence = f"GPU{a.index} has {there} live NVLinks to GPU{b.index}, {back} back"
+            yield Deviation(sentence, RESEAT)
 
 
 def refusals(facts: Facts) -> list[str]:
@@ -171,9 +168,9 @@ def peers_without_access(facts: Facts, codes: Codes | None) -> Iterator[Deviatio
             yield Deviation(sentence, COMPARE_BUILD, grave=False)
     for code in sorted(set(joined.values())):
         pairs = [pair for pair in facts.gpu_pairs or () if joined.get((pair.a, pair.b)) == code]
-        answers_of_code = [pair.p2p_read for pair in pairs]
+        reads = [pair.p2p_read for pair in pairs]
         # Of pairs that NVLinks join, one with access shows it; by PCIe some may lack it by design.
-        must = _most(answers_of_code) == "ok" or (code.startswith("NV") and "ok" in answers_of_code)
+        must = _most(reads) == "ok" or (code.startswith("NV") and "ok" in reads)
         if lone := _without_peers(pairs):
             sentence = f"GPU{lone[0]} ({code}): no peer access to any other GPU, {lone[1]}"
             yield Deviation(f"{sentence}; its peers have it", COMPARE_BUILD, grave=must)
