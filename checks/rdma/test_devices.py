@@ -82,10 +82,8 @@ def wrong_gids(ports: Sequence[Port], index: int | None) -> Iterator[Deviation]:
                 sentence = f"{port.name} has no RoCE v2 GID beyond its own link; it has {has}"
                 yield Deviation(sentence, advice, grave=False)
             continue
-        usable = [gid.index for gid in gids if is_v2(gid) and gid.gid.startswith(_MAPPED)]
-        index_advice = (
-            f"unset it (NCCL 2.21 and newer chooses), or set {usable[0]}" if usable else ""
-        )
+        ipv4 = [gid.index for gid in gids if is_v2(gid) and gid.gid.startswith(_MAPPED)]
+        index_advice = f"unset it (NCCL 2.21 and newer chooses), or set {ipv4[0]}" if ipv4 else ""
         found = next((gid for gid in gids if gid.index == index), None)
         asked = "which NCCL_IB_GID_INDEX asks for"
         if found is None:
@@ -150,9 +148,7 @@ def judge_switch(switches: tuple[Switch, ...] | None) -> Verdict:
     if bad or gone:
         fail_or_warn = fail if bad else warn
         return fail_or_warn(first_of(bad + gone), advice=ADVICE, findings=bad + gone)
-    not_ok = [
-        _part_words(*each) for each in parts if each[1].rpm is None and each[1].status != "OK"
-    ]
+    not_ok = [_part_words(*one) for one in parts if one[1].rpm is None and one[1].status != "OK"]
     if not_ok or not parts:
         summary = not_ok[0] if not_ok else "no fan and no power supply is reported"
         return unknown(summary, advice="read the switch again")
