@@ -93,8 +93,7 @@ def _compare_peers(
             if by_others is None:
                 by_past = own_nights(raw, past(raw), limit)
                 by_model = found_floor(raw, hosts[node].expected)
-            bound = strictest((by_others, _own_start(raw, limit), by_past, by_model))
-            rows.append((raw, bound))
+            rows.append((raw, strictest((by_others, _own_start(raw, limit), by_past, by_model))))
     slow_share = median([_count_slow(raw, bound) / len(raw.values) for raw, bound in rows])
     return [(raw.node, _unit(raw, bound, slow_share, limit)) for raw, bound in rows]
 
@@ -178,11 +177,8 @@ def majorities(fleet: Mapping[str, Burned]) -> dict[_ProofKey, str]:
     }
 
 
-def _wrong_proofs(
-    burned: Burned, facts: Facts | None, digests: Mapping[_ProofKey, str]
-) -> Iterator[Flaw]:
+def _wrong_proofs(burned: Burned, names: Names, digests: Mapping[_ProofKey, str]) -> Iterator[Flaw]:
     """Yield a flaw for each wrong proof of each device of one node."""
-    names = Names(burned, facts)
     for proof in burned.proofs:
         digest_of_most = digests.get(_proof_key(proof, names), "")
         problem = _wrong_result(proof) or _other_digest(proof, digest_of_most)
@@ -286,7 +282,7 @@ def _judge_node(
         stopped=stopped,
         units=tuple(judged),
         lost=tuple(_failures(burned, names)),
-        wrong=tuple(_wrong_proofs(burned, facts, digests)),
+        wrong=tuple(_wrong_proofs(burned, names, digests)),
         proofs=sum(one.rounds for one in burned.proofs),
         proven=_count_proven(burned),
         throttled=_throttles(burned, names, host),
