@@ -14,14 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec.structs import replace
 
 from preflight.captured import Captured, bare_facts
-from preflight.captured.shell_script import (
-    UNKNOWN,
-    Known,
-    commands,
-    expanded,
-    is_cut,
-    logical_lines,
-)
+from preflight.captured.shell import UNKNOWN, Known, commands, expanded, is_cut, logical_lines
 from preflight.checks.env.values import read as value_remark
 from preflight.checks.env.variables import unread, unread_names, variables
 from preflight.core.text import starred
