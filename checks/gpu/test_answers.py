@@ -177,7 +177,7 @@ def test_gpu_count(node: Node, conclude: Conclude) -> None:
     gpus, counted, errors = facts.gpus, facts.driver.counted, open_errors(facts)
     if lost := [gpu for gpu in gpus or () if _is_lost(gpu)]:
         gpus, counted = tuple(gpu for gpu in gpus or () if gpu not in lost), len(gpus or ())
-        missing = missing or tuple(gpu.bus_id for gpu in lost)
+        missing = (*missing, *(gpu.bus_id for gpu in lost if gpu.bus_id))
         errors = (*errors, *(f"GPU {gpu.index}: {_LOST}" for gpu in lost))
     conclude(judge_count(node.expected.gpus, gpus, usual, counted, missing, errors=errors))
 

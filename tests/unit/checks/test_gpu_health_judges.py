@@ -399,6 +399,12 @@ def test_a_listed_gpu_that_is_lost_is_named_beside_one_that_cannot_be_opened() -
     assert judge("gpu.count", seven).sentence == expected
 
 
+def test_a_lost_gpu_without_an_address_is_named_by_its_index() -> None:
+    """NVML may not report the PCI address of a GPU that fell off the bus."""
+    lost = node(3, errors=("bus_id: GPU is lost",), bus_id="")
+    assert judge("gpu.count", lost).sentence == "7 of 8 GPUs answer; GPU 3: GPU is lost"
+
+
 def test_the_advice_for_a_past_power_brake_is_about_power() -> None:
     """Air flow does not help a power supply; it does help a GPU that was too hot."""
     for reading, words in (("hw_brake_s", "power supplies"), ("hw_thermal_s", "air flow")):

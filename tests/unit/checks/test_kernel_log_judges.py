@@ -19,7 +19,9 @@ from preflight.core.thresholds import SHIPPED
 from preflight.facts import Driver, Facts, GpuHealth, KernelLog, LogLine
 from preflight.fleet.model import Expected
 from preflight.verdict import Outcome, Verdict
+from tests.unit.checks.gpu_judges import judge as judge_check
 from tests.unit.facts import builders as b
+from tests.unit.facts.gpu_builders import node as gpu_node
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -365,6 +367,15 @@ def test_a_lost_gpu_that_is_missing_is_one_finding_with_its_address() -> None:
     assert judge_xid(HGX, facts, limit=SHIPPED).cause == "gpu.count"
     counted = judge_count(8, facts.gpus, missing=missing_slots(facts))
     assert counted.sentence == "7 of 8 GPUs answer; missing: 0000:8b:00"
+
+
+def test_a_gpu_that_is_missing_and_a_listed_one_that_is_lost_are_both_named() -> None:
+    """The kernel log has the address of one, NVML that of the other."""
+    eight = gpu_node(3, errors=("temperature_c: GPU is lost",))
+    log = node(xid(79, "0000:8b:00")).kernel_log
+    six_answer = replace(eight, gpus=(eight.gpus or ())[:7], kernel_log=log)
+    sentence = judge_check("gpu.count", six_answer).sentence
+    assert sentence == "6 of 8 GPUs answer; missing: 0000:8b:00, 00000000:4B:00.0"
 
 
 @pytest.mark.proves("gpu.xid", finds="a GPU that the driver could not start, without any Xid")
