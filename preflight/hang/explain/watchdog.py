@@ -257,7 +257,14 @@ def _missing(late: Sequence[Timeout], found: ScanResult) -> Verdict:
     first = min(late, key=lambda one: one.hit.order)
     call = (first.group, first.seq, first.op)
     same = [one for one in late if (one.group, one.seq, one.op) == call]
-    there = {one.rank for one in same}
+    # A rank whose position shows that it had called it was there, too.
+    there = {one.rank for one in same} | {
+        hit.speaker.rank
+        for hit in _positions(found.hits)
+        if hit.speaker.rank is not None
+        and hit.fields.get("group", "") in ("", first.group or hit.fields.get("group", ""))
+        and int(hit.fields["completed"]) < first.seq <= int(hit.fields["enqueued"])
+    }
     seen = found.wrote.union(hit.speaker.rank for hit in found.hits)
     of = found.world or _size(first)
     # A rank that waited elsewhere shows that there are several groups.
@@ -271,6 +278,7 @@ def _missing(late: Sequence[Timeout], found: ScanResult) -> Verdict:
     if by_ray and (len(missing) > 1 or any("x across cluster]" in o.hit.place.text for o in same)):
         missing, whole = set(), False
     words = f"{first.op} number {first.seq}"
+    who = rank_words(there)
     proofs = tuple(one.hit for one in same[:3])
     if of and whole and not missing:
         sentence = f"all {of} ranks waited in {words} and none got through"
@@ -279,12 +287,12 @@ def _missing(late: Sequence[Timeout], found: ScanResult) -> Verdict:
     alone = len({one.hit.place.source for one in same}) == 1 and len(there) > _LEAST
     known = missing <= seen or (alone and len(missing) == 1)
     if missing and known:
-        sentence = f"{rank_words(missing)} did not reach {words}, in which {_ranks(same)} waited"
+        sentence = f"{rank_words(missing)} did not reach {words}, in which {who} waited"
         return Verdict(
             kind="missing", ranks=tuple(sorted(missing)), sentence=sentence, proofs=proofs
         )
     of_all = f" of {of}" if of else ""
-    sentence = f"{_ranks(same)}{of_all} waited in {words} for {first.timeout_ms / 1000:g} s"
+    sentence = f"{who}{of_all} waited in {words} for {first.timeout_ms / 1000:g} s"
     return Verdict(kind="some", ranks=(), sentence=sentence, proofs=proofs)
 
 

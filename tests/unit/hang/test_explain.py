@@ -52,6 +52,20 @@ def test_one_rank_that_was_not_there(tmp_path: Path) -> None:
     assert answer.sentence == "rank 2 did not reach ALLREDUCE number 9, in which ranks 0-1,3 waited"
 
 
+def test_a_rank_whose_position_shows_that_it_had_called(tmp_path: Path) -> None:
+    """Its line about the time-out is missing, but it had enqueued the call, as the others had."""
+    position = (
+        "[rank2]:[E1005 10:10:01.5 ProcessGroupNCCL.cpp:1] [PG 0 Rank 2] Exception (either an "
+        "error or timeout) detected by watchdog at work: 9, last enqueued NCCL work: {}, "
+        "last completed NCCL work: 8.\n"
+    )
+    late = "".join(timed_out(rank, 9) for rank in (0, 1, 3))
+    answer = explained(tmp_path, late + position.format(11))
+    assert (answer.culprits, answer.confidence < 0.5) == ((), True)
+    assert answer.sentence.startswith("ranks 0-3 waited in ALLREDUCE number 9")
+    assert explained(tmp_path, late + position.format(8)).culprits == ("rank 2",)
+
+
 def test_a_rank_whose_log_is_not_here_is_not_accused(tmp_path: Path) -> None:
     """Silence in these files is no proof of absence."""
     answer = explained(tmp_path, communicator(0, 4) + timed_out(0, 9) + timed_out(1, 9))
