@@ -5,8 +5,9 @@ of a test process starts a server (`python -m tests.warm FD`). It imports, and t
 run: a process with its own folder, environment and streams, which runs the module as Python does.
 A run with `-n 2` forks two more before it begins, which xdist takes for its workers. There is a
 server for each locale; a run with other variables that decide how Python itself starts gets a
-Python of its own (`cold`). `preflight` starts Python again, isolated, for root and in some verbs:
-that is only imitated here, and tests/stories/test_root.py has what the isolation holds off.
+Python of its own (`cold`), unless it takes nothing of them (`isolated`). `preflight` starts Python
+again, isolated, for root and in some verbs: that is only imitated here, and
+tests/stories/test_root.py has what the isolation holds off.
 """
 
 from __future__ import annotations
@@ -58,16 +59,25 @@ _WORKERS = re.compile(r"(?:-n|--numprocesses)[ =]?(\d+)")
 
 
 def run(
-    module: str, words: Sequence[str], *, cwd: Path, env: Mapping[str, str], timeout: float
+    module: str,
+    words: Sequence[str],
+    *,
+    cwd: Path,
+    env: Mapping[str, str],
+    timeout: float,
+    isolated: bool = False,
 ) -> subprocess.CompletedProcess[str]:
     """Run `python -m MODULE WORDS` from a folder, with these variables and no standard input.
+
+    One that is `isolated` becomes an isolated Python at once. Itself it loads no library to which
+    LD_LIBRARY_PATH leads; only the processes that it starts do, and none of them is forked here.
 
     Raises:
         subprocess.TimeoutExpired: it took longer than `timeout` seconds, and was killed.
 
     """
     argv = [sys.executable, "-m", module, *words]
-    if cold(env):
+    if cold(env) and not isolated:
         return subprocess.run(
             argv, cwd=cwd, env=dict(env), stdin=subprocess.DEVNULL, capture_output=True,
             text=True, errors="replace", timeout=timeout, check=False,

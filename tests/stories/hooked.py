@@ -20,6 +20,7 @@ import pytest
 from preflight.commands import PROGRAM
 from preflight.core.registry import Registry, load_folder, shipped_folder
 from preflight.hook.confirmation import FILES
+from tests import warm
 from tests.lab import kernel_log, sysfs
 from tests.lab.nvml.build import build
 from tests.lab.nvml.scenario import Scenario, h100
@@ -101,24 +102,38 @@ class Hooked:
 
     def run(self, *words: str, env: Mapping[str, str] | None = None, **more: Any) -> Answer:
         """Start the hook as slurmd would, with `words` behind `preflight`, and wait for its end."""
+        if "within" not in more and not any(one.startswith(("LD_", "PYTHON")) for one in env or ()):
+            done = warm.run(
+                "preflight", self._words(words), cwd=more.get("cwd", self.folder),
+                env={**self._variables(), **(env or {})}, timeout=LONGEST_S, isolated=True,
+            )  # fmt: skip
+            return Answer(done.returncode, done.stdout, tuple(done.stderr.splitlines()))
         with self.begun(*words, env=env, **more) as ended:
             return ended()
+
+    def _variables(self) -> dict[str, str]:
+        return {
+            "LD_LIBRARY_PATH": str(self.library),
+            "PREFLIGHT_NVML_SCENARIO": str(self.scenario),
+            "SLURMD_NODENAME": NODE,
+        }
+
+    def _words(self, words: tuple[str, ...]) -> list[str]:
+        return [words[0], f"--config={self.config}", *words[1:]]
 
     @contextmanager
     def begun(
         self, *words: str, env: Mapping[str, str] | None = None, **more: Any
     ) -> Iterator[Callable[[], Answer]]:
-        """The same while it still runs; what is yielded waits for its end."""
-        own = {
-            "LD_LIBRARY_PATH": str(self.library),
-            "PREFLIGHT_NVML_SCENARIO": str(self.scenario),
-            "SLURMD_NODENAME": NODE,
-        }
-        argv = [*more.get("within", ()), PREFLIGHT, words[0], f"--config={self.config}", *words[1:]]
+        """The same while it still runs, in a Python of its own; what is yielded waits for its end.
+
+        /proc then shows its variables, by which a test finds it and what it has started.
+        """
+        argv = [*more.get("within", ()), PREFLIGHT, *self._words(words)]
         if "LD_PRELOAD" in (env or {}):  # root's hook takes over none, so begin behind that
             argv = [sys.executable, "-I", "-B", "-c", PROGRAM, *argv[1:]]
         process = subprocess.Popen(
-            argv, env={**own, **(env or {})}, cwd=more.get("cwd", self.folder),
+            argv, env={**self._variables(), **(env or {})}, cwd=more.get("cwd", self.folder),
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
 
