@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,6 +11,7 @@ from msgspec import ValidationError, convert, to_builtins
 from msgspec.json import encode
 from msgspec.structs import replace
 
+import preflight
 from preflight.captured import bare_facts
 from preflight.captured.archive import Part, pack
 from preflight.cli import main
@@ -25,7 +27,6 @@ from tests.unit.hang.logs import status, timed_out
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     Way = Callable[[str, int], str]
 
@@ -36,6 +37,10 @@ _CHARS = 1500
 """Of the shortest of three texts."""
 _STEEP = 1.13
 """Where a twentieth of the work for some 50 lines grows by the square."""
+
+_MANY = (30, 60, 120)
+_STEEP_OF_MANY = 1.07
+"""Where a twentieth of the work for 60 of them grows by the square."""
 
 
 def _slow(name: str, long: Way, text: str, run: Callable[[str], object]) -> str:
@@ -188,9 +193,25 @@ def test_what_is_joined_with_what_in_a_log_makes_linear_work(name: str, tmp_path
 
 
 def _linear(make: Callable[[range], str], run: Callable[[str], object]) -> None:
-    run(make(range(240)))  # reads tables, fills caches
-    counts = [work(lambda so=so: run(make(range(so)))) for so in (60, 120, 240)]  # type: ignore[misc]
-    assert steepness(counts) < _STEEP, counts
+    counts = _counts(lambda many: run(make(range(many))))
+    assert steepness(counts) < _STEEP_OF_MANY, counts
+
+
+def _counts(run: Callable[[int], object]) -> list[int]:
+    run(_MANY[-1])  # reads tables, fills caches
+    return [work(lambda so=so: run(so)) for so in _MANY]  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("squares", [0, 1])
+def test_a_twentieth_that_grows_by_the_square_is_found(squares: int) -> None:
+    """Of the work for 60 things, beside what is linear in them; without it nothing is found."""
+    text = f"for _ in range(57 * many + {squares} * many**2 // 20):\n    pass\n"
+    code = compile(text, Path(preflight.__file__).with_name("planted.py"), "exec")
+
+    def planted(many: int) -> None:
+        exec(code, {"many": many})  # noqa: S102  ours
+
+    assert (steepness(_counts(planted)) >= _STEEP_OF_MANY) == bool(squares)
 
 
 def test_a_matrix_of_more_gpus_than_a_node_has_is_refused() -> None:
@@ -237,6 +258,5 @@ def test_parts_of_an_archive_make_linear_work(tmp_path: Path, words: tuple[str, 
             (tmp_path / "a.tar.gz").write_bytes(pack(parts, files))
             assert main(["read", *words, str(tmp_path / "a.tar.gz")]) == 3
 
-    run(60)
-    counts = [work(lambda so=so: run(so)) for so in (60, 120, 240)]  # type: ignore[misc]
-    assert steepness(counts) < _STEEP, counts
+    counts = _counts(run)
+    assert steepness(counts) < _STEEP_OF_MANY, counts
