@@ -45,6 +45,7 @@ _FELL_BACK = (
     "look why NCCL does not use NVLink on {0}: NCCL_P2P_DISABLE, NCCL_CUMEM_ENABLE=0, the IMEX "
     "channel (/dev/nvidia-caps-imex-channels) in its container; run again"
 )
+_ENDS = {"hung": "hung", "corrupt": "came out wrong"}
 _SLOW = "look at its NVLink errors (nvidia-smi nvlink -e) and at the NVLink switches; run again"
 
 
@@ -145,36 +146,30 @@ def _cut(pair: PairSamples, sweep: Sweep) -> bool:
 def _judged(
     name: str, met: ByNode, peers_gbs: float | None, plain: OverNvlink, limit: Thresholds
 ) -> OverNvlink:
-    """Judge a node by its worst rail."""
-    least = limit("nccl.peers_ratio") * (peers_gbs or 0.0)
+    """Judge a node by its worst rail.
+
+    If rail 2 of h1 reaches 40 GB/s with its better neighbour, where the others reach 400, then
+    `rail` is 2, and `why` ends in "the median of the others is 400 GB/s, at least ... is expected".
+    """
     rails = met[name]
-    wrong = [(r, each) for r, several in rails.items() for each in several if _wrong(name, each)]
+    plain = replace(plain, rails=len(rails), peers_gbs=peers_gbs)
+    for rail, neighbours in rails.items():
+        for each in neighbours:
+            if _wrong(name, each):
+                one = _on_rail(plain, rail, neighbours, each)
+                sums = f"sums over NVLink with {each.partner} came out wrong on GPU {rail}"
+                why, advice = f"{sums} ({each.error})", CORRUPT_ADVICE.format(name)
+                return replace(one, why=why, advice=advice, proven=True)
     rail = min(rails, key=lambda at: max(each.best_gbs for each in rails[at]))
     best = max(rails[rail], key=lambda each: each.best_gbs)
-    if wrong:
-        rail, best = wrong[0]
-    top = best.measured.sizes[-1] if best.measured.sizes else None
-    one = replace(
-        plain,
-        state="measured" if best.measured.state == "measured" else "broken",
-        rails=len(rails),
-        rail=rail,
-        partners=tuple(each.partner for each in rails[rail]),
-        way=best.measured.net,
-        at_bytes=top.size_bytes if top else 0,
-        best_gbs=top.best_gbs if top else None,
-        peers_gbs=peers_gbs,
-    )
-    partners = " and ".join(one.partners)
-    if wrong:
-        why = f"sums over NVLink with {best.partner} came out wrong on GPU {rail} ({best.error})"
-        return replace(one, why=why, advice=CORRUPT_ADVICE.format(name), proven=True)
-    others_fine = all(_fine(met, partner, rail, least, but=name) for partner in one.partners)
-    one = replace(one, proven=others_fine or any(each.own_fault for each in rails[rail]))
+    least = limit("nccl.peers_ratio") * (peers_gbs or 0.0)
+    one = _on_rail(plain, rail, rails[rail], best)
+    partners_fine = all(_fine(met, partner, rail, least, but=name) for partner in one.partners)
+    one = replace(one, proven=partners_fine or any(each.own_fault for each in rails[rail]))
     if one.state == "broken":
-        state = best.measured.state
-        did = {"hung": "hung", "corrupt": "came out wrong"}.get(state, "did not come about")
-        why = f"the all-reduce of GPU {rail} over NVLink with {partners} {did} ({best.error})"
+        end = _ENDS.get(best.measured.state, "did not come about")
+        partners = " and ".join(one.partners)
+        why = f"the all-reduce of GPU {rail} over NVLink with {partners} {end} ({best.error})"
         return replace(one, why=why, advice=_BROKEN.format(name))
     if not best.best_gbs:
         why = f"{_reached(one)}, not over NVLink, which joins the {one.nodes} nodes of its domain"
@@ -183,13 +178,33 @@ def _judged(
         usual = f"the median of the others is {gbs(peers_gbs or 0.0)}"
         why = f"{_reached(one)}; {usual}, at least {gbs(least)} is expected"
         return replace(one, why=why, advice=_SLOW)
-    for at, several in rails.items():
-        for each in several:
-            if not _good(each, least) and _fine(met, each.partner, at, least, but=name):
-                what = each.error or f"{gbs(each.best_gbs)} over {each.measured.net}"
-                why = f"GPU {at} with {each.partner}: {what}; both are fine with another node"
-                return replace(one, why=why, advice="run again", proven=False)
+    if why := _bad_path(name, met, least):
+        return replace(one, why=why, advice="run again", proven=False)
     return one
+
+
+def _on_rail(one: OverNvlink, rail: int, neighbours: Sequence[_Met], judged: _Met) -> OverNvlink:
+    """Fill in what was measured on one rail, with the neighbour by which the node is judged."""
+    largest = judged.measured.sizes[-1] if judged.measured.sizes else None
+    return replace(
+        one,
+        state="measured" if judged.measured.state == "measured" else "broken",
+        rail=rail,
+        partners=tuple(each.partner for each in neighbours),
+        way=judged.measured.net,
+        at_bytes=largest.size_bytes if largest else 0,
+        best_gbs=largest.best_gbs if largest else None,
+    )
+
+
+def _bad_path(name: str, met: ByNode, least: float) -> str:
+    """Name the first neighbour with which this node alone is not good; "" if there is none."""
+    for rail, neighbours in met[name].items():
+        for each in neighbours:
+            if not _good(each, least) and _fine(met, each.partner, rail, least, but=name):
+                seen = each.error or f"{gbs(each.best_gbs)} over {each.measured.net}"
+                return f"GPU {rail} with {each.partner}: {seen}; both are fine with another node"
+    return ""
 
 
 def _fine(met: ByNode, name: str, rail: int, least: float, *, but: str) -> bool:
