@@ -234,7 +234,7 @@ def test_software_drift(fleet: FleetView, conclude: Conclude) -> None:
 def judge_driver(facts: Facts) -> Verdict:
     """Compare the driver with the oldest one that runs this CUDA's major version."""
     if facts.driver.state == "absent":
-        return not_run("no GPU driver here")
+        return not_run("no NVIDIA driver here")
     torch = torch_or_why(facts)
     if isinstance(torch, Verdict):
         return torch
