@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 HOSTILE = r"bad \x1b[31m\x07 <b>&]]>\x00 \ud800 \u202e\nsecond line \x85 [red]x[/red] $(reboot)"
 WORKERS = ("-n", "2")
+ALONE = "--preflight-nodes=n1"
+"""For what one node shows as well as three."""
 
 
 def _counts(told: Told) -> str:
@@ -128,7 +130,7 @@ def test_junitxml_survives_hostile_words(here: Here) -> None:
 def test_screens_of_any_kind(here: Here) -> None:
     """Quiet, verbose, coloured, in C: 80 columns, no escape codes unless colour was asked for."""
     here.check("site.a", f"conclude(warn('{'word ' * 60}', advice='{'look ' * 40}'))")
-    long = ("-m", "preflight_facts")
+    long = (ALONE, "-m", "preflight_facts")
     quiet, plain, verbose = here.judge("-q", *long), here.judge(*long), here.judge("-v", *long)
     colour = here.judge("--color=yes", *long)
     for told in (quiet, plain, verbose, colour):
@@ -205,14 +207,14 @@ def test_an_ordinary_test_beside_the_checks(here: Here) -> None:
     here.check("site.a", "conclude(ok('fine'))")
     ordinary = here.folder / "test_ordinary.py"
     ordinary.write_text("def test_it():\n    assert 1 == 2\n")
-    told = here.judge("site", str(ordinary))
+    told = here.judge(ALONE, "site", str(ordinary))
     assert told.exit == 1
     assert told.found() == set()
     ordinary.write_text("def test_it():\n    pass\n")
-    assert here.judge("site", str(ordinary)).exit == 0
+    assert here.judge(ALONE, "site", str(ordinary)).exit == 0
     ordinary.write_text("def (:\n")
     for workers in ((), WORKERS):
-        assert here.judge("site", str(ordinary), *workers).exit not in (0, 1)
+        assert here.judge(ALONE, "site", str(ordinary), *workers).exit not in (0, 1)
 
 
 def test_group_items_carry_every_verdict(here: Here) -> None:
