@@ -217,6 +217,7 @@ def _exec(path: str, words: Sequence[str], variables: Mapping[str, str]) -> NoRe
     os.environ.update(variables)
     del sys.path[0]
     if words[2] == "-B":
+        sys.dont_write_bytecode = True
         sys.argv = ["-c", *words[5:]]
         _leave(lambda: exec(words[4], {"__name__": "__main__"}))  # noqa: S102
     sys.argv = list(words[3:])
