@@ -268,7 +268,7 @@ def unstructured(line: str) -> list[str]:
     """The lines that a JSON object of a structured log holds; otherwise the line itself."""
     field = _LINES.fullmatch(line) if "\\n" in line else None
     if field:
-        with suppress(msgspec.DecodeError):
+        with suppress(msgspec.DecodeError, RecursionError):
             lines = msgspec.json.decode(field[1], type=str).splitlines()
             return [text_of(one.encode("utf-8", "replace")) for one in lines] or [line]
     begin = line.find('{"')
