@@ -215,11 +215,14 @@ def _none_is_late(view: RasView) -> Diagnosis | None:
     return Diagnosis(
         category="link",
         sentence=f"all {count(view.world)} launched the same collectives, by NCCL's RAS network, "
-        f"and {waits}: none is late, and the data of a collective does not get through",
-        advice="measure the links and GPUs between these ranks",
+        f"and {waits}: none is late; data does not get through, or a kernel does not end",
+        advice="measure the links and GPUs between these ranks; read the flight recorder's dumps",
         line=line_of(case.stuck) if seen else "",
         confidence=0.55 if seen else 0.45,
-        alternatives=(Alternative("progresses", progress, 0.2 if seen else 0.4),),
+        alternatives=(
+            Alternative("progresses", progress, 0.2 if seen else 0.35),
+            Alternative("desync", "a send or a receive has no partner: RAS counts neither", 0.15),
+        ),
         next="preflight check --tier=standard",
     )
 

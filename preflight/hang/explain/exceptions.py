@@ -211,10 +211,13 @@ LAUNCHERS = frozenset(("ChildFailedError", "SignalException", "CalledProcessErro
 _WRAPS = re.compile(
     r"NCCL (?:[Ee]rror|communicator was aborted)|nccl\w{0,60}Error|unhandled (?:system|cuda) error"
     r"|Timed out waiting \d+ms for (?:recv|send)|[Cc]onnection (?:closed|reset)\b|[Bb]roken pipe"
+    r"|received errors while waiting for send/recv"  # of gloo's monitored_barrier
     r"|Socket Timeout|Application timeout caused pair closure|worker process.{0,40}(?:died|exited)"
     r"|^cancelled$|Horovod has been shut down|[Ss]ee (?:root cause|stack trace)\b"
 )
 """Messages of exceptions that only pass on a library's error: the cause is elsewhere."""
+_NO_INPUT = "EOF when reading a line"
+"""Python's EOFError where a script asks its terminal; others report the end of a process."""
 
 
 def own_faults(
@@ -224,7 +227,7 @@ def own_faults(
     return [
         one
         for one in raised
-        if one.kind not in ECHOES
+        if (one.kind not in ECHOES or one.message == _NO_INPUT)
         and not _WRAPS.search(one.message)
         and one.order >= survived.get(-1 if one.speaker.rank is None else one.speaker.rank, 0)
     ]

@@ -20,7 +20,11 @@ if TYPE_CHECKING:
 
 
 _RANK = re.compile(r"\[rank ?(\d{1,6})\]:")
-_PRINTED_RANK = re.compile(r"\[(?:RANK |rank=)(\d{1,6})(?:, world_size=\d{1,6})?\] ")
+_PRINTED_RANK = re.compile(
+    r"\[(?:(?i:rank) |rank=)(\d{1,6})(?:, world_size=\d{1,6})?\] |rank (\d{1,6}): (?!.*rank \d)"
+)
+_TORN = re.compile(r"(?<=\S )\[rank\d{1,6}\]: Traceback \(most ")
+"""A traceback behind a line that had not ended: a prompt, a progress bar."""
 _OWN_RANK = re.compile(r"\[(?:[^\]\[]{0,80}\b)?Rank (\d{1,6})\]")
 _NCCL = re.compile(r"(?:^|[\s>])([A-Za-z0-9][\w.-]{0,252}):(\d{1,8}):\d{1,8} \[\d+\] ")
 _IN_NAME = re.compile(r"(?:^|[^a-z])rank[-_.]?(\d{1,6})(?!\d)", re.IGNORECASE)
@@ -131,6 +135,7 @@ class Origins:
                 node=one["node"] or "",
                 pid=int(pid) if pid else None,
             ).joined(of_prefix)
+        rest = rest[torn.start() :] if (torn := _TORN.search(rest)) else rest
         speaker = _speaker(rest).joined(of_prefix)
         if label := " ".join(filter(None, labels)):
             speaker = replace(speaker, label=label)
@@ -265,7 +270,7 @@ def _speaker(text: str) -> Speaker:
         rank = _OWN_RANK.search(text)
     nccl = _NCCL.search(text)
     return Speaker(
-        rank=int(rank[1]) if rank else None,
+        rank=int(rank[rank.lastindex or 1]) if rank else None,
         node=nccl[1] if nccl else "",
         pid=int(nccl[2]) if nccl else None,
     )

@@ -95,6 +95,8 @@ class ScanResult:
     """Whether any line shows other groups of ranks than the one of all ranks."""
     failure: Place | None = None
     """The first line with a word of failure; None where no line has one."""
+    failed: int | None = None
+    """The rank that wrote it, if its line shows one."""
     lines: int = 0
     troubles: list[str] = field(default_factory=list)
 
@@ -202,8 +204,8 @@ class Scanner:
             for word in each.anchors
         ]
         self._kept: Counter[tuple[str, object]] = Counter()
-        self._processes: dict[tuple[str, str], dict[int, str]] = {}
-        """By node and GPU, the attempt's processes, and the first communicator of each."""
+        self._processes: dict[tuple[str, str], dict[int, tuple[str, int]]] = {}
+        """By node and GPU, the attempt's processes: the first communicator of each, its rank."""
         self._origins = Origins()
         self._summaries = Summaries()
         self._found = ScanResult()
@@ -296,7 +298,7 @@ class Scanner:
         ignored, found = file.tracebacks.feed(line, place, order), self._found
         if not ignored and found.failure is None and reports_failure(line.text):
             if not TRIED_AGAIN.search(line.text):
-                found.failure = place
+                found.failure, found.failed = place, line.speaker.joined(file.whose).rank
             elif order > self._tried[0]:
                 self._tried = order, place
         for symptom in began:
@@ -426,17 +428,19 @@ class Scanner:
     def _learn(self, fields: dict[str, str], speaker: Speaker, file: _File, order: int) -> None:
         """A communicator's line maps processes to ranks; the largest has the global ranks.
 
-        Another process on the same GPU shows another attempt.
+        Another process with the same rank on the same GPU shows another attempt. Processes that
+        each see one GPU all call it 0.
         """
         world, rank = int(fields["world"]), int(fields.get("rank", 0))
         comm, here = fields.pop("comm", ""), (speaker.node, fields.get("gpu", ""))
         if speaker.pid is not None and comm:
-            if speaker.pid not in self._processes.get(here, {speaker.pid: comm}):
+            known = self._processes.get(here, {})
+            if speaker.pid not in known and any(rank == of for _, of in known.values()):
                 self._processes.clear()
                 self._begin_attempt(file, self._found.settled, order)
                 self._found.world = 0
-            first = self._processes.setdefault(here, {}).setdefault(speaker.pid, comm)
-            self._found.several |= comm != first
+            first = self._processes.setdefault(here, {}).setdefault(speaker.pid, (comm, rank))
+            self._found.several |= comm != first[0]
         self._found.several |= self._found.world not in (0, world)
         if world > self._found.world:
             self._found.world = world

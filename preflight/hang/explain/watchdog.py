@@ -121,7 +121,9 @@ def judge(hits: Sequence[Hit], found: ScanResult) -> Verdict | None:
     # A call that failed shows no wait: only what the rank called under its number.
     calls, late = timeouts(hits, failed=True), timeouts(hits)
     collectives = [one for one in late if one.op not in _BETWEEN_TWO]
-    verdict = _mismatched(calls) or _behind(collectives, hits) or _earlier(collectives)
+    verdict = _mismatched(calls)
+    if verdict is None and not _wait_for_a_silent_rank(collectives, hits, found):
+        verdict = _behind(collectives, hits) or _earlier(collectives)
     if verdict is None and late:
         verdict = _missing(late, found)
     if verdict is None:
@@ -130,6 +132,20 @@ def judge(hits: Sequence[Hit], found: ScanResult) -> Verdict | None:
         return replace(verdict, confidence=0.4, sentence=verdict.sentence + _OF_SEVERAL)
     known = found.world or _positions(hits) or all(one.group for one in calls)
     return replace(verdict, confidence=0.85 if known else 0.7)
+
+
+def _wait_for_a_silent_rank(
+    late: Sequence[Timeout], hits: Sequence[Hit], found: ScanResult
+) -> bool:
+    """Whether all ranks wait, except fewer that report nothing.
+
+    If a rank stops within a collective, some of the others still end it, and wait in the next.
+    """
+    waits = {one.rank for one in late}
+    there = waits | {hit.speaker.rank for hit in _positions(hits)}
+    numbers = {one.seq for one in late}
+    follow = len({one.group for one in late}) == 1 and max(numbers) - min(numbers) == 1
+    return follow and there == waits and len(waits) < found.world < 2 * len(waits)
 
 
 _OF_SEVERAL = "; but no line shows whether they are of one group"
@@ -255,8 +271,11 @@ def _earlier(late: Sequence[Timeout]) -> Verdict | None:
 def _missing(late: Sequence[Timeout], found: ScanResult) -> Verdict:
     """Ranks that wrote lines and did not wait in the collective of the others."""
     first = min(late, key=lambda one: one.hit.order)
-    call = (first.group, first.seq, first.op)
-    same = [one for one in late if (one.group, one.seq, one.op) == call]
+    near = range(first.seq - _NEAR, first.seq)
+    before = [one for one in late if one.group == first.group and one.seq in near]
+    first = min(before, key=lambda one: one.seq, default=first)
+    call = (first.group, first.op)
+    same = [one for one in late if (one.group, one.op) == call and 0 <= one.seq - first.seq < _NEAR]
     # A rank whose position shows that it had called it was there, too.
     there = {one.rank for one in same} | {
         hit.speaker.rank
@@ -287,7 +306,8 @@ def _missing(late: Sequence[Timeout], found: ScanResult) -> Verdict:
     alone = len({one.hit.place.source for one in same}) == 1 and len(there) > _LEAST
     known = missing <= seen or (alone and len(missing) == 1)
     if missing and known:
-        sentence = f"{rank_words(missing)} did not reach {words}, in which {who} waited"
+        came = "did not reach" if {one.seq for one in same} == {first.seq} else "did not end"
+        sentence = f"{rank_words(missing)} {came} {words}, in which {who} waited"
         return Verdict(
             kind="missing", ranks=tuple(sorted(missing)), sentence=sentence, proofs=proofs
         )

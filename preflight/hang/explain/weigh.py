@@ -378,8 +378,36 @@ def _of_signs(
     tried = [hit for hit in signs if hit.retried and hit.symptom.category != "unknown"]
     # A launcher that reports the end of a process says more than its peers' lost connections.
     ended = [hit for hit in hits if hit.symptom.role == "echo" and hit.symptom.dies]
+    if not ended and (first := _of_first_end(signs, hits, found)) is not None:
+        return first
     rest = ended or waited or tried or signs
     return _of_hit(rest[0], hits, found) if rest else None
+
+
+def _of_first_end(
+    signs: Sequence[Hit], hits: Sequence[Hit], found: ScanResult
+) -> Explanation | None:
+    """The only rank that torchrun saw end first, if its peers lost it or it logged a failure."""
+    summaries = {hit.fields["rank"]: hit for hit in hits if hit.symptom.reads == "summary"}
+    if len(summaries) != 1:
+        return None
+    ((rank, summary),) = summaries.items()
+    bereft = {hit.speaker.rank for hit in signs} - {None}
+    answer = _of_hit(summary, hits, found)
+    if found.failure and found.failed == int(rank):
+        evidence = proofs((found.failure, summary.place))
+        return replace(
+            answer,
+            category="other",
+            sentence=f"rank {rank} ended first, and had written: {evidence[0].text}",
+            cause="what that line reports; later errors of other ranks are echoes",
+            advice="correct what that line reports; @record on main() keeps the whole exception",
+            evidence=evidence,
+            confidence=0.6,
+        )
+    if not bereft or int(rank) in bereft:
+        return None
+    return replace(answer, category="other", confidence=0.6)
 
 
 def _of_time_out(base: Explanation, hits: Sequence[Hit], found: ScanResult) -> Explanation:

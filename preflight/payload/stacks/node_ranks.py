@@ -236,7 +236,7 @@ def _rank_processes(table: ProcessTable) -> list[int]:
     """Return one process for each rank: its workers and its shell have the same variables.
 
     A launcher may have variables of a rank, too, from Slurm or, for the node, from a Kubernetes
-    job. It is no rank.
+    job. It is no rank. Neither is another program that Slurm or MPI started, unless it holds a GPU.
     """
     found = []
     for root in table.tree.roots:
@@ -246,6 +246,8 @@ def _rank_processes(table: ProcessTable) -> list[int]:
             found.append(pythons[0])
         elif members and table.identities[root]["kind"] == "torch":
             found.append(members[0])
+        else:
+            found += [pid for pid in members if _has_gpu(table, pid)][:1]
     return found
 
 

@@ -21,6 +21,11 @@ def explained(folder: Path, *logs: str | bytes, names: tuple[str, ...] = ()) -> 
         path = folder / (names[place] if names else f"{place}.log")
         path.write_bytes(log if isinstance(log, bytes) else log.encode())
         paths.append(path)
+    return explained_files(*paths)
+
+
+def explained_files(*paths: Path) -> Explanation:
+    """Explain files together."""
     return explain(Scanner(shipped()).read(paths))
 
 
