@@ -15,14 +15,12 @@ import re
 import shlex
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
+from typing import Final, NamedTuple, NoReturn
 
 from preflight import __version__
 from preflight.core.trust import NAMES_CODE
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 ENTRIES: Final = ("probe", "ports", "burn", "outputs", "stacks", "sweep")
 WITH_TORCH: Final = ("burn", "sweep")

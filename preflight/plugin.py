@@ -8,16 +8,12 @@ from __future__ import annotations
 
 import os
 import sys
-from importlib.machinery import PathFinder
-from typing import TYPE_CHECKING
+from collections.abc import Generator, Sequence
+from importlib.machinery import ModuleSpec, PathFinder
 
 import pytest
 
 from preflight.session.flags import add_options, usage_errors
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
-    from importlib.machinery import ModuleSpec
 
 
 class _AsWritten:

@@ -25,13 +25,12 @@ from preflight.burn.units import (
 from preflight.core.statistics import grouped, median
 from preflight.core.text import count
 from preflight.core.thresholds import Thresholds, describe_override
-from preflight.facts.burn import Burn, Flaw, Unit
+from preflight.facts.burn import Burn, Burned, BurnState, Flaw, Held, Proof, Throttle, Unit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from preflight.burn.units import Raw
-    from preflight.facts.burn import Burned, BurnState, Held, Proof, Throttle
     from preflight.facts.model import Facts
     from preflight.fleet.model import Host
 

@@ -14,7 +14,8 @@ from functools import cache, cached_property
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from preflight.core.statistics import healthy_share, median, usual
-from preflight.facts.burn import Throttle
+from preflight.facts.burn import Burned, Clocks, Kind, Look, Measure, Opened, Reading, Throttle
+from preflight.fleet.baselines import Measure as Baseline
 from preflight.fleet.baselines import found_gpu_floor, gpu_floor
 from preflight.history.run_record import LONGEST_WORD, of_slot, unit_key
 
@@ -22,9 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from preflight.core.thresholds import Thresholds
-    from preflight.facts.burn import Burned, Clocks, Kind, Look, Measure, Opened, Reading
     from preflight.facts.model import Facts
-    from preflight.fleet.baselines import Measure as Baseline
     from preflight.fleet.model import Expected
 
 

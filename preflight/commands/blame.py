@@ -25,7 +25,7 @@ from preflight.errors import UsageError
 from preflight.fabric.judge import judge_sweep
 from preflight.fabric.planner import unread_words
 from preflight.fabric.retest import unsettled_words
-from preflight.fabric.stored import UNTIMED, read_stored, rebuilt
+from preflight.fabric.stored import UNTIMED, StoredSamples, read_stored, rebuilt
 from preflight.fleet.inventory import read_inventory
 from preflight.fleet.leaf_switches import read_switches
 from preflight.fleet.model import Host
@@ -34,7 +34,7 @@ from preflight.report.document import BlameRow
 from preflight.report.fabric_grid import LocatedBlame, locate_blames
 from preflight.report.fabric_page import fabric_page
 from preflight.report.findings import Finding, findings, suspicions
-from preflight.report.ready import blame_row, exit_code, readiness, sensitivity_rows
+from preflight.report.ready import Readiness, blame_row, exit_code, readiness, sensitivity_rows
 from preflight.report.terminal import finding_lines, labelled, missed_words
 from preflight.verdict import Outcome
 
@@ -46,9 +46,7 @@ if TYPE_CHECKING:
     from preflight.fabric.observed import Observed
     from preflight.fabric.pair_summary import Pair
     from preflight.fabric.samples import Sweep
-    from preflight.fabric.stored import StoredSamples
     from preflight.facts.burn import Inside, OverNvlink
-    from preflight.report.ready import Readiness
 
 
 SCHEMA = 1

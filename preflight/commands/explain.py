@@ -16,14 +16,12 @@ from preflight.errors import UsageError
 from preflight.hang.explain.dumps import Dumps, explain_dumps, joined, separate
 from preflight.hang.explain.log_lines import logs_of
 from preflight.hang.explain.scan import Scanner
-from preflight.hang.explain.symptom import load_symptoms, shipped
+from preflight.hang.explain.symptom import Symptom, load_symptoms, shipped
 from preflight.hang.explain.weigh import explain, lines
 
 if TYPE_CHECKING:
     import argparse
     from pathlib import Path
-
-    from preflight.hang.explain.symptom import Symptom
 
 
 _TROUBLES = 20

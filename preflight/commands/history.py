@@ -19,7 +19,7 @@ from preflight.core.text import count, did_you_mean, plain_json, printable
 from preflight.errors import UsageError
 from preflight.fleet.nodeset import expand, fold
 from preflight.history import reading
-from preflight.history.place import VARIABLE, parse_place
+from preflight.history.place import VARIABLE, Place, parse_place
 from preflight.history.run_record import Changes, GpuPast, NodePast, NodeRecord, PastRun
 from preflight.report.terminal import labelled
 from preflight.verdict import NOT_FINE
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterable, Iterator, Sequence
 
-    from preflight.history.place import Place
     from preflight.history.queries import History
     from preflight.history.run_record import Episode, GpuPlacement, Trend
 

@@ -10,9 +10,10 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import msgspec
 from msgspec import Struct
@@ -33,9 +34,6 @@ from preflight.errors import UsageError
 from preflight.hook.child import UNJUDGED
 from preflight.hook.hook_values import load_config
 from preflight.report.terminal import labelled
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 PROLOG, HEALTHCHECK, SETTINGS = "prolog.d/50-preflight", "healthcheck", "hook.toml"
 _LARGEST = 64 << 10

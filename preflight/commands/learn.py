@@ -10,7 +10,7 @@ import secrets
 import shlex
 import sys
 from contextlib import closing
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -23,7 +23,7 @@ from preflight.commands import (
     folder_among,
     remark,
 )
-from preflight.commands.learned_groups import HAS, learned_groups, why_not
+from preflight.commands.learned_groups import HAS, LearnedGroup, learned_groups, why_not
 from preflight.core.command_line import FINE, FOUND, INTERRUPTED, UNCLEAR, some_path
 from preflight.core.files import parse_toml, read_regular, reason_of, typed_path, write_asked
 from preflight.core.text import count, printable
@@ -41,9 +41,6 @@ from preflight.transport.ways import SETUP_AT_MOST, Ways
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping, Sequence
-    from datetime import date
-
-    from preflight.commands.learned_groups import LearnedGroup
 
 
 _TEMPLATE = Path(__file__).with_name("learned.toml.j2")

@@ -28,7 +28,7 @@ from preflight.captured import (
     rdma_ports,
     topology,
 )
-from preflight.captured.archive import MAGIC, inflated_text, unpack
+from preflight.captured.archive import MAGIC, Part, inflated_text, unpack
 from preflight.captured.dmesg import SHOWS_NOTHING
 from preflight.captured.unread import unread, wrapped_line
 from preflight.check import subject
@@ -49,14 +49,11 @@ from preflight.report.document import VerdictRow
 from preflight.report.findings import counts, findings
 from preflight.report.ready import verdict_row
 from preflight.report.terminal import finding_lines
-from preflight.verdict import Outcome, unknown
+from preflight.verdict import Outcome, Verdict, unknown
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator, Mapping, Sequence
-
-    from preflight.captured.archive import Part
-    from preflight.verdict import Verdict
 
 
 def _parts(text: str) -> Iterator[Captured]:

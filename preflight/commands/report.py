@@ -22,7 +22,7 @@ from preflight.fabric.stored import read_stored
 from preflight.facts.model import Facts, Ports
 from preflight.facts.node import Reach
 from preflight.fleet.nodeset import fold
-from preflight.report.document import encode
+from preflight.report.document import BlameRow, Report, encode
 from preflight.report.events import reread
 from preflight.report.exports import MODE, junit, metrics, refuse_unread
 from preflight.report.fabric_page import fabric_section
@@ -30,7 +30,7 @@ from preflight.report.hide import Hider
 from preflight.report.outputs import earlier
 from preflight.report.page import PageContext, page
 from preflight.report.secret_names import secrets
-from preflight.report.since import found_in, nodes_in
+from preflight.report.since import RunSummary, found_in, nodes_in
 from preflight.report.terminal import summary, title
 from preflight.run.measured import LARGEST
 from preflight.verdict import Outcome
@@ -39,9 +39,6 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
-
-    from preflight.report.document import BlameRow, Report
-    from preflight.report.since import RunSummary
 
 
 _FILE = "measured.json"

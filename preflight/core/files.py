@@ -15,10 +15,11 @@ import re
 import select
 import stat
 import sys
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from preflight.core.text import decoded
 from preflight.core.trust import (
@@ -33,10 +34,6 @@ from preflight.core.trust import (
     who_may_write,
 )
 from preflight.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 _STEP = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -10,7 +10,7 @@ import importlib.util
 import inspect
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -23,7 +23,6 @@ from preflight.errors import UsageError
 from preflight.verdict import Conclude, Outcome, Verdict, not_run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
     from types import ModuleType
 
 

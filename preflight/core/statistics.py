@@ -6,11 +6,8 @@ A part that has always been slow equals its own past; only its peers and floors 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Hashable, Iterable, Sequence
-
+from collections.abc import Collection, Hashable, Iterable, Sequence
+from typing import Final, NamedTuple, TypeVar
 
 Key = TypeVar("Key", bound="Hashable")
 Value = TypeVar("Value")

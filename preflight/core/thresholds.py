@@ -8,16 +8,13 @@ so that the verdict can name them.
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Callable, Iterator, Mapping
 from datetime import date
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from msgspec import Struct
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
 
 PACKAGE = Path(__file__).resolve().parents[1]
 ROOMS = ("facts", "fabric", "burn")

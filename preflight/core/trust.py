@@ -10,14 +10,12 @@ import re
 import stat
 import sys
 from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 NAMES_CODE = (
     r"\A(?:LD_|\w*(?:FILE|DUMP(?!_ON_TIMEOUT)|LOG(?!_?LEVEL)|DEST|DIR(?!ECT)|PATH|PLUGIN|COMMAND|MAIL|VFS"

@@ -11,18 +11,15 @@ import json
 import time
 from typing import TYPE_CHECKING, Any
 
-from preflight.fabric.agent_events import Busy, NoTorch, PairSeen, Ready, Taken, Trouble
-from preflight.fabric.agents import Gone
-from preflight.fabric.collect import TIME_UP
+from preflight.fabric.agent_events import Busy, Event, NoTorch, PairSeen, Ready, Taken, Trouble
+from preflight.fabric.agents import Agents, Gone
+from preflight.fabric.collect import TIME_UP, EarlyEnd
 from preflight.fabric.phrases import OTHER_PLAN
 from preflight.facts.gpu_users import BUSY_WORD
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from preflight.fabric.agent_events import Event
-    from preflight.fabric.agents import Agents
-    from preflight.fabric.collect import EarlyEnd
     from preflight.fabric.roster import Roster
 
     Progress = Callable[[int, int, list[str]], None]

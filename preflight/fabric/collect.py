@@ -15,18 +15,16 @@ from preflight.fabric.accounts import Insides, PairAccounts, iterations
 from preflight.fabric.agent_events import DomainSeen, Lapsed, NcclLog, PairSeen, Trouble
 from preflight.fabric.agents import Gone
 from preflight.fabric.pair_summary import NO_CULPRIT, Silence, Word, who_broke_off
-from preflight.fabric.samples import End, NcclLogText, PairSamples, TimeInterner
+from preflight.fabric.samples import End, NcclLogText, PairSamples, Sweep, TimeInterner
 from preflight.fabric.sweep_plan import LOGS_EACH
-from preflight.transport.payload_session import LEASE_S, RENEW_S
+from preflight.transport.payload_session import LEASE_S, RENEW_S, SuspendDetector
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from preflight.fabric.agent_events import Event, InsideSeen
     from preflight.fabric.roster import Roster
-    from preflight.fabric.samples import Sweep
     from preflight.fabric.schedule import Pairing, Rounds
-    from preflight.transport.payload_session import SuspendDetector
 
 
 def clock_words(ends: Mapping[str, End]) -> str:

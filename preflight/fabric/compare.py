@@ -12,18 +12,16 @@ from msgspec.structs import replace
 
 from preflight.core.statistics import LeaveOut, grouped, median, nearest_rank
 from preflight.core.text import gbs, size
-from preflight.fabric.observed import failed_by_itself, summarise
+from preflight.fabric.observed import Observed, failed_by_itself, summarise
 from preflight.fabric.pair_summary import Summary, bypass, lost_accounts, lost_words, wire_from
-from preflight.fabric.samples import Meeting, PairState
+from preflight.fabric.samples import End, Meeting, PairSamples, PairState, Sweep
 from preflight.fleet.baselines import rail_floor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from preflight.core.thresholds import Thresholds
-    from preflight.fabric.observed import Observed
     from preflight.fabric.pair_summary import SizeSummary
-    from preflight.fabric.samples import End, PairSamples, Sweep
     from preflight.fleet.model import Expected, Host
 
 

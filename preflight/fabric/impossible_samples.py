@@ -10,13 +10,12 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from preflight.errors import UsageError
-from preflight.fabric.observed import KEPT
+from preflight.fabric.observed import KEPT, Digest, Observed, PairResult, Standout
 from preflight.fleet.nodeset import MOST_NODES, check_host_name
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
-    from preflight.fabric.observed import Digest, Observed, PairResult, Standout
     from preflight.fabric.samples import End, PairSamples, Rung, Sweep
 
 

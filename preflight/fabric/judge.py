@@ -19,7 +19,7 @@ from preflight.core.text import gbs, natural
 from preflight.core.thresholds import SHIPPED, Thresholds
 from preflight.fabric.compare import PairJudgement, compare
 from preflight.fabric.decoding import find
-from preflight.fabric.decoding.culprit import FAILURES
+from preflight.fabric.decoding.culprit import FAILURES, Culprit
 from preflight.fabric.node_allreduce import judge_inside
 from preflight.fabric.nvlink_domain import judge_domains
 from preflight.fabric.observed import Observed, observe
@@ -37,7 +37,6 @@ from preflight.fleet.nodeset import fold
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from preflight.fabric.decoding.culprit import Culprit
     from preflight.fabric.samples import Sweep
     from preflight.fleet.model import Host
 

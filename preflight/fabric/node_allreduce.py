@@ -30,7 +30,7 @@ from preflight.fabric.pair_summary import (
     worst_state,
 )
 from preflight.fabric.phrases import OWN_CAUSES, advice_on
-from preflight.fabric.samples import PairState
+from preflight.fabric.samples import End, InsideSamples, PairState, Sweep, Timing
 from preflight.facts.boards import nvlink_gbs
 from preflight.facts.burn import Inside
 from preflight.fleet.baselines import gpu_floor
@@ -38,7 +38,6 @@ from preflight.fleet.baselines import gpu_floor
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from preflight.fabric.samples import End, InsideSamples, Sweep, Timing
     from preflight.facts import Gpu
     from preflight.fleet.model import Expected, Host
 

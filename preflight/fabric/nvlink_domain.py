@@ -22,14 +22,13 @@ from preflight.fabric.node_allreduce import (
     below_nvlinks,
     measure_inside,
 )
-from preflight.fabric.samples import InsideSamples
+from preflight.fabric.samples import InsideSamples, PairSamples, Sweep
 from preflight.facts.boards import nvlink_gbs
 from preflight.facts.burn import OverNvlink
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from preflight.fabric.samples import PairSamples, Sweep
     from preflight.facts import Gpu
     from preflight.fleet.model import Host
 

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from preflight.core.statistics import LEAST, shared_cause
 from preflight.core.text import either, gbs, size, time_us
-from preflight.fabric.decoding.culprit import Component
+from preflight.fabric.decoding.culprit import Component, Culprit
 from preflight.fabric.observed import STOOD_STILL
 from preflight.fabric.phrases import (
     OWN_CAUSES,
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from preflight.fabric.compare import PairJudgement
-    from preflight.fabric.decoding.culprit import Culprit
     from preflight.fabric.samples import End, PairState, Sweep
 
 

@@ -7,19 +7,14 @@ prove which node is at fault.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Literal
 
 from msgspec import Struct
 
 from preflight.core.statistics import median, nearest_rank
 from preflight.core.text import first_few, gbs, size
-from preflight.fabric.samples import PairState
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
-
-    from preflight.fabric.samples import End, PairSamples, Timing
-
+from preflight.fabric.samples import End, PairSamples, PairState, Timing
 
 LATENCY_BELOW = 64 << 10
 """Below this size, bytes, the time is all latency."""

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Literal
 
 from msgspec import Struct
 
 from preflight.core.text import either
-from preflight.fabric.decoding.culprit import OF_A_NODE, Component
+from preflight.fabric.decoding.culprit import OF_A_NODE, Component, Culprit
 from preflight.fabric.schedule import Pairing
 from preflight.fleet.nodeset import fold
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
-
-    from preflight.fabric.decoding.culprit import Culprit
-
 
 BlameKind = Literal["node", "endpoint", "path", "leaf_rail", "unresolved", "systemic"]
 

@@ -19,24 +19,19 @@ from msgspec.structs import replace
 from preflight.core.statistics import grouped
 from preflight.core.text import first_few
 from preflight.core.thresholds import SHIPPED
-from preflight.fabric.compare import compare
-from preflight.fabric.decoding import find
-from preflight.fabric.decoding.culprit import EVENTS, FAILURES, OF_A_NODE, SHIFTS
+from preflight.fabric.compare import PairJudgement, compare
+from preflight.fabric.decoding import Findings, find
+from preflight.fabric.decoding.culprit import EVENTS, FAILURES, OF_A_NODE, SHIFTS, Component
 from preflight.fabric.decoding.hard_failures import decode
-from preflight.fabric.observed import observe
-from preflight.fabric.schedule import ordered
+from preflight.fabric.observed import Observed, observe
+from preflight.fabric.schedule import Pairing, Rounds, ordered
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
-    from preflight.fabric.compare import PairJudgement
-    from preflight.fabric.decoding import Findings
-    from preflight.fabric.decoding.culprit import Component
-    from preflight.fabric.observed import Observed
     from preflight.fabric.phrases import Blame
     from preflight.fabric.roster import Roster
     from preflight.fabric.samples import Rung, Sweep
-    from preflight.fabric.schedule import Pairing, Rounds
     from preflight.fabric.sweep_plan import SweepPlan
 
 

@@ -20,16 +20,14 @@ from msgspec import Struct
 from preflight.core.statistics import grouped
 from preflight.core.thresholds import SHIPPED
 from preflight.fabric.samples import Rung
-from preflight.fabric.schedule import Rounds
+from preflight.fabric.schedule import Pairing, Rounds
 from preflight.fabric.schedule import repair as schedule
-from preflight.fabric.sweep_plan import Budget
+from preflight.fabric.sweep_plan import Budget, SweepPlan
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from preflight.fabric.agent_events import Ready
-    from preflight.fabric.schedule import Pairing
-    from preflight.fabric.sweep_plan import SweepPlan
     from preflight.fleet.model import Host
 
     Links = Collection[tuple[str, str]]

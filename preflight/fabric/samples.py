@@ -8,17 +8,14 @@ only while no events arrive.
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from preflight.facts.basics import Whole
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 PairState = Literal["measured", "hung", "no_connect", "absent", "error", "corrupt", "not_run"]
 """`hung`: joined, then stopped. `no_connect`: the two never met. `absent`: an end had left.

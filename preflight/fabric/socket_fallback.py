@@ -11,16 +11,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from preflight.core.statistics import grouped, shared_cause
 from preflight.core.text import either
-from preflight.fabric.decoding.culprit import Component
+from preflight.fabric.decoding.culprit import Component, Culprit
 from preflight.fabric.decoding.hard_failures import decode
 from preflight.fabric.phrases import Blame, with_partners
-from preflight.fabric.samples import Meeting
+from preflight.fabric.samples import Meeting, Sweep
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from preflight.fabric.decoding.culprit import Culprit
-    from preflight.fabric.samples import Sweep
     from preflight.fleet.model import Expected, Host
 
 

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from preflight.core.statistics import grouped
 from preflight.core.text import gbs, size, time_us
-from preflight.fabric.decoding.culprit import EVENTS, Component
+from preflight.fabric.decoding.culprit import EVENTS, Component, Culprit, RetestDoubt
 from preflight.fabric.phrases import Blame, both_fine, more_partners, with_partners
 from preflight.fabric.retest import counters_again
 from preflight.facts.boards import with_meaning
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from preflight.core.thresholds import Thresholds
     from preflight.fabric.compare import PairJudgement
-    from preflight.fabric.decoding.culprit import Culprit, RetestDoubt
     from preflight.fabric.observed import Observed
     from preflight.fabric.schedule import Pairing
 

@@ -12,8 +12,9 @@ import io
 import json
 import re
 import zlib
+from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 from msgspec import Raw, Struct
@@ -23,14 +24,8 @@ from preflight.errors import UsageError
 from preflight.fabric.impossible_samples import refuse_absurd, refuse_absurd_sweep
 from preflight.fabric.observed import EndResult, Observed, PairResult, StallTotal, observe
 from preflight.fabric.pair_summary import lost_words
-from preflight.fabric.samples import End, Moved, PairSamples, Rung, Sweep
+from preflight.fabric.samples import End, MeetingKey, Moved, PairSamples, PairState, Rung, Sweep
 from preflight.fleet.inventory_tables import plainly
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from preflight.fabric.samples import MeetingKey, PairState
-
 
 VERSION = 1
 """Version of both forms; raised by a change that an older reader would misread."""

@@ -7,20 +7,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from preflight.core.statistics import grouped
-from preflight.fabric.samples import Rung
+from preflight.fabric.samples import End, Rung, Sweep, Timing
 from preflight.fabric.schedule import Rounds
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from preflight.fabric.samples import End, Sweep, Timing
-
 
 KIB, MIB = 1 << 10, 1 << 20
 _BYTES_EACH = 24  # an iteration's time and gap, in JSON

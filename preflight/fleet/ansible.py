@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -32,15 +32,11 @@ from preflight.fleet.inventory_tables import (
     plainly,
     refuse_impossible,
 )
-from preflight.fleet.model import Expected, Host
+from preflight.fleet.model import Expected, Host, Waiver
 from preflight.fleet.nodeset import check_host_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from msgspec import Raw
-
-    from preflight.fleet.model import Waiver
 
 
 _HARMLESS_OPTIONS: Final = frozenset(

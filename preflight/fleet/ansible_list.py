@@ -10,23 +10,18 @@ import re
 import shlex
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 from msgspec import Raw, Struct
 
 from preflight.core.files import refuse_all_below, typed_path
-from preflight.core.remote_command import TIMED_OUT, LocalConnection
+from preflight.core.remote_command import TIMED_OUT, Answer, LocalConnection
 from preflight.core.text import legible
 from preflight.errors import UsageError
 from preflight.fleet.nodeset import MOST_NODES, check_host_name, expand
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from preflight.core.remote_command import Answer
-
 
 DEEPEST = 32
 """Levels of groups within groups."""

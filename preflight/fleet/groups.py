@@ -7,8 +7,9 @@ that the operator wrote, never in a Slurm variable, a launch line, or output of 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import msgspec
 from msgspec import Struct
@@ -25,9 +26,6 @@ from preflight.fleet.nodeset import (
     refuse_bombs,
     split,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 OURS = "inventory"
 """The group source that means the groups of --preflight-inventory."""

@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 import re
 import shlex
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from datetime import UTC, date, datetime, timedelta
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
@@ -20,10 +21,6 @@ from preflight.fleet.baselines import UNITS, highest_ceiling
 from preflight.fleet.leaf_switches import LEAF_NAME
 from preflight.fleet.model import NEVER, TRANSPORTS, Expectations, Port, User, Waiver, today
 from preflight.fleet.nodeset import fold
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-
 
 SWEPT = ("gloo.", "nccl.")
 """Limits of a sweep, which is judged once for all nodes."""

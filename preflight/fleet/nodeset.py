@@ -9,15 +9,13 @@ from __future__ import annotations
 import ipaddress
 import math
 import re
+from collections.abc import Collection, Iterable, Iterator
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from preflight.core.text import natural
 from preflight.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
 
 MOST_NODES = 65536
 """Slurm's own cap on the size of a host list (MAX_RANGE, 64 Ki)."""

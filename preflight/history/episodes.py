@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from msgspec import Struct
-from sqlalchemy import and_, case, exists, func, or_, select
+from sqlalchemy import ColumnElement, Connection, and_, case, exists, func, or_, select
 
 from preflight.core.statistics import grouped
 from preflight.history.run_record import BAD, Episode, NodeRecord
@@ -22,12 +23,6 @@ from preflight.history.tables import (
     VERDICTS,
     chunks,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from sqlalchemy import ColumnElement, Connection
-
 
 MOST = 2000
 """Episodes returned at once; a page with more is too long to read."""

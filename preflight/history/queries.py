@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
-from sqlalchemy import func, select
+from sqlalchemy import ColumnElement, Connection, Row, Select, func, select
 
 from preflight.core.statistics import grouped
 from preflight.history.episodes import (
@@ -52,8 +52,6 @@ from preflight.history.tables import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from sqlalchemy import ColumnElement, Connection, Row, Select
 
     from preflight.history.episodes import KnownMachine
     from preflight.history.run_record import NodeRecord

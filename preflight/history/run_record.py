@@ -6,16 +6,13 @@ two.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Literal, Protocol
 
 import msgspec
 from msgspec import Meta, Struct
 
 from preflight.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
 
 State = Literal["ready", "flaky", "not_ready", "unjudged"]
 """The state of a node in one run. `flaky`: only flaky results count against it."""

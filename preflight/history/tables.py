@@ -12,7 +12,7 @@ import re
 import sqlite3
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from sqlalchemy import (
@@ -45,16 +45,13 @@ from sqlalchemy import (
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
-from preflight.history.place import explain_refusal, refuse_others_files
+from preflight.history.place import Place, explain_refusal, refuse_others_files
 from preflight.history.run_record import HistoryError, PairCoverage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
-    from typing import Any
 
     from sqlalchemy import ColumnElement, Connection
-
-    from preflight.history.place import Place
 
     _Row = tuple[object, ...]
 

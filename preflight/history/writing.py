@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
-from sqlalchemy import bindparam, insert, select, update
+from sqlalchemy import Connection, bindparam, insert, select, update
 
 from preflight.check import FLEET
 from preflight.core.statistics import shared_cause
@@ -49,8 +49,6 @@ from preflight.history.tables import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-
-    from sqlalchemy import Connection
 
     from preflight.history.place import Place
     from preflight.history.run_record import (

@@ -26,13 +26,11 @@ from preflight.report.document import Report, VerdictRow, moment, refuse_odd_nam
 from preflight.report.findings import suspicions
 from preflight.report.ready import fleet_row, of_entries, readiness
 from preflight.report.since import RunSummary, nodes_of, verdict_of
-from preflight.verdict import Outcome
+from preflight.verdict import Outcome, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
-
-    from preflight.verdict import Verdict
 
 
 NAME = "events.jsonl"

@@ -16,7 +16,7 @@ from xml.etree import ElementTree as ET
 from preflight.core.statistics import grouped, nearest_rank
 from preflight.core.text import printable
 from preflight.errors import UsageError
-from preflight.report.document import moment
+from preflight.report.document import Report, VerdictRow, moment
 from preflight.verdict import Outcome
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from prometheus_client import CollectorRegistry, Gauge
 
-    from preflight.report.document import Report, VerdictRow
     from preflight.report.findings import Finding
 
 

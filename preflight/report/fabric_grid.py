@@ -11,7 +11,7 @@ scatter, as it would otherwise point at healthy nodes when machines are busy.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -21,19 +21,14 @@ from preflight.core.statistics import LeaveOut, grouped, median
 from preflight.core.text import Natural, gbs, natural, size, time_us
 from preflight.core.thresholds import SHIPPED, Thresholds
 from preflight.fabric.decoding.rare_events import MEDIANS
-from preflight.fabric.decoding.sensitivity import heatmap_values
+from preflight.fabric.decoding.sensitivity import Events, Slower, heatmap_values
 from preflight.fabric.pair_summary import busbw_gbs
-from preflight.fabric.samples import PairState
-from preflight.report.document import row_of
+from preflight.fabric.samples import MeetingKey, PairState
+from preflight.report.document import BlameRow, row_of
 from preflight.report.markup import STEPS
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
-
-    from preflight.fabric.decoding.sensitivity import Events, Slower
     from preflight.fabric.observed import Digest, Observed
-    from preflight.fabric.samples import MeetingKey
-    from preflight.report.document import BlameRow
 
 
 _ROWS = ("node", "endpoint", "leaf_rail")

@@ -14,7 +14,7 @@ from msgspec import Struct
 from preflight.core.statistics import grouped
 from preflight.core.text import and_more, count, size, time_us
 from preflight.fleet.nodeset import fold
-from preflight.report.fabric_grid import CUT_SHORT
+from preflight.report.fabric_grid import CUT_SHORT, Cell, Endpoint, LocatedBlame, Panel
 from preflight.report.markup import STEPS, number, text
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from preflight.fabric.observed import Digest, Observed
     from preflight.fabric.samples import PairSamples, Phase, Sweep
-    from preflight.report.fabric_grid import Cell, Endpoint, LocatedBlame, Panel
 
     Ends = PairSamples | Digest
 

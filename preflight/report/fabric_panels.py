@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from preflight.core.statistics import median
 from preflight.report.fabric_grid import CUT_SHORT, by_leaf
-from preflight.report.markup import BROKEN, NO_PEERS, STEPS, label, number, step, text
+from preflight.report.markup import BROKEN, NO_PEERS, STEPS, Step, label, number, step, text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
         Panel,
         Row,
     )
-    from preflight.report.markup import Step
 
 
 _LETTER = {

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 
 from preflight import __version__
-from preflight.check import STAGES
+from preflight.check import STAGES, Stage
 from preflight.core.statistics import grouped
 from preflight.core.text import count, shortened
 from preflight.core.thresholds import Override, describe_override, shipped
 from preflight.facts.basics import Count
-from preflight.fleet.model import today
+from preflight.fleet.model import Fleet, Host, today
 from preflight.fleet.nodeset import fold
 from preflight.verdict import Outcome
 
@@ -21,10 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
     from datetime import date
 
-    from preflight.check import Stage
     from preflight.core.registry import Entry
     from preflight.fabric.schedule import Planned
-    from preflight.fleet.model import Fleet, Host
     from preflight.transport.ways import Way
 
 

@@ -15,8 +15,9 @@ import ipaddress
 import re
 import secrets
 from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -24,13 +25,7 @@ from msgspec import Struct
 from preflight.core.text import TOKEN
 from preflight.errors import UsageError
 from preflight.fleet.nodeset import expand, fold
-from preflight.report.secret_names import NAMED, NAMING, PLAIN, short_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from preflight.report.secret_names import Kind
-
+from preflight.report.secret_names import NAMED, NAMING, PLAIN, Kind, short_of
 
 _Trie = dict[str, "_Trie"]
 

@@ -29,7 +29,7 @@ from preflight.core.files import (
 )
 from preflight.core.text import natural
 from preflight.errors import UsageError
-from preflight.report.document import encode
+from preflight.report.document import Report, encode
 from preflight.report.events import NAME as EVENTS
 from preflight.report.events import REPORT, Ended, Events, read_events
 from preflight.report.exports import MODE, metrics, refuse_unread
@@ -38,7 +38,6 @@ from preflight.report.ready import excluded, launchable
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
-    from preflight.report.document import Report
     from preflight.report.findings import Finding
     from preflight.report.since import RunSummary
 

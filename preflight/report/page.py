@@ -13,7 +13,8 @@ import base64
 import hashlib
 import shlex
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 from markupsafe import Markup
 from msgspec import Struct
@@ -21,21 +22,14 @@ from msgspec import Struct
 from preflight.core.registry import page_of
 from preflight.core.statistics import grouped
 from preflight.core.text import natural
-from preflight.report.document import moment
+from preflight.report.document import Report, moment
 from preflight.report.fabric_page import sharpness
 from preflight.report.findings import COUNTED, Finding
 from preflight.report.header import after
 from preflight.report.markup import date_of, escaped, file, folded, many, span_of, style, template
-from preflight.report.since import RunSummary, alike, before, nodes_in, since, summary_of
+from preflight.report.since import RunSummary, Since, alike, before, nodes_in, since, summary_of
 from preflight.report.terminal import count_words, coverage_words, missed_words, title
 from preflight.verdict import Outcome
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
-
-    from preflight.report.document import Report
-    from preflight.report.since import Since
-
 
 PAGE = "report.html"
 """The file in the run's folder."""

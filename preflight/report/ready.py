@@ -11,7 +11,7 @@ from preflight.core.command_line import EMPTY, FINE, FOUND, INTERRUPTED, UNCLEAR
 from preflight.core.thresholds import SHIPPED, Thresholds
 from preflight.fabric.decoding.culprit import OF_A_NODE
 from preflight.fabric.decoding.sensitivity import sensitivity
-from preflight.fabric.schedule import round_kind_of
+from preflight.fabric.schedule import Pairing, round_kind_of
 from preflight.fleet.nodeset import fold, two_of
 from preflight.report.document import (
     BlameRow,
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from preflight.fabric.observed import Observed
     from preflight.fabric.phrases import Blame
     from preflight.fabric.samples import Sweep
-    from preflight.fabric.schedule import Pairing
 
 
 _TWO = 2

@@ -12,13 +12,12 @@ from msgspec import Struct
 
 from preflight.check import FLEET
 from preflight.facts.node_network import Resolved
-from preflight.report.since import nodes_in
+from preflight.report.since import RunSummary, nodes_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from preflight.report.document import Report
-    from preflight.report.since import RunSummary
 
 
 _HEX = "[0-9a-fA-F]"

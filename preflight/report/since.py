@@ -6,8 +6,9 @@ A node has recovered only when the same check passes; a finding that is merely g
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta, Struct
@@ -16,15 +17,9 @@ from preflight.check import FLEET
 from preflight.core.registry import Entry
 from preflight.core.statistics import median, nearest_rank
 from preflight.fleet.nodeset import two_of
-from preflight.report.document import row_of
+from preflight.report.document import Report, VerdictRow, row_of
 from preflight.report.findings import Finding, findings, suspicions
 from preflight.verdict import Outcome, Verdict
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from preflight.report.document import Report, VerdictRow
-
 
 MOST_BAD = 20_000
 """The most bad subjects that are stored; with more of them, which are new hardly matters."""

@@ -11,7 +11,7 @@ from preflight.core.command_line import EMPTY
 from preflight.core.statistics import grouped
 from preflight.core.text import count, one_line, printable, shortened, size, time_us, wrapped
 from preflight.fleet.nodeset import fold
-from preflight.report.findings import COUNTED, fold_reasons
+from preflight.report.findings import COUNTED, Finding, fold_reasons
 from preflight.report.header import after
 from preflight.verdict import Outcome
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
         SensitivitySizeRow,
         VerdictRow,
     )
-    from preflight.report.findings import Finding
     from preflight.report.ready import Readiness
 
 

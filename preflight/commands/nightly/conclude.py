@@ -28,22 +28,19 @@ from preflight.core.statistics import grouped
 from preflight.core.text import legible
 from preflight.errors import UsageError
 from preflight.fleet.nodeset import fold
-from preflight.report.document import row_of
+from preflight.report.document import Report, row_of
 from preflight.report.events import REPORT, SCHEMA, Began
 from preflight.report.outputs import OURS, Outputs, earlier, names_in, point_at, remove_folder
 from preflight.report.page import PAGE, PageContext, page
-from preflight.report.since import before, since, summary_of
+from preflight.report.since import Bad, RunSummary, before, since, summary_of
 from preflight.report.terminal import summary, title
-from preflight.verdict import not_run
+from preflight.verdict import Verdict, not_run
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
     from preflight.commands.nightly.state import Former, NightlyRun, Screen
-    from preflight.report.document import Report
     from preflight.report.findings import Finding
-    from preflight.report.since import Bad, RunSummary
-    from preflight.verdict import Verdict
 
 
 _MOST_CHANGES = 5

@@ -19,7 +19,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from preflight.check import Tier
-from preflight.commands.nightly.choice import MOST_LOOKED_AT, Source, Waves
+from preflight.commands.nightly.choice import MOST_LOOKED_AT, Source, Wave, Waves
 from preflight.core.command_line import columns
 from preflight.core.files import read_regular, reason_of, write_atomically
 from preflight.core.statistics import grouped
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from preflight.commands.nightly.choice import Wave
     from preflight.report.document import FleetRow
     from preflight.report.findings import Finding
 

@@ -8,7 +8,7 @@ Colours compare a pair with those of all waves; the blames are those of each wav
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -35,7 +35,6 @@ from preflight.report.since import entries_of
 from preflight.verdict import WORST_FIRST, Outcome, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from preflight.commands.nightly.choice import Waves

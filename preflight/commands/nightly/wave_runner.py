@@ -25,8 +25,8 @@ import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
-from preflight.commands.nightly.choice import SlurmError, plan_waves
-from preflight.commands.nightly.state import Standing
+from preflight.commands.nightly.choice import Chooser, Chosen, SlurmError, plan_waves
+from preflight.commands.nightly.state import Former, NightlyRun, Screen, Standing
 from preflight.core.command_line import EMPTY, USAGE
 from preflight.core.files import open_folder, open_new, read_regular, reason_of
 from preflight.core.text import legible
@@ -34,17 +34,13 @@ from preflight.core.trust import who_may_plant
 from preflight.errors import PreflightError, UsageError
 from preflight.fleet.nodeset import fold
 from preflight.history.place import SWEEP
-from preflight.report.document import refuse_odd_names
+from preflight.report.document import Report, refuse_odd_names
 from preflight.report.events import REPORT, decode_report
 from preflight.report.since import found_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
-
-    from preflight.commands.nightly.choice import Chooser, Chosen
-    from preflight.commands.nightly.state import Former, NightlyRun, Screen
-    from preflight.report.document import Report
 
 
 LEAST_SHARE = 1 / 12

@@ -6,15 +6,12 @@ part that is also bad with others.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Sequence
+from typing import Literal
 
 from msgspec import Struct
 
 from preflight.fabric.schedule import Pairing
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 
 PartKind = Literal["node", "endpoint", "path", "leaf_rail"]
 """`endpoint`: one rail of one node (GPU, PCIe, NIC, cable, leaf port). `path`: between two nodes,

@@ -38,8 +38,8 @@ from preflight.fabric.decoding.parts import (
     Trials,
     meetings,
 )
-from preflight.fabric.decoding.rare_events import Rates, rates_of, watch
-from preflight.fabric.decoding.shifts import shifts_of
+from preflight.fabric.decoding.rare_events import EventCounts, Rates, rates_of, watch
+from preflight.fabric.decoding.shifts import LogTimes, Shifts, shifts_of
 from preflight.fabric.samples import gc_paused
 
 if TYPE_CHECKING:
@@ -48,8 +48,6 @@ if TYPE_CHECKING:
     from preflight.fabric.compare import PairJudgement
     from preflight.fabric.decoding.culprit import RetestDoubt, Symptom
     from preflight.fabric.decoding.parts import Meetings
-    from preflight.fabric.decoding.rare_events import EventCounts
-    from preflight.fabric.decoding.shifts import LogTimes, Shifts
     from preflight.fabric.observed import Observed
 
     Limit = Callable[[str], float]

@@ -8,16 +8,11 @@ from __future__ import annotations
 
 import heapq
 import math
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 from preflight.fabric.decoding.culprit import OF_A_NODE
-from preflight.fabric.decoding.parts import alike
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-
-    from preflight.fabric.decoding.parts import Key, Parts
-
+from preflight.fabric.decoding.parts import Key, Parts, alike
 
 TIE = 3.0
 """Nats: explanations nearer than that (20 to 1) count as equal."""

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Protocol
 from msgspec.structs import replace
 
 from preflight.core.statistics import grouped, median
-from preflight.fabric.decoding.culprit import EVENTS, FAILURES, SHIFTS, Component, Culprit
+from preflight.fabric.decoding.culprit import EVENTS, FAILURES, SHIFTS, Component, Culprit, Symptom
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
     from preflight.fabric.compare import PairJudgement
-    from preflight.fabric.decoding.culprit import Symptom
     from preflight.fabric.observed import PairResult
     from preflight.fabric.samples import PairState
     from preflight.fabric.schedule import Pairing

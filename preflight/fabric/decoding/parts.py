@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Struct
 
-from preflight.fabric.decoding.culprit import Component
+from preflight.fabric.decoding.culprit import Component, PartKind
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-    from preflight.fabric.decoding.culprit import PartKind
     from preflight.fabric.observed import Digest, Observed, PairResult
     from preflight.fabric.samples import Phase
 

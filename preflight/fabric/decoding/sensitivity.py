@@ -28,17 +28,15 @@ from preflight.fabric.decoding.rare_events import (
     rates_of,
     watch,
 )
-from preflight.fabric.decoding.shifts import scales_of, shifts_of
-from preflight.fabric.samples import gc_paused
+from preflight.fabric.decoding.shifts import Shifts, scales_of, shifts_of
+from preflight.fabric.samples import MeetingKey, gc_paused
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from preflight.fabric.decoding.parts import Exposures, Meetings, SizePhase
     from preflight.fabric.decoding.rare_events import Rates
-    from preflight.fabric.decoding.shifts import Shifts
     from preflight.fabric.observed import Digest, Observed
-    from preflight.fabric.samples import MeetingKey
 
     Endpoint = tuple[str, int]
 
