@@ -52,6 +52,13 @@ class ReachError(PreflightError):
         """What is at fault in place of the node, if it lies on the way ("jump host b")."""
 
 
+class Shortfall(Struct, frozen=True):
+    """What a node lacks although it answers: some of the job's processes there."""
+
+    sentence: str
+    advice: str
+
+
 class Answer(Struct, frozen=True):
     """The exit status and the bounded output of a finished remote command."""
 

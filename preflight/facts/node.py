@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
 
 from msgspec import Struct
 
-from preflight.core.remote_command import Step
+from preflight.core.remote_command import Shortfall, Step
 from preflight.core.thresholds import SHIPPED, Thresholds
 
 if TYPE_CHECKING:
@@ -27,13 +27,6 @@ if TYPE_CHECKING:
     from preflight.facts.burn import Burn, Inside, OverNvlink
     from preflight.facts.model import Attempt, Facts, Ports
     from preflight.fleet.model import Expected, Job
-
-
-class Shortfall(Struct, frozen=True):
-    """What a node lacks although it answers: some of the job's processes there."""
-
-    sentence: str
-    advice: str
 
 
 T = TypeVar("T")

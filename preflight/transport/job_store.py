@@ -20,7 +20,6 @@ from msgspec import Meta, Struct
 
 from preflight.core.text import whole
 from preflight.errors import PreflightError, UsageError, WireError
-from preflight.facts.basics import Whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -180,6 +179,7 @@ CHUNK = 64 << 10
 _Nonce = Annotated[str, Meta(max_length=64)]
 _Id = Annotated[int, Meta(ge=0, le=2**31)]
 _Rank = Annotated[int, Meta(ge=0, le=2**24)]
+_Status = Annotated[int, Meta(ge=-(2**31), lt=2**31)]
 _Word = Annotated[str, Meta(max_length=64)]
 _Name = Annotated[str, Meta(max_length=255)]
 _Sentence = Annotated[str, Meta(max_length=512)]
@@ -259,7 +259,7 @@ class Ended(Struct, frozen=True, tag_field="say", tag="ended"):
     """A child has ended; status None if it could not be reaped."""
 
     child: _Id
-    status: Whole | None
+    status: _Status | None
 
 
 class Unable(Struct, frozen=True, tag_field="say", tag="unable"):

@@ -12,10 +12,15 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from preflight import __version__
-from preflight.core.remote_command import OUTPUT_LIMIT, PipeRemote, ReachError, StreamRemote
+from preflight.core.remote_command import (
+    OUTPUT_LIMIT,
+    PipeRemote,
+    ReachError,
+    Shortfall,
+    StreamRemote,
+)
 from preflight.core.statistics import grouped
 from preflight.errors import PreflightError, WireError
-from preflight.facts.node import Shortfall
 from preflight.fleet.launch_line import Ranked, RankedNode
 from preflight.fleet.nodeset import fold, sound_name
 from preflight.transport.job_store import (

@@ -26,8 +26,7 @@ from preflight.transport.ssh_config import SettingsCache, why_openssh
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from preflight.core.remote_command import Connection
-    from preflight.facts.node import Shortfall
+    from preflight.core.remote_command import Connection, Shortfall
     from preflight.fleet.model import Host
 
 
