@@ -29,6 +29,7 @@ from preflight.fabric.schedule import (
     ordered,
     rounds_among,
 )
+from preflight.facts.basics import Count
 from preflight.history.run_record import Cost, Past, RoundRecord
 
 if TYPE_CHECKING:
@@ -198,21 +199,21 @@ _MOST_NAMED = 8
 class Coverage(Struct, frozen=True, kw_only=True):
     """Pairs of nodes, and of leaf switches, measured. `*_known`: earlier runs included."""
 
-    rounds: int
-    rounds_total: int
+    rounds: Count
+    rounds_total: Count
     """So many rounds hold every pair."""
-    seed: int
-    pairs: int
-    pairs_run: int
-    pairs_known: int | None = None
+    seed: Count
+    pairs: Count
+    pairs_run: Count
+    pairs_known: Count | None
     """None without history."""
-    runs_left: int | None = None
+    runs_left: Count | None
     """Runs like this one until every pair is measured; None if unknown, or if never."""
-    topology: str = ""
+    topology: str
     """Source of the leaf switches; "" if they are unknown."""
-    leaf_pairs: int = 0
-    leaf_pairs_run: int = 0
-    leaf_pairs_known: int | None = None
+    leaf_pairs: Count
+    leaf_pairs_run: Count
+    leaf_pairs_known: Count | None
 
 
 def pairs_tested(sweep: Sweep) -> frozenset[Pairing]:
@@ -253,9 +254,12 @@ def coverage(
         seed=planned.seed,
         pairs=pairs,
         pairs_run=len(tested),
+        pairs_known=None,
+        runs_left=None,
         topology=planned.topology,
         leaf_pairs=count * (count - 1) // 2,
         leaf_pairs_run=len(_joined(tested, leaves)),
+        leaf_pairs_known=None,
     )
     if past is None:
         return now

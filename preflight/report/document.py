@@ -12,6 +12,8 @@ from msgspec import Meta, Struct
 
 from preflight.check import Tier, is_check_id
 from preflight.core.text import plain_json
+from preflight.fabric.decoding.sensitivity import SensitivityRow
+from preflight.fabric.planner import Coverage
 from preflight.fabric.schedule import RoundKind
 from preflight.facts.basics import Count
 from preflight.fleet.nodeset import check_names
@@ -120,53 +122,15 @@ class BlameRow(Struct, frozen=True, kw_only=True):
     """The nodes at fault, if the component is a name for several."""
 
 
-class CoverageRow(Struct, frozen=True, kw_only=True):
+class CoverageRow(Coverage, frozen=True, kw_only=True):
     """How much of the fabric was measured; `*_known` include earlier runs of the history."""
 
-    rounds: Count
-    rounds_total: Count
-    seed: Count
-    pairs: Count
-    pairs_run: Count
-    pairs_known: Count | None
-    runs_left: Count | None
-    topology: str
-    leaf_pairs: Count
-    leaf_pairs_run: Count
-    leaf_pairs_known: Count | None
     repairs: Count = 0
     """Pairs outside the scheduled rounds, made for partners of nodes that are down."""
     retests: Count = 0
     """Pairs that were measured again because of a suspect."""
     measured_share: Annotated[float, Meta(ge=0, le=1)] | None = None
     """The share of the rails' time, from first pair to last, that was spent in operations."""
-
-
-class SensitivitySizeRow(Struct, frozen=True, kw_only=True):
-    """The same for spikes on operations of one size only."""
-
-    size_bytes: Count
-    operations: Count
-    loaded_s: float
-    over_us: float
-    one_in: float | None
-    every_s: float | None
-
-
-class SensitivityRow(Struct, frozen=True, kw_only=True):
-    """How sensitive the test of one rail was; null: no rate or loss would have been found."""
-
-    node: str
-    rail: Count
-    operations: Count
-    loaded_s: float
-    pairs: Count
-    one_in: float | None
-    every_s: float | None
-    slower: float | None
-    events: Count | None = None
-    """How many spikes would have been found; null: the others had too many to tell them apart."""
-    sizes: tuple[SensitivitySizeRow, ...] = ()
 
 
 class Report(Struct, frozen=True, kw_only=True):

@@ -21,9 +21,9 @@ from preflight.report.terminal import at_size, two_digits
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from preflight.fabric.decoding.sensitivity import SensitivityRow
     from preflight.fabric.observed import Observed
     from preflight.fabric.samples import Sweep
-    from preflight.report.document import SensitivityRow
     from preflight.report.fabric_grid import Cell, LocatedBlame
 
 LARGEST = 2 << 20

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from msgspec import Struct, convert
+from msgspec import Struct
 from msgspec.structs import replace
 
 from preflight.core.command_line import EMPTY, FINE, FOUND, INTERRUPTED, UNCLEAR
 from preflight.core.thresholds import SHIPPED, Thresholds
 from preflight.fabric.decoding.culprit import OF_A_NODE
-from preflight.fabric.decoding.sensitivity import sensitivity
+from preflight.fabric.decoding.sensitivity import SensitivityRow, sensitivity
 from preflight.fabric.schedule import Pairing, round_kind_of
 from preflight.fleet.nodeset import fold, two_of
 from preflight.report.document import (
     BlameRow,
     FleetRow,
     PairRow,
-    SensitivityRow,
     SizeRow,
     VerdictRow,
     row_of,
@@ -267,10 +266,7 @@ def sensitivity_rows(
         tried=tuple(one for one in observed.tried if out.isdisjoint((one.a, one.b))),
         digests=tuple(one for one in observed.digests if out.isdisjoint((one.a, one.b))),
     )
-    return tuple(
-        convert(one, SensitivityRow, from_attributes=True)
-        for one in sensitivity(left, MISSED_ROWS, limits)
-    )
+    return sensitivity(left, MISSED_ROWS, limits)
 
 
 def excluded(fleet: FleetRow) -> str:

@@ -18,13 +18,12 @@ from preflight.verdict import Outcome
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
+    from preflight.fabric.decoding.sensitivity import SensitivityRow, SensitivitySizeRow
     from preflight.fleet.model import Fleet
     from preflight.report.document import (
         CoverageRow,
         FleetRow,
         Report,
-        SensitivityRow,
-        SensitivitySizeRow,
         VerdictRow,
     )
     from preflight.report.ready import Readiness

@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from preflight.commands.nightly.choice import Waves
-    from preflight.report.document import BlameRow, PairRow, SensitivityRow, VerdictRow
+    from preflight.fabric.decoding.sensitivity import SensitivityRow
+    from preflight.report.document import BlameRow, PairRow, VerdictRow
     from preflight.report.hide import Hider
 
 

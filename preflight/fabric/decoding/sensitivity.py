@@ -30,6 +30,7 @@ from preflight.fabric.decoding.rare_events import (
 )
 from preflight.fabric.decoding.shifts import Shifts, scales_of, shifts_of
 from preflight.fabric.samples import MeetingKey, gc_paused
+from preflight.facts.basics import Count
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -50,11 +51,11 @@ _TAIL = 12.0  # standard deviations below the mean: beyond, probabilities are ne
 _ALL = 0.95  # a rail that must lose nearly all bandwidth to be named is not judged
 
 
-class AtSize(Struct, frozen=True, kw_only=True):
-    """The sensitivity to spikes at operations of one size only."""
+class SensitivitySizeRow(Struct, frozen=True, kw_only=True):
+    """The same for spikes on operations of one size only."""
 
-    size_bytes: int
-    operations: int
+    size_bytes: Count
+    operations: Count
     loaded_s: float
     over_us: float
     """An operation of that size is a spike if it takes longer."""
@@ -62,15 +63,15 @@ class AtSize(Struct, frozen=True, kw_only=True):
     every_s: float | None
 
 
-class Sensitivity(Struct, frozen=True, kw_only=True):
-    """How small a fault of one rail of one node the sweep would have found."""
+class SensitivityRow(Struct, frozen=True, kw_only=True):
+    """How sensitive the test of one rail was; null: no rate or loss would have been found."""
 
     node: str
-    rail: int
-    operations: int
+    rail: Count
+    operations: Count
     """All-reduces of all sizes that went through it."""
     loaded_s: float
-    pairs: int
+    pairs: Count
     """Pairs and rounds that it was measured in."""
     one_in: float | None
     """A spike on one in so many operations would have been named; None: no rate would."""
@@ -78,15 +79,15 @@ class Sensitivity(Struct, frozen=True, kw_only=True):
     """So would an event that comes once in so many seconds of load; a rarer one would not."""
     slower: float | None
     """The least loss of bandwidth, as a share, for which it would be named; None: none would."""
-    sizes: tuple[AtSize, ...] = ()
-    events: int | None = None
-    """So many events in its operations name it."""
+    events: Count | None = None
+    """How many spikes would have been found; null: the others had too many to tell them apart."""
+    sizes: tuple[SensitivitySizeRow, ...] = ()
 
 
 @gc_paused()
 def sensitivity(
     observed: Observed, most: int | None = None, thresholds: Thresholds = SHIPPED
-) -> tuple[Sensitivity, ...]:
+) -> tuple[SensitivityRow, ...]:
     """Return the sensitivity for every rail of every measured node, the least tested first.
 
     `most`: at most so many.
@@ -167,12 +168,12 @@ class _Rule:
         return round(loss, 3) if loss < _ALL else None
 
 
-def _missed(node: str, rail: int, load: _Load, rule: _Rule, *, peers: int) -> Sensitivity:
+def _missed(node: str, rail: int, load: _Load, rule: _Rule, *, peers: int) -> SensitivityRow:
     loaded_s = sum(load.loaded_s)
     judged = peers >= LEAST_PEERS  # without peers only floors and failures count
     events = rule.events(load.operations // load.pairs, load.pairs) if judged else None
     mean = rule.mean(events, load) if events is not None else None
-    return Sensitivity(
+    return SensitivityRow(
         node=node,
         rail=rail,
         operations=load.operations,
@@ -186,11 +187,11 @@ def _missed(node: str, rail: int, load: _Load, rule: _Rule, *, peers: int) -> Se
 
 
 def _by_size(
-    looks: Sequence[Sensitivity],
+    looks: Sequence[SensitivityRow],
     digests: Iterable[Digest],
     limits_us: Mapping[SizePhase, float],
     least: float,
-) -> tuple[Sensitivity, ...]:
+) -> tuple[SensitivityRow, ...]:
     """Add the sensitivity to spikes at each single size.
 
     `least`: added events per operation, of all sizes, below which no part is named.
@@ -213,7 +214,9 @@ def _by_size(
     )
 
 
-def _at_size(look: Sensitivity, rows: Sequence[Digest], over_us: float, least: float) -> AtSize:
+def _at_size(
+    look: SensitivityRow, rows: Sequence[Digest], over_us: float, least: float
+) -> SensitivitySizeRow:
     operations = sum(row.operations for row in rows)
     loaded_s = sum(row.loaded_s for row in rows)
     mean = None
@@ -222,7 +225,7 @@ def _at_size(look: Sensitivity, rows: Sequence[Digest], over_us: float, least: f
     if mean is not None:
         mean = max(mean, least * look.operations)
     shows = mean is not None and mean <= operations  # more than all of them cannot be spikes
-    return AtSize(
+    return SensitivitySizeRow(
         size_bytes=rows[0].size_bytes,
         operations=operations,
         loaded_s=round(loaded_s, 4),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from preflight.report.document import SensitivityRow
+from preflight.fabric.decoding.sensitivity import SensitivityRow
 from preflight.report.terminal import missed_words
 
 

@@ -13,7 +13,8 @@ from msgspec.structs import replace
 
 from preflight import cli
 from preflight.errors import UsageError
-from preflight.report.document import BlameRow, PairRow, SensitivityRow, encode
+from preflight.fabric.decoding.sensitivity import SensitivityRow
+from preflight.report.document import BlameRow, PairRow, encode
 from preflight.report.events import Began, reread
 from preflight.verdict import fail
 
