@@ -23,13 +23,13 @@ from preflight.history.run_record import (
     Changes,
     GpuPast,
     GpuPlacement,
-    HistoryError,
     NodePast,
     PairCoverage,
     Past,
     PastRun,
     Point,
     Trend,
+    damaged,
     fleet_key,
     of_gpu,
     read_past,
@@ -92,7 +92,7 @@ class NumberReader:
         for row in connection.execute(select(LAYOUTS)):
             units = list(enumerate(_decode(row.units, tuple[str, ...])))
             if len(units) > MOST_UNITS:
-                raise _damaged("numbers", f"a measure of {len(units)} units")
+                raise damaged("numbers", f"a measure of {len(units)} units")
             slots = grouped(
                 (own[0], (at, own[1])) for at, unit in units if (own := slot_of(unit)) is not None
             )
@@ -201,14 +201,7 @@ def _decode(text: str, kind: type[_T]) -> _T:
     try:
         return msgspec.json.decode(text, type=kind)
     except (ValueError, RecursionError) as error:
-        raise _damaged("numbers", str(error)) from error
-
-
-def _damaged(what: str, reason: str) -> HistoryError:
-    return HistoryError(
-        f"the history's {what} are damaged ({reason}); move it away to start a new one, or give "
-        "another folder: --preflight-history=DIR"
-    )
+        raise damaged("numbers", str(error)) from error
 
 
 def _failed_burn_in_runs(node: int) -> Select[tuple[int]]:
@@ -404,7 +397,7 @@ class History:
             fleets |= {row.id: row.nodes for row in self._connection.execute(own)}
         rows = [row for row in rows if row.fleet_id in fleets]
         if (characters := sum(len(fleets[row.fleet_id]) for row in rows)) > MOST_NAMES:
-            raise _damaged("fleets", f"{characters} characters of names")
+            raise damaged("fleets", f"{characters} characters of names")
         return tuple(_past_run(row, fleets[row.fleet_id]) for row in rows)
 
 

@@ -210,17 +210,20 @@ class Past(Struct, frozen=True, kw_only=True):
     measure, by `unit_key`. Read from the nights' rows, never stored here."""
 
 
+def damaged(what: str, reason: str) -> HistoryError:
+    """Say what of a history cannot be read."""
+    return HistoryError(
+        f"the history's {what} are damaged ({reason}); move it away to start a new one, or give "
+        "another folder: --preflight-history=DIR"
+    )
+
+
 def read_past(text: str) -> Past:
     """Decode a fleet's stored rounds; HistoryError if they are damaged."""
     try:
-        known: Past = msgspec.json.decode(text, type=Past) if text else Past()
+        return msgspec.json.decode(text, type=Past) if text else Past()
     except (ValueError, RecursionError) as error:
-        raise HistoryError(
-            f"the history's rounds are damaged ({error}); move it away to start a new one, or give "
-            "another folder: --preflight-history=DIR"
-        ) from error
-    else:
-        return known
+        raise damaged("rounds", str(error)) from error
 
 
 def fleet_key(nodes: Sequence[str], leaves: Mapping[str, str]) -> str:

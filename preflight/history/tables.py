@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from sqlalchemy import ColumnElement, Connection
+    from sqlalchemy.schema import SchemaItem
 
     _Row = tuple[object, ...]
 
@@ -59,8 +60,10 @@ if TYPE_CHECKING:
 METADATA = MetaData()
 
 
-def _id() -> Column[int]:
-    return Column("id", Integer, primary_key=True, autoincrement=False)
+def _numbered(name: str, *columns: SchemaItem) -> Table:
+    """A table in which each row has a number."""
+    number = Column("id", Integer, primary_key=True, autoincrement=False)
+    return Table(name, METADATA, number, *columns)
 
 
 def _run(name: str = "run_id", *, nullable: bool = False) -> Column[int]:
@@ -71,28 +74,22 @@ def _text_id() -> Column[int]:
     return Column("text_id", ForeignKey("texts.id"), nullable=False)
 
 
-META = Table(
+META = _numbered(
     "preflight_history",
-    METADATA,
-    _id(),
     Column("schema_version", Integer, nullable=False),
     Column("writes", Integer, nullable=False),  # changed first by every writer: it is the lock
 )
 
-FLEETS = Table(
+FLEETS = _numbered(
     "fleets",
-    METADATA,
-    _id(),
     Column("key", String(64), nullable=False, unique=True),
     Column("nodes", Text, nullable=False),
     Column("past", Text, nullable=False),
     Column("last_run", Integer, nullable=False),
 )
 
-RUNS = Table(
+RUNS = _numbered(
     "runs",
-    METADATA,
-    _id(),
     Column("nonce", String(64), nullable=False),
     Column("fleet_id", ForeignKey("fleets.id"), nullable=False, index=True),
     Column("started_s", Float, nullable=False, index=True),
@@ -105,28 +102,22 @@ RUNS = Table(
     Column("sweep", String(64), nullable=False, server_default=""),
 )
 
-NODES = Table(
+NODES = _numbered(
     "nodes",
-    METADATA,
-    _id(),
     Column("name", String(255), nullable=False, index=True),
     Column("serial", String(128), unique=True),
     Column("first_run", Integer, nullable=False),
     Column("last_run", Integer, nullable=False),
 )
 
-GPUS = Table(
+GPUS = _numbered(
     "gpus",
-    METADATA,
-    _id(),
     Column("uuid", String(128), nullable=False, unique=True),
     Column("model", String(128), nullable=False),
 )
 
-PLACES = Table(
+PLACES = _numbered(
     "places",
-    METADATA,
-    _id(),
     Column("gpu_id", ForeignKey("gpus.id"), nullable=False, index=True),
     Column("node_id", ForeignKey("nodes.id"), nullable=False, index=True),
     Column("slot", Integer, nullable=False),
@@ -143,12 +134,10 @@ STATES = Table(
     sqlite_with_rowid=False,
 )
 
-TEXTS = Table("texts", METADATA, _id(), Column("text", String(256), nullable=False, unique=True))
+TEXTS = _numbered("texts", Column("text", String(256), nullable=False, unique=True))
 
-EPISODES = Table(
+EPISODES = _numbered(
     "episodes",
-    METADATA,
-    _id(),
     Column("check_id", String(128), nullable=False),
     Column("about", String(600), nullable=False),
     Column("fleet_id", Integer, nullable=False),  # 0: of nodes, whatever fleet they are in
@@ -162,10 +151,8 @@ EPISODES = Table(
     Index("episodes_by_last", "last_run"),
 )
 
-VERDICTS = Table(
+VERDICTS = _numbered(
     "verdicts",
-    METADATA,
-    _id(),
     Column("run_id", ForeignKey("runs.id"), nullable=False, index=True),
     Column("episode_id", ForeignKey("episodes.id"), nullable=False, index=True),
     Column("outcome", String(16), nullable=False),
@@ -180,20 +167,16 @@ BLAMED = Table(
     sqlite_with_rowid=False,
 )
 
-LAYOUTS = Table(
+LAYOUTS = _numbered(
     "layouts",
-    METADATA,
-    _id(),
     Column("measure", String(64), nullable=False),
     Column("under", String(256), nullable=False),
     Column("units", Text, nullable=False),
     UniqueConstraint("measure", "under", "units"),
 )
 
-MEASURES = Table(
+MEASURES = _numbered(
     "measures",
-    METADATA,
-    _id(),
     Column("run_id", ForeignKey("runs.id"), nullable=False),
     Column("node_id", ForeignKey("nodes.id"), nullable=False),
     Column("layout_id", ForeignKey("layouts.id"), nullable=False),
