@@ -156,20 +156,14 @@ class Registry:
             )
 
     def _refuse_cycles(self) -> None:
-        passed: set[str] = set()
+        from graphlib import CycleError, TopologicalSorter
 
-        def follow(check_id: str, behind: tuple[str, ...]) -> None:
-            if check_id in behind:
-                ring = " requires ".join([*behind[behind.index(check_id) :], check_id])
-                path = self._by_id[check_id].path
-                raise UsageError(f"{path}: {ring}: break the circle")
-            if check_id not in passed:
-                for required in self._by_id[check_id].check.requires:
-                    follow(required, (*behind, check_id))
-                passed.add(check_id)
-
-        for check_id in self._by_id:
-            follow(check_id, ())
+        try:
+            TopologicalSorter({one.check.id: one.check.requires for one in self}).prepare()
+        except CycleError as error:
+            ring: list[str] = error.args[1][::-1]
+            path, words = self._by_id[ring[0]].path, " requires ".join(ring)
+            raise UsageError(f"{path}: {words}: break the circle") from error
 
     def find(self, check_id: str) -> Registered:
         """Return the check of that id; UsageError with the nearest one if there is none."""
