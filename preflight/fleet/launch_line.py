@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from itertools import takewhile
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
@@ -20,7 +21,7 @@ from preflight.fleet.model import Host
 from preflight.fleet.nodeset import is_address
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from preflight.fleet.inventory import AnyInventory
 
@@ -42,17 +43,22 @@ _SHORT_WITH_VALUE: Final = ("-r", "-t")
 
 def torchrun_options(words: Sequence[str]) -> dict[str, str]:
     """Options by their long names with dashes; the last of a repeated one, as argparse has it."""
-    found: dict[str, str] = {}
-    end = script_at(words, takes_value=_SHORT_WITH_VALUE)
-    for at, word in enumerate(words[:end]):
-        if word.startswith("--"):
-            key, equals, value = word[2:].partition("=")
-            found[_full(key)] = value if equals else next(iter(words[at + 1 : at + 2]), "")
+    found = _values(words[: script_at(words, takes_value=_SHORT_WITH_VALUE)], _full)
     if "standalone" in found:
         # It makes a rendezvous of its own on a free port of each node.
         for name in ("master-addr", "master-port"):
             found.pop(name, None)
         found["rdzv-endpoint"] = "localhost:0"
+    return found
+
+
+def _values(words: Sequence[str], name_of: Callable[[str], str | None]) -> dict[str, str]:
+    """The values of options by the name that `name_of` gives each; None leaves an option out."""
+    found: dict[str, str] = {}
+    for at, word in enumerate(words):
+        key, equals, value = word.removeprefix("--").partition("=")
+        if word.startswith("--") and (name := name_of(key)):
+            found[name] = value if equals else next(iter(words[at + 1 : at + 2]), "")
     return found
 
 
@@ -195,19 +201,10 @@ def _launcher(words: Sequence[str], at: int) -> tuple[str, dict[str, str]]:
     if name in _TORCHRUN:
         return "torchrun", torchrun_options(words[at + 1 :])
     name = name.partition(".")[0]
-    return (name, _renamed(words[at + 1 :], _OTHERS[name])) if name in _OTHERS else ("", {})
-
-
-def _renamed(words: Sequence[str], names: dict[str, str]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for at, word in enumerate(words):
-        if word.endswith(".py"):
-            break
-        key, equals, value = word.removeprefix("--").partition("=")
-        name = names.get(key.replace("_", "-")) if word.startswith("--") else None
-        if name:
-            found[name] = value if equals else next(iter(words[at + 1 : at + 2]), "")
-    return found
+    if name not in _OTHERS:
+        return "", {}
+    own = [*takewhile(lambda word: not word.endswith(".py"), words[at + 1 :])]
+    return name, _values(own, lambda key: _OTHERS[name].get(key.replace("_", "-")))
 
 
 def _endpoint(text: str) -> tuple[str | None, str | None]:

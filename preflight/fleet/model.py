@@ -77,14 +77,12 @@ def shape_of(
     masters = tuple(f"--{name}" for name in ("master-addr", "master-port") if name in options)
     by_master = static and not endpoint
     per_node = options.get("nproc-per-node", "1")
+    if nproc is None and re.fullmatch("[1-9][0-9]{0,3}", per_node):
+        nproc = int(per_node)
     return Shape(
         launcher=launcher,
         nnodes=_nnodes(options.get("nnodes", "1")),
-        nproc=nproc
-        if nproc is not None
-        else int(per_node)
-        if re.fullmatch("[1-9][0-9]{0,3}", per_node)
-        else None,
+        nproc=nproc,
         standalone="standalone" in options,
         static=static,
         endpoint=options.get("master-addr", "") if by_master else endpoint,
