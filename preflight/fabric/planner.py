@@ -192,7 +192,8 @@ MOST_SUSPECTS = 4096
 WITHOUT_PEERS, KEPT_RUNS = 3, 8
 """Largest fleet in which no pair has peers (pairs of two other nodes); runs remembered."""
 _FASTEST_GBS = 1e6
-_UNTESTED = ("not_run", "absent")
+UNTESTED = ("not_run", "absent")
+"""States of a pair that was not measured."""
 _MOST_NAMED = 8
 
 
@@ -218,7 +219,7 @@ class Coverage(Struct, frozen=True, kw_only=True):
 
 def pairs_tested(sweep: Sweep) -> frozenset[Pairing]:
     """Return the pairs with a result in a sweep, good or bad."""
-    return frozenset(pair.nodes for pair in sweep.pairs if joint_state(pair) not in _UNTESTED)
+    return frozenset(pair.nodes for pair in sweep.pairs if joint_state(pair) not in UNTESTED)
 
 
 def unread_words(sweep: Sweep) -> tuple[str, ...]:

@@ -22,15 +22,21 @@ from preflight.core.registry import Entry
 from preflight.core.statistics import grouped
 from preflight.errors import UsageError
 from preflight.fabric.observed import Observed
+from preflight.fabric.planner import UNTESTED
 from preflight.fabric.stored import read_stored
-from preflight.fleet.nodeset import fold
 from preflight.report.document import CoverageRow, FleetRow, Report
 from preflight.report.fabric_grid import locate_blames
 from preflight.report.fabric_page import fabric_section
 from preflight.report.findings import Finding, findings, suspicions
 from preflight.report.header import NumberRow, OffRow, Overrides, WaiverRow
 from preflight.report.page import waves_of
-from preflight.report.ready import MISSED_ROWS, counts_as_failure, of_entries
+from preflight.report.ready import (
+    MISSED_ROWS,
+    Readiness,
+    counts_as_failure,
+    fleet_row,
+    of_entries,
+)
 from preflight.report.since import entries_of
 from preflight.verdict import WORST_FIRST, Outcome, Verdict
 
@@ -191,21 +197,15 @@ def _fleet(nightly: NightlyRun, reports: Sequence[Report]) -> FleetRow:
     """Return the fleet with each node as its wave judged it; a node in no wave is unjudged."""
     ready = {name for report in reports for name in report.fleet.ready}
     bad = {name for report in reports for name in report.fleet.not_ready}
-    not_ready = tuple(name for name in nightly.nodes if name in bad)
-    return FleetRow(
-        nodes=nightly.nodes,
-        folded=fold(nightly.nodes),
-        origin=nightly.origin,
+    states = Readiness(
         ready=tuple(name for name in nightly.nodes if name in ready - bad),
-        not_ready=not_ready,
+        not_ready=tuple(name for name in nightly.nodes if name in bad),
         unjudged=tuple(name for name in nightly.nodes if name not in ready | bad),
         apart=tuple(pair for report in reports for pair in report.fleet.apart),
-        exclude=fold(not_ready),
-        left_out={
-            name: nightly.left_out[name] for name in nightly.nodes if name in nightly.left_out
-        },
-        leaves=dict(nightly.leaves),
     )
+    out = {name: nightly.left_out[name] for name in nightly.nodes if name in nightly.left_out}
+    row = fleet_row(nightly.nodes, nightly.origin, states, nightly.leaves)
+    return replace(row, left_out=out)
 
 
 def _exit(whole: Whole, reports: Sequence[Report], entries: Sequence[Entry]) -> int:
@@ -231,10 +231,6 @@ def _of_waves(parts: Sequence[Part], suspected: Collection[str]) -> list[str]:
     ]
 
 
-UNTRIED = ("not_run", "absent")
-"""States of a pair that was not measured."""
-
-
 def covered(
     nodes: Sequence[str],
     leaves: Mapping[str, str],
@@ -251,7 +247,7 @@ def covered(
         return None
     now, before = _Met(nodes, leaves), _Met(nodes, leaves)
     for report in tonight:
-        now.pairs((row.a, row.b) for row in report.pairs if row.state not in UNTRIED)
+        now.pairs((row.a, row.b) for row in report.pairs if row.state not in UNTESTED)
     for night in earlier:
         for wave in night:
             before.all_of(wave)
