@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from preflight.fabric.accounts import Insides
 from preflight.fabric.agent_events import InsideSeen, Ready, decode_event
+from preflight.fabric.collect import Insides
 from preflight.fabric.judge import judge_sweep
 from preflight.fabric.launch import sweep
 from preflight.fabric.roster import roster
