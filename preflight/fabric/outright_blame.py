@@ -82,9 +82,9 @@ def blames(
     bad_nodes = frozenset(one.node for one, _ in culprits if one.node)
     why = "no good pair" if all_bad else "too few pairs"
     context = _Context(bad, sweep, proven, bad_nodes, why, more)
-    worded = [_worded(one, own, context) for one, own in culprits]
+    single = [_blame_of(one, own, context) for one, own in culprits]
     causes = [_cause(one, bad) for one, _ in culprits]
-    return (*_systemic(worded, causes, bad, len(nodes)), *worded)
+    return (*_systemic(single, causes, bad, len(nodes)), *single)
 
 
 class _Context(NamedTuple):
@@ -100,7 +100,7 @@ class _Context(NamedTuple):
     """The nodes or pairs to measure again then."""
 
 
-def _worded(culprit: Culprit, names: tuple[str, ...], context: _Context) -> Blame:
+def _blame_of(culprit: Culprit, names: tuple[str, ...], context: _Context) -> Blame:
     """Blame one culprit; `names`: its nodes in fleet order."""
     sweep, troubles, name = context.sweep, context.sweep.troubles, culprit.node
     mine = [one for one in context.bad if one.nodes in culprit.pairs]
@@ -243,11 +243,11 @@ def _cause(culprit: Culprit, bad: Sequence[PairJudgement]) -> str:
 
 
 def _systemic(
-    worded: Sequence[Blame], causes: Sequence[str], bad: Sequence[PairJudgement], nodes: int
+    single: Sequence[Blame], causes: Sequence[str], bad: Sequence[PairJudgement], nodes: int
 ) -> list[Blame]:
     """Say that so many faults at once are more likely one cause; counted on nodes, not pairs."""
     most = max((causes.count(cause) for cause in causes if cause), default=0)
-    everyone = bool(worded) and nodes >= LEAST and {n for one in bad for n in one.nodes}
+    everyone = bool(single) and nodes >= LEAST and {n for one in bad for n in one.nodes}
     if shared_cause(most, nodes):
         sentence = f"{most} of {nodes} nodes are blamed at once"
     elif everyone and not most and len(everyone) == nodes:
