@@ -229,7 +229,7 @@ def _at_size(
         size_bytes=rows[0].size_bytes,
         operations=operations,
         loaded_s=round(loaded_s, 4),
-        over_us=round(over_us, 1),
+        over_us=round(float(over_us), 1),
         one_in=round(operations / mean, 1) if mean and shows else None,
         every_s=round(loaded_s / mean, 5) if mean and shows else None,
     )
