@@ -105,7 +105,7 @@ def _unmeasured(burn: Burn, what: str) -> Verdict:
     if burn.devices and len({flaw.cause for flaw in burn.lost}) >= burn.devices:
         return not_run("no device came through (burn.device)", blocked=True)
     if burn.kind == "cpu" and not burn.troubles:
-        return not_run(f"no GPUs here: no {what} to measure")
+        return not_run("no GPUs here")
     why = f": {'; '.join(burn.troubles)}" if burn.troubles else ""
     return unknown(f"{what} was not measured{why}", advice="run again")
 

@@ -326,7 +326,7 @@ def judge(
     if environ is None:
         return not_run(UNKNOWN_JOB)
     if not facts.gpus:
-        return not_run("no GPUs here to hold CUDA_VISIBLE_DEVICES against")
+        return not_run("no GPUs here")
     value = environ.get("CUDA_VISIBLE_DEVICES")
     visible = read_visible(value, facts.gpus)
     setting = "CUDA_VISIBLE_DEVICES " + ("is not set" if value is None else f"is {value[:80]!r}")

@@ -137,7 +137,7 @@ def judge_debugging(environ: Mapping[str, str] | None, origin: str, facts: Facts
         unseen = "nothing here shows whether that node has GPUs"
         return not_run(f"{unseen}, without which NCCL logs nothing")
     if not loud and not facts.gpus:
-        return not_run("no GPUs here: no NCCL to explain")
+        return not_run("no GPUs here")
     fine = ok("a hang will leave something to read, and no setting logs every call")
     return verdict([*loud, *(too_quiet(environ) if facts.gpus else ())], fine, origin)
 

@@ -182,7 +182,7 @@ def judge_gpus(node: Node, question: Question, troubles: Iterable[Trouble], fine
     if not facts.gpus:
         if node.expected.gpus:
             return unknown(f"no {what}: NVML did not answer", advice="load the driver, recheck")
-        return not_run("no GPUs expected, none here")
+        return not_run("no GPUs here")
     found = sorted(troubles, key=lambda trouble: not trouble.grave)
     unread = _without_reading(facts.gpus, needs) or [
         gpu for gpu in _refusing(facts) if gpu.refused(*needs, *also)

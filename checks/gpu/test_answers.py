@@ -128,7 +128,7 @@ def _odd_number(
 def _no_gpus(missing: tuple[str, ...], errors: tuple[str, ...]) -> Verdict:
     """No GPU is here or expected; or those that a text names did not answer."""
     if not errors:
-        return not_run("no GPUs expected, none here")
+        return not_run("no GPUs here")
     seen = f"{count(len(errors), 'GPU')} did not answer, and no other GPU is listed"
     return fail("; ".join([seen, *errors]), advice=_POWER_CYCLE, bus_ids=(), missing=list(missing))
 

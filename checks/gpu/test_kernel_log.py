@@ -52,7 +52,7 @@ def judge_xid(expected: Expected, facts: Facts, limit: Thresholds) -> Verdict:
     """
     log = facts.kernel_log
     expects = bool(expected.gpus) or bool(facts.gpus)
-    none_here = not_run("no GPUs expected, none here, no Xid in its kernel log")
+    none_here = not_run("no GPUs here, no Xid in the kernel log")
     if log is None:
         return unread(facts) if expects or facts.driver.state == "unknown" else none_here
     settled = _mark_settled(logged_faults(facts), facts)

@@ -384,7 +384,7 @@ def judge_topology(expected: Expected, facts: Facts, group: Group) -> Verdict:
     if not facts.gpus:
         if expected.gpus or expected.nvlinks_per_gpu:
             return unknown("no GPU matrix: NVML did not answer", advice="load the driver, recheck")
-        return not_run("no GPUs expected, none here")
+        return not_run("no GPUs here")
     printed, note = read_matrix(facts)
     codes, refused = gpu_codes(facts), refusals(facts)
     odd = deviations(expected, facts, group, codes)

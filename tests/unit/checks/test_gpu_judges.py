@@ -23,9 +23,9 @@ from tests.unit.facts.builders import facts, gpus, process
         (8, 0, "fail", "0 of 8 GPUs answer"),
         (4, 8, "warn", "8 GPUs, 4 expected"),
         (8, None, "unknown", "NVML did not answer"),
-        (None, None, "not_run", "no GPUs expected, none here"),
-        (None, 0, "not_run", "no GPUs expected, none here"),
-        (0, None, "not_run", "no GPUs expected, none here"),
+        (None, None, "not_run", "no GPUs here"),
+        (None, 0, "not_run", "no GPUs here"),
+        (0, None, "not_run", "no GPUs here"),
     ],
 )
 def test_gpu_count(expected: int | None, answered: int | None, outcome: str, words: str) -> None:

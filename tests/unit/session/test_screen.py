@@ -188,7 +188,7 @@ def test_a_run_without_any_verdict_is_not_ready(tmp_path: Path) -> None:
                           check=False)  # fmt: skip
     assert done.returncode == 5, done.stdout
     assert "= nothing to check =" in done.stdout
-    assert "not run    1 x no GPUs expected, none here" in done.stdout
+    assert "not run    1 x no GPUs here" in done.stdout
     assert "\nnext       no selected check applies here" in done.stdout
     assert "\nready " not in done.stdout
     assert "1 verdict expected" in done.stdout
