@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from preflight.core.files import read_regular, refuse_all_below, typed_path
+from preflight.core.files import read_regular, refuse_all_below, shipped_table, typed_path
 from preflight.core.text import did_you_mean
 from preflight.errors import UsageError
 from preflight.fleet.ansible_list import LARGEST, Listing, decode, list_inventory, members, plain
@@ -39,16 +39,7 @@ if TYPE_CHECKING:
     from msgspec import Raw
 
 
-_HARMLESS_OPTIONS: Final = frozenset(
-    (
-        *("compression", "connectionattempts", "connecttimeout", "controlmaster", "controlpath"),
-        *("controlpersist", "forwardagent", "loglevel", "preferredauthentications"),
-        *("serveralivecountmax", "serveraliveinterval", "tcpkeepalive", "identitiesonly"),
-        # preflight always checks host keys, whatever these say.
-        *("stricthostkeychecking", "updatehostkeys", "checkhostip"),
-    )
-)
-_HARMLESS_FLAGS: Final = frozenset(("-C", "-q", "-4", "-6", "-t", "-tt", "-T", "-x", "-a", "-v"))
+_NAMES: Final = shipped_table(__file__, "ansible_variables.toml")
 
 
 def odd_argument(text: str) -> str:
@@ -62,7 +53,7 @@ def odd_argument(text: str) -> str:
 
 def _odd_options(words: Iterator[str]) -> Iterator[str]:
     for word in words:
-        if word in _HARMLESS_FLAGS:
+        if word in _NAMES["harmless_flags"]:
             continue
         if not word.startswith("-o"):
             yield word.partition("=")[0]
@@ -70,7 +61,7 @@ def _odd_options(words: Iterator[str]) -> Iterator[str]:
         option = word[2:] or next(words, "")
         key, _, value = option.replace(" ", "=", 1).partition("=")
         keeps_no_keys = key.lower() == "userknownhostsfile" and value.strip() == "/dev/null"
-        if key.lower() not in _HARMLESS_OPTIONS and not keeps_no_keys:
+        if key.lower() not in _NAMES["harmless_options"] and not keeps_no_keys:
             yield key or word
 
 
@@ -78,20 +69,9 @@ OURS: Final = "preflight_"
 GROUP: Final = "preflight_group"
 """Names the group by which nodes are compared, where Ansible's groups mean something else."""
 
-_CONNECTION_SETTINGS: Final = {
-    "address": ("ansible_host", "ansible_ssh_host"),
-    "port": ("ansible_port", "ansible_ssh_port"),
-    "user": ("ansible_user", "ansible_ssh_user"),
-    "identity_file": ("ansible_ssh_private_key_file", "ansible_private_key_file"),
-}
-_SSH_ARGUMENTS: Final = ("ansible_ssh_args", "ansible_ssh_common_args", "ansible_ssh_extra_args")
-_PROXY_SETTINGS: Final = (
-    *("ansible_paramiko_proxy_command", "ansible_proxy_command", "ansible_ssh_executable"),
-)
 _PASSWORD: Final = re.compile(
     r"ansible_(\w+_)?(pass|password|passwd|passphrase|private_key)", re.IGNORECASE
 )
-_SSH_CONNECTIONS: Final = frozenset(("ssh", "smart", "paramiko", "paramiko_ssh"))
 _CONFIG: Final = "put it into ~/.ssh/config, where your own ssh finds it too"
 
 
@@ -130,7 +110,7 @@ def _connection_settings(
     """Return NodeTable's fields, and the variable of each, by the rules of Ansible's ssh plugin."""
     fields: dict[str, Any] = {}
     names: dict[str, str] = {}
-    for field, spellings in _CONNECTION_SETTINGS.items():
+    for field, spellings in _NAMES["settings"].items():
         for name in spellings:
             value = _value(variables, name, where)
             if value is None:
@@ -150,16 +130,16 @@ def _transport(variables: Mapping[str, Raw], where: str) -> dict[str, str]:
     connection = (_text(variables, "ansible_connection", where) or "ssh").split(".")[-1]
     if connection == "local":
         return {"transport": "local"}
-    if connection not in _SSH_CONNECTIONS:
+    if connection not in _NAMES["ssh_connections"]:
         raise UsageError(
             f"{where} is reached by ansible_connection {connection[:40]!a}, and preflight logs in "
             "by SSH: leave it out with --preflight-exclude, or set preflight_transport"
         )
-    for name in _PROXY_SETTINGS:
+    for name in _NAMES["proxies"]:
         program = _text(variables, name, where)
         if program and not (name == "ansible_ssh_executable" and Path(program).name == "ssh"):
             raise UsageError(f"{where}: {name} is not followed here: {_CONFIG}")
-    for name in _SSH_ARGUMENTS:
+    for name in _NAMES["ssh_arguments"]:
         odd = odd_argument(_text(variables, name, where) or "")
         if odd:
             raise UsageError(f"{where}: {name} has {odd[:40]!a}, not followed here: {_CONFIG}")

@@ -6,7 +6,7 @@ import re
 import shlex
 from typing import TYPE_CHECKING
 
-from preflight.core.files import read_text, typed_path
+from preflight.core.files import read_text, shipped_table, typed_path
 from preflight.core.text import starred
 from preflight.core.trust import NAMES_CODE
 from preflight.errors import UsageError
@@ -16,46 +16,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
-_PUBLIC = (
-    *("CUDA_", "NCCL_", "TORCH_", "TORCHELASTIC_", "GLOO_", "PYTORCH_", "NVIDIA_VISIBLE_"),
-    # Not all of them: SLURM_EXPORT_ENV, comments and work keys hold what their user wrote.
-    *("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE", "SLURM_GPU_BIND", "SLURM_JOB_GPUS"),
-    *("SLURM_JOB_ID", "SLURM_NTASKS_PER_", "SLURM_STEP_GPUS", "SLURM_TRES_BIND"),
-    *("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
-    *("GROUP_RANK", "NODE_RANK", "OMP_NUM_THREADS", "PET_", "ROCR_", "HIP_"),
-    *("UCX_", "FI_", "OFI_", "RDMAV_", "IBV_", "MLX5_", "LD_LIBRARY_PATH", "LD_PRELOAD"),
-    # Spelled wrong, they have no effect: `env.exists` says so.
-    *("NCLL_", "NCC_", "NCCLL_", "nccl_", "Nccl_", "PYTROCH_"),
-)
-"""Only variables that a check reads, or that a measuring process gets, are kept: a token in any
-other is gone right here."""
-
-_MEASURED_IN = (
-    *("NCCL_", "UCX_", "FI_", "OFI_", "RDMAV_", "IBV_", "MLX5_", "GLOO_SOCKET_IFNAME"),
-    *("CUDA_DEVICE_ORDER", "LD_LIBRARY_PATH", "LD_PRELOAD"),
-)
-"""What burn-in and sweep run with: NCCL, the libraries under it, gloo's interface and the loader.
-
-Not CUDA_VISIBLE_DEVICES (all GPUs are measured; env.cuda_visible_devices judges it), and nothing of
-torch's: its time-outs and dumps must not end a measurement."""
-
-OWN = frozenset(
-    (
-        *("NCCL_ALGO", "NCCL_COLLNET_ENABLE", "NCCL_CROSS_NIC", "NCCL_IB_TIMEOUT"),
-        *("NCCL_MNNVL_ENABLE", "NCCL_NVLS_ENABLE", "NCCL_PXN_DISABLE", "NCCL_RAS_ENABLE"),
-        *("NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS"),
-        # The one meeting point of the job's own communicator.
-        "NCCL_COMM_ID",
-        # torch's old names.
-        *("NCCL_ASYNC_ERROR_HANDLING", "NCCL_BLOCKING_WAIT", "NCCL_DESYNC_DEBUG"),
-        "NCCL_ENABLE_TIMING",
-        # They write files.
-        *("NCCL_GRAPH_DUMP_FILE", "NCCL_TOPO_DUMP_FILE", "UCX_LOG_FILE", "UCX_STATS_DEST"),
-    )
-)
-"""What the sweep sets in its own way, or leaves unset, whatever the job has: see groups.py and
-nccl_log.py of its payload."""
-
+_NAMES = shipped_table(__file__, "job_variables.toml")
+_PUBLIC = tuple(_NAMES["public"])
+_MEASURED_IN = tuple(_NAMES["measured_in"])
+OWN = frozenset(_NAMES["of_the_sweep"])
+"""job_variables.toml says what each of them is."""
 _LONGEST_VALUE = 8192
 
 HIDDEN_NAMES = (

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
+from preflight.core.files import shipped_table
 from preflight.core.text import did_you_mean
 from preflight.errors import UsageError
 from preflight.fleet.job_environment import ASSIGNMENT, public
@@ -26,18 +27,9 @@ if TYPE_CHECKING:
     from preflight.fleet.inventory import AnyInventory
 
 
-_WITH_VALUE: Final = frozenset(
-    (
-        *("nnodes", "nproc-per-node", "rdzv-backend", "rdzv-endpoint", "rdzv-id", "rdzv-conf"),
-        *("max-restarts", "monitor-interval", "start-method", "event-log-handler", "role"),
-        *("log-dir", "redirects", "tee", "local-ranks-filter", "duplicate-stdout-filters"),
-        *("duplicate-stderr-filters", "node-rank", "master-addr", "master-port", "local-addr"),
-        *("logs-specs", "numa-binding", "signals-to-handle", "shutdown-timeout"),
-    )
-)
-_ALONE: Final = frozenset(
-    ("help", "standalone", "module", "no-python", "run-path", "virtual-local-rank", "use-env")
-)
+_KNOWN: Final = shipped_table(__file__, "launchers.toml")
+_WITH_VALUE: Final = frozenset[str](_KNOWN["torchrun"]["with_value"])
+_ALONE: Final = frozenset[str](_KNOWN["torchrun"]["alone"])
 _SHORT_WITH_VALUE: Final = ("-r", "-t")
 
 
@@ -98,27 +90,11 @@ def _full(key: str) -> str:
 
 ALONE: Final = "give it alone, as: VAR=... torchrun --nproc-per-node=8 train.py"
 
-_TORCHRUN: Final = frozenset(
-    ("torchrun", "torch.distributed.run", "torch.distributed.launch", "torchrun.py")
-)
-_OTHERS: Final[dict[str, dict[str, str]]] = {
-    "accelerate": {
-        "main-process-ip": "master-addr",
-        "main-process-port": "master-port",
-        "num-machines": "nnodes",
-    },
-    "deepspeed": {
-        "master-addr": "master-addr",
-        "master-port": "master-port",
-        "num-gpus": "nproc-per-node",
-        "num-nodes": "nnodes",
-    },
-}
-"""Other launchers' names for what we read; their options end at the first *.py."""
-
-_STARTERS: Final = frozenset(("srun", "mpirun", "mpiexec", "orterun", "prun"))
+_TORCHRUN: Final = frozenset[str](_KNOWN["torchrun"]["names"])
+_OTHERS: Final[dict[str, dict[str, str]]] = _KNOWN["others"]
+_STARTERS: Final = frozenset[str](_KNOWN["around"]["starters"])
 _PYTHON: Final = re.compile(r"python[0-9.]*")
-_SHELLS: Final = frozenset(("bash", "sh", "dash", "zsh", "ksh", "fish", "csh", "tcsh"))
+_SHELLS: Final = frozenset[str](_KNOWN["around"]["shells"])
 _OPERATOR: Final = re.compile(r"[;&|()<>]+")
 
 

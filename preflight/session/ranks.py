@@ -14,6 +14,7 @@ import pytest
 
 from preflight import __version__
 from preflight.core.command_line import INTERRUPTED, UNCLEAR, USAGE
+from preflight.core.files import shipped_table
 from preflight.core.text import printable
 from preflight.errors import PreflightError, UsageError
 from preflight.run.site_sections import modules
@@ -34,32 +35,7 @@ if TYPE_CHECKING:
 
 _WHY_NOT = "under torchrun every rank is a pytest, and rank 0 alone judges"
 
-_PYTEST = {
-    "numprocesses": ("-n", "leave it out: the ranks are the workers here"),
-    "tx": ("--tx", "leave it out: the ranks are the workers here"),
-    "maxfail": ("-x (--maxfail)", "use --preflight-fail-fast=stage|first|never"),
-    "lf": ("--lf", "choose checks with --preflight-checks or -k"),
-    "failedfirst": ("--ff", "choose checks with --preflight-checks or -k"),
-    "stepwise": ("--sw", "choose checks with --preflight-checks or -k"),
-    "random_order_enabled": ("--random-order", "leave it out: the stages have their order"),
-    "random_order_bucket": ("--random-order-bucket", "leave it out: the stages have their order"),
-    "random_order_seed": ("--random-order-seed", "leave it out: the stages have their order"),
-    "reruns": ("--reruns", "leave it out: preflight retests by itself"),
-    "force_flaky": ("--force-flaky", "leave it out: preflight retests by itself"),
-    "count": ("--count", "leave it out: preflight repeats by itself"),
-}
-"""By pytest's name of the option. Some belong to other plugins, which may not be installed."""
-
 _HARMLESS = {"count": (1,), "maxfail": (0,)}
-
-_OURS = {
-    "preflight_nodes": "the nodes are those of its ranks: leave it out, or exclude some",
-    "preflight_transport": "the ranks are the way in: leave it out",
-    "preflight_python": "the ranks' own Python is the job's: leave it out",
-    "preflight_env_file": "the ranks' own environment is the job's: leave it out",
-    "preflight_launch": "torchrun's own arguments are the job's: leave it out",
-    "preflight_replay": "a replay contacts no node: run it outside torchrun",
-}
 
 _NO_STORE = (
     "this torchrun leaves the rendezvous store to the job (TORCHELASTIC_USE_AGENT_STORE=False): "
@@ -69,7 +45,8 @@ _NO_STORE = (
 
 def refuse(config: pytest.Config, place: Place) -> None:
     """Raise UsageError for options that do not go with torchrun; every rank decides alike."""
-    for name, (option, advice) in _PYTEST.items():
+    conflicts = shipped_table(__file__, "torchrun_conflicts.toml")
+    for name, (option, advice) in conflicts["pytest"].items():
         value = config.getoption(name, None)
         if value and value not in _HARMLESS.get(name, ()):
             raise UsageError(f"{option} does not go with torchrun: {_WHY_NOT}; {advice}")
@@ -77,7 +54,7 @@ def refuse(config: pytest.Config, place: Place) -> None:
         raise UsageError(
             f"pytest-randomly does not go with torchrun: {_WHY_NOT}; switch it off: -p no:randomly"
         )
-    for name, advice in _OURS.items():
+    for name, advice in conflicts["preflight"].items():
         if config.getoption(name, None) is not None:
             option = "--" + name.replace("_", "-")
             raise UsageError(f"{option} does not go with torchrun: {advice}")
