@@ -22,6 +22,7 @@ from preflight.burn.units import (
     under_load,
     units,
 )
+from preflight.core.files import shipped_table
 from preflight.core.statistics import grouped, median
 from preflight.core.text import count
 from preflight.core.thresholds import Thresholds, describe_override
@@ -149,12 +150,7 @@ def _grade(
 _ProofKey = tuple[str, str, str]
 """What proofs must share to be equal: kind, size, model."""
 
-_WHAT = {
-    "product": "an exact product came out wrong",
-    "memory": "its memory did not keep what was written",
-    "load": "a product under load came out different",
-    "p2p": "what arrived was not what was sent",
-}
+_WORDS: dict[str, dict[str, str]] = shipped_table(__file__, "words.toml")
 
 
 def majorities(fleet: Mapping[str, Burned]) -> dict[_ProofKey, str]:
@@ -196,28 +192,17 @@ def _wrong_result(proof: Proof) -> str:
     of = f"{proof.wrong} of {proof.rounds} times"
     if proof.what == "memory":
         of = f"{proof.wrong} words in {proof.rounds} passes over {proof.size}"
-    return f"{_WHAT[proof.what]} ({of}; {proof.first})"
+    return f"{_WORDS['proof'][proof.what]} ({of}; {proof.first})"
 
 
 def _other_digest(proof: Proof, of_most: str) -> str:
     if not of_most or not proof.digest or proof.digest == of_most:
         return ""
     digests = f"digest {proof.digest}, most devices have {of_most}"
-    return f"{_WHAT[proof.what]}, the same each time: {digests}"
+    return f"{_WORDS['proof'][proof.what]}, the same each time: {digests}"
 
 
 _TORCH = "give preflight the job's own Python (--preflight-python), with a torch built for CUDA"
-_DID = {"hung": "hung", "died": "died", "error": "failed", "held": "was not available"}
-_IN = {
-    "open": "coming up",
-    "gemm": "the GEMM",
-    "memory": "the memory copy",
-    "integrity": "the integrity proofs",
-    "launch": "launching kernels",
-    "sustained": "the sustained load",
-    "pcie": "the copies from and to the host",
-    "p2p": "the copy",
-}
 
 
 def judge_burn(
@@ -295,7 +280,7 @@ def _judge_node(
 
 def _failures(burned: Burned, names: Names) -> Iterator[Flaw]:
     for one in burned.lost:
-        what = f"{_DID[one.how]} in {_IN[one.phase]}: {one.error}"
+        what = f"{_WORDS['end'][one.how]} in {_WORDS['phase'][one.phase]}: {one.error}"
         name, cause = names.of(one.device, one.to), names.of(one.device) if one.to is None else ""
         used_by_others = one.how == "held"
         yield Flaw(name=name, what=what, cause=cause, starved=one.starved, held=used_by_others)

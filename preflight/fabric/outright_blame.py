@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
+from preflight.core.files import shipped_table
 from preflight.core.statistics import LEAST, shared_cause
 from preflight.core.text import either, gbs, size, time_us
 from preflight.fabric.decoding.culprit import Component, Culprit
@@ -35,20 +36,7 @@ if TYPE_CHECKING:
 _SYSTEMIC = 0.8
 
 _WORST: tuple[PairState, ...] = ("corrupt", "hung", "no_connect", "absent", "error")
-_STATE_WORDS: dict[PairState, str] = {
-    "corrupt": "sums came out wrong",
-    "hung": "all-reduces hung",
-    "no_connect": "no connection came about",
-    "absent": "it did not come to the measurement",
-    "error": "all-reduces broke off",
-}
-_ADVICE: dict[PairState, str] = {
-    "corrupt": "take {0} out of service now and run its memory and link diagnostics",
-    "hung": "look at {0} for stopped or D-state processes and at {1}; exclude it, run again",
-    "no_connect": "check firewall, route and interface (--preflight-interface) of {0}",
-    "absent": "look at {0}: its load, out-of-memory kills, processes in D state; run again",
-    "error": "read the error of {0} in report.json; look at its kernel log and link",
-}
+_STATES: dict[str, dict[str, str]] = shipped_table(__file__, "states.toml")
 _PATH_ADVICE = (
     "check what lies between {0}: cables, switch ports, routes, firewall; "
     "until then keep them in different jobs"
@@ -200,7 +188,9 @@ def _advice(
         apart = f"{look}, and what lies between; until then keep {both} in different jobs"
         return apart if advice else _PATH_ADVICE.format(both)
     advice = advice or (_SLOW_ADVICE if worst.slow else after_signal(worst.summary.error))
-    advice = (advice or _ADVICE[worst.state]).format(either(names), ports(nets) or "its link")
+    advice = (advice or _STATES[worst.state]["advice"]).format(
+        either(names), ports(nets) or "its link"
+    )
     return unresolved_advice(advice, names, more)
 
 
@@ -233,7 +223,7 @@ def _what(worst: PairJudgement, name: str, troubles: Mapping[str, str], where: s
     error = troubles.get(name) or worst.summary.error
     if error and not name and not error.startswith((f"{worst.a}: ", f"{worst.b}: ")):
         error = f"each end: {error}"
-    return f"{_STATE_WORDS[worst.state]} {between}" + (f" ({error})" if error else "")
+    return f"{_STATES[worst.state]['words']} {between}" + (f" ({error})" if error else "")
 
 
 def _cause(culprit: Culprit, bad: Sequence[PairJudgement]) -> str:
