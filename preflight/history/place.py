@@ -10,7 +10,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from preflight.core.files import typed_path
+from preflight.core.files import shipped_table, typed_path
 from preflight.core.text import whole
 from preflight.core.trust import user_name, who_may_add
 from preflight.errors import UsageError
@@ -153,23 +153,11 @@ def create(place: Place, folder: int) -> None:
 
 def explain_refusal(place: Place, refusal: str) -> str:
     """Explain why a database refused, and what to do."""
-    advice = {
-        "locked": "another run is writing it: run again when that run has ended",
-        "is not a database": f"move it away to start a new one, {_OR_ELSE}",
-        "malformed": f"it is damaged: move it away to start a new one, {_OR_ELSE}",
-        "readonly": f"make it writable for this user, {_OR_ELSE}",
-        "unable to open": f"let this user read and write there, {_OR_ELSE}",
-        "disk is full": f"free space on its disk, {_OR_ELSE}",
-        "interrupted": f"it takes more work to read than any of ours: move it away, {_OR_ELSE}",
-        "statement timeout": "its server took too long: run again when no other run writes it, or "
-        f"let its owner look for rows that no run wrote, {_OR_ELSE}",
-        "too much text": f"no run of ours wrote such a history: move it away, {_OR_ELSE}",
-        "disk I/O error": f"check its disk, {_OR_ELSE}",
-    }
-    remedy = next((do for word, do in advice.items() if word in refusal), f"repair it, {_OR_ELSE}")
+    remedies = shipped_table(__file__, "remedies.toml")
+    advice = next((do for words, do in remedies.items() if words in refusal), "repair it, {0}")
     first = " ".join(refusal.replace(place.url or "\0", place.words).split())[:200]
     shown = " ".join(map(_hide_login, first.split(" ")))
-    return f"cannot use the history {place.words}: {shown}; {remedy}"
+    return f"cannot use the history {place.words}: {shown}; {advice.format(_OR_ELSE)}"
 
 
 def _hide_login(url: str) -> str:
