@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup
 from msgspec import Struct
 
+from preflight.core.files import shipped_table
 from preflight.core.text import printable, shortened, visible
 from preflight.fleet.nodeset import fold
 
@@ -99,21 +100,9 @@ class Step(Struct, frozen=True):
     """Whether text on it must have the page's background colour."""
 
 
-NO_PEERS = Step("cp", "#9ecae1", "#2f5a73", "no peers to compare with")
-BROKEN = Step(
-    "cx",
-    "#111111",
-    "#ffffff",
-    "no result: C corrupt, H hung, N no connection, A absent, E error",
-    strong=True,
-)
-STEPS = (
-    Step("c0", "#e9e5da", "#2a2d32", "as its peers (under 1.1 x, or by chance)", 1.1),
-    Step("c1", "#fdd49e", "#5a4020", "1.1 to 1.5 x", 1.5),
-    Step("c2", "#fc8d59", "#a85a24", "1.5 to 2.5 x", 2.5),
-    Step("c3", "#d7301f", "#f08a4b", "2.5 to 5 x", 5.0, strong=True),
-    Step("c4", "#7f0000", "#ffd3a8", "5 x and more", float("inf"), strong=True),
-)
+_SCALE = shipped_table(__file__, "scale.toml")
+NO_PEERS, BROKEN = Step(**_SCALE["no_peers"]), Step(**_SCALE["broken"])
+STEPS = tuple(Step(**one) for one in _SCALE["step"])
 LEGEND = (*STEPS, BROKEN, NO_PEERS)
 
 

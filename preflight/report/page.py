@@ -60,14 +60,10 @@ _POLICY = (
     "base-uri 'none'; form-action 'none'"
 )
 _BY_EXIT = {0: ("good", "✓"), 1: ("bad", "✗")}
-_MEANS = {
-    0: "ready",
-    1: "not ready",
-    2: "interrupted",
-    3: "not all was judged",
-    4: "wrong usage",
-    5: "nothing to check",
-}
+_MEANS = (
+    *("ready", "not ready", "interrupted", "not all was judged", "wrong usage", "nothing to check"),
+)
+"""What each exit code means."""
 
 
 class PageContext(Struct, frozen=True, kw_only=True):
@@ -117,7 +113,7 @@ def page(report: Report, context: PageContext, fabric: Callable[[int], str] | No
             f"tier {report.tier}",
             span_of(report.seconds),
             f"nodes from {report.fleet.origin}",
-            f"exit {report.exit}, {_MEANS.get(report.exit, '')}",
+            f"exit {report.exit}, {_MEANS[report.exit]}",
         ],
         figures=_figures(report),
         **_changed(since(last, now, report) if last else None),
