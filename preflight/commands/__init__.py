@@ -117,13 +117,16 @@ def print_lines(lines: Callable[[int], Iterable[str]]) -> None:
 
 
 def print_answer(
-    arguments: argparse.Namespace, document: Struct, lines: Callable[[int], Iterable[str]]
+    arguments: argparse.Namespace,
+    document: Struct,
+    lines: Callable[[int], Iterable[str]],
+    indent: int = 1,
 ) -> None:
     """Print the document with --json, else the lines."""
     if arguments.json:
         from preflight.core.text import plain_json
 
-        sys.stdout.write(plain_json(document))
+        sys.stdout.write(plain_json(document, indent))
     else:
         print_lines(lines)
 

@@ -21,7 +21,7 @@ from preflight.commands import (
     add_targets,
     fleet_of,
     folder_among,
-    print_lines,
+    print_answer,
     remark,
 )
 from preflight.core.command_line import (
@@ -35,7 +35,7 @@ from preflight.core.command_line import (
     whole_number,
 )
 from preflight.core.files import read_regular, reason_of, typed_path, write_atomically
-from preflight.core.text import natural, plain_json, printable
+from preflight.core.text import natural, printable
 from preflight.errors import UsageError
 from preflight.fleet.nodeset import fold
 from preflight.hang.diagnose.diagnosis import diagnose, lines
@@ -113,10 +113,7 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stderr.write("\npreflight: interrupted before the nodes answered\n")
         return INTERRUPTED
     diagnosis = diagnose(state)
-    if arguments.json:
-        sys.stdout.write(plain_json(diagnosis, indent=2))
-    else:
-        print_lines(lambda width: lines(diagnosis, width))
+    print_answer(arguments, diagnosis, lambda width: lines(diagnosis, width), indent=2)
     if arguments.save is not None:
         sys.stdout.flush()  # the answer first: saving may fill the disk
         _save(state, typed_path(arguments.save))

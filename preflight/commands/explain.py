@@ -5,13 +5,11 @@ An operator then need not read 50 MB of NCCL's output to find the first rank tha
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
-from preflight.commands import add_json, print_lines, remark
+from preflight.commands import add_json, print_answer, remark
 from preflight.core.command_line import EMPTY, FINE, FOUND, UNCLEAR, some_path
 from preflight.core.files import typed_path
-from preflight.core.text import plain_json
 from preflight.errors import UsageError
 from preflight.hang.explain.dumps import Dumps, explain_dumps, joined, separate
 from preflight.hang.explain.log_lines import logs_of
@@ -49,10 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
         remark(trouble)
     if len(troubles) > _TROUBLES:
         remark(f"{len(troubles) - _TROUBLES} more files are not used")
-    if arguments.json:
-        sys.stdout.write(plain_json(explanation, indent=2))
-    else:
-        print_lines(lambda width: lines(explanation, width))
+    print_answer(arguments, explanation, lambda width: lines(explanation, width), indent=2)
     if not found.lines and not troubles and not paths:
         return EMPTY
     return _EXITS.get(explanation.category, FOUND)
