@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
 
-from preflight.core.text import legible, natural
+from preflight.core.text import last_line, natural
 from preflight.errors import PreflightError, UsageError
 from preflight.fabric.schedule import circle
 from preflight.fleet.job_environment import for_slurm
@@ -84,7 +84,7 @@ def _ask(argv: Sequence[str], environ: Mapping[str, str]) -> str:
             timeout=ASK_S, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired as error:
-        output = f", it printed: {words}" if (words := _last(error.stderr)) else ""
+        output = f", it printed: {words}" if (words := last_line(error.stderr or b"", 150)) else ""
         raise SlurmError(f"{argv[0]} did not answer in {ASK_S:g} s{output}; {hand}") from error
     except OSError as error:
         raise SlurmError(f"{argv[0]} cannot be run ({error.strerror}); {hand}") from error
@@ -94,17 +94,9 @@ def _ask(argv: Sequence[str], environ: Mapping[str, str]) -> str:
                 f"{argv[0]} found no cluster (no slurm.conf where it looks): set SLURM_CONF to "
                 "that of your cluster, or give --whole-fleet to ignore Slurm"
             )
-        output = _last(done.stderr) or "nothing"
+        output = last_line(done.stderr, 150) or "nothing"
         raise SlurmError(f"{argv[0]} failed and printed: {output}; {hand}")
     return done.stdout[:LARGEST].decode("utf-8", "replace")
-
-
-def _last(stderr: bytes | None) -> str:
-    """Return the last line: in it Slurm's commands say why they failed."""
-    lines = [
-        line for line in (stderr or b"").decode("utf-8", "replace").splitlines() if line.strip()
-    ]
-    return legible(lines[-1].strip(), 150) if lines else ""
 
 
 Source = Literal["idle", "reservation", "all"]
