@@ -331,9 +331,6 @@ class Ledger:
         for key in keys:
             self._arrived.setdefault(key, _missing(why))
 
-    def __len__(self) -> int:
-        return len(self._expected)
-
     def __contains__(self, key: object) -> bool:
         return key in self._expected
 

@@ -4,7 +4,7 @@
     from preflight.history.place import parse_place
 
     with reading(parse_place("/srv/nightly", Path.cwd())) as history:  # or "postgresql://..."
-        ran = history.last_run(["gpu041", "gpu042"])  # a PastRun, None if there is none
+        ran = history.last_run()  # a PastRun, None if there is none
         history.changes(ran, since=history.since(ran))  # Changes; a sweep's waves are one night
 
 A folder without a history has no runs: `last_run()` is None, and so on. A history that cannot be

@@ -297,20 +297,9 @@ class History:
         known = find_machines(self._connection, nodes)
         return self._numbers.series(known, tier=tier, since_s=self._since(nights))
 
-    def last_run(self, nodes: Sequence[str] = ()) -> PastRun | None:
-        """The last run of all, or of exactly these nodes (on whatever leaves)."""
-        query = _RUNS.order_by(RUNS.c.id.desc()).limit(1)
-        if nodes:
-            from preflight.fleet.nodeset import fold
-
-            own = select(FLEETS.c.id).where(FLEETS.c.nodes == fold(sorted(nodes)))
-            query = query.where(RUNS.c.fleet_id.in_(own))
-        return next(iter(self._select_runs(query)), None)
-
-    def run(self, nonce: str) -> PastRun | None:
-        """The run with that nonce, as in report.json; None if it is not in the history."""
-        query = _RUNS.where(RUNS.c.nonce == nonce).order_by(RUNS.c.id.desc()).limit(1)
-        return next(iter(self._select_runs(query)), None)
+    def last_run(self) -> PastRun | None:
+        """The last run in the history."""
+        return next(iter(self._select_runs(_RUNS.order_by(RUNS.c.id.desc()).limit(1))), None)
 
     def changes(self, last: PastRun | None, since: PastRun | None = None) -> Changes:
         """What changed from the run `since` (default: `last`) to `last`; empty for None."""

@@ -75,7 +75,7 @@ def test_a_run_is_remembered_with_its_suspects(tmp_path: Path) -> None:
     assert past.done == dict.fromkeys(range(5), RoundRecord(1, 3))
     assert (folder / NAME).stat().st_mode & 0o777 == 0o640
     with reading(history.place) as told:
-        ran = told.last_run(NAMES)
+        ran = told.last_run()
         changes = told.changes(ran)
         one = told.node("h1")
         other = told.node("h2")
