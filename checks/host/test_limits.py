@@ -101,7 +101,7 @@ def judge_memlock(
 ) -> Verdict:
     """Below the minimum, fail if the job surely has this limit or its peers have more."""
     if facts.nics == () and not (expected.nics or expected.hcas or expected.nic_gbits):
-        return not_run("no RDMA devices expected, none here: nothing locks memory")
+        return not_run("no RDMA devices here, nothing locks memory")
     seen = job_limit("memlock", facts, transport)
     if seen is None:
         return unknown("the limit of locked memory could not be read", advice="mount /proc")

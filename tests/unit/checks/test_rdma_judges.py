@@ -78,8 +78,8 @@ def rate(one: Facts, expected: Expected = NOTHING, *others: Facts) -> Verdict:
         (Expected(nics=8), 7, "fail", "7 RDMA devices, 8 expected"),
         (Expected(hcas=("mlx5_0", "mlx5_9")), 8, "fail", "1 RDMA devices, 2 expected; missing"),
         (Expected(nics=8), None, "unknown", "could not be read"),
-        (NOTHING, None, "not_run", "none here"),
-        (NOTHING, 0, "not_run", "none here"),
+        (NOTHING, None, "not_run", "devices here"),
+        (NOTHING, 0, "not_run", "devices here"),
         (Expected(nics=1, nic_link="roce"), 8, "fail", "0 RDMA devices, 1 expected"),
     ],
 )  # fmt: skip
