@@ -211,7 +211,7 @@ def events(lines: Sequence[LogLine]) -> list[Event]:
             continue
         if event.kind == "started":
             started[device] = order
-            unlogged += _unlogged_downs(ups.pop(device, []), downs[device])
+            unlogged += _unlogged_downs(ups.pop(device, []), downs.pop(device, []))
             continue
         found.append(event)
         if event.kind == "recovered":

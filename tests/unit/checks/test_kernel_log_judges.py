@@ -511,6 +511,20 @@ def test_a_link_that_comes_up_again_and_again_was_down_between() -> None:
     assert nic(node(up, anew, up, anew, up), limit=SHIPPED).evidence["events"] == []
 
 
+def test_ups_after_a_restart_of_the_driver_are_not_offset_by_downs_before_it() -> None:
+    """20 logged downs, a restart, 20 ups without a down: the link went down 39 times."""
+    up = "mlx5_core 0000:1a:00.0 ens1f0np0: Link up"
+    lines = (
+        LogLine(up.replace("up", "down"), NOW_S - 900, NOW_S - 600, 20),
+        LogLine(MLX + "firmware version: 28.39.1002", NOW_S - 500, NOW_S - 500),
+        LogLine(up, NOW_S - 400, NOW_S - 60, 20),
+    )
+    verdict = nic(node(*lines), limit=SHIPPED)
+    assert verdict.outcome is Outcome.WARN
+    assert verdict.sentence.startswith("link down: 0000:1a:00.0 39 times (it came up again)")
+    assert nic(node(*lines[:2], LogLine(up)), limit=SHIPPED).outcome is Outcome.OK
+
+
 def test_a_narrow_slot_is_not_this_checks() -> None:
     """ib.pcie tells of it, from the link as it is now."""
     line = (
