@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec.structs import replace
 
 from preflight.captured import Captured, advised, bare_facts, captured
-from preflight.captured.smi_fields import Listing, bus
+from preflight.captured.smi_fields import Listing, bus, table
 from preflight.captured.smi_query import (
     ASKED,
     only_processes,
@@ -32,7 +32,7 @@ from preflight.facts.gpu import GpuHealth, LinkErrors
 from preflight.facts.model import Driver, Facts, Gpu, NvLink
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
 _INFOROM: Final = re.compile(r"infoROM is corrupted at gpu\s+([0-9a-fA-F:.]+)", re.IGNORECASE)
 _BUS: Final = r"([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])"
@@ -291,27 +291,6 @@ _PARSERS: Final[tuple[tuple[str, Callable[[str], Listing | None]], ...]] = (
 KINDS: Final = (*(_PARSERS[at][0] for at in (2, 1, 0, 3, 5, 6, 4)), "nvidia-smi -L")
 """The most used first."""
 
-_NEEDS: Final[Mapping[str, tuple[str, ...]]] = {
-    "gpu.ecc": ("ecc_volatile_uncorrected", "uncorrected_seen", "sram_threshold_exceeded"),
-    "gpu.fabric": ("fabric_state",),
-    "gpu.inforom": ("inforom_valid",),
-    "gpu.memory": ("memory_total_mib",),
-    "gpu.mode": ("persistence", "compute_mode", "ecc_on", "mig_enabled"),
-    "gpu.model": ("name",),
-    "gpu.nvlink": ("link_errors",),
-    "gpu.pcie": ("pcie_width",),
-    "gpu.power": ("power_limit_w",),
-    "gpu.readings": ("temperature_c", "performance_state"),
-    "gpu.recovery": ("recovery_action",),
-    "gpu.remap": ("remap_pending", "remap_failed", "retired_pending"),
-    "gpu.software": ("vbios", "inforom"),
-    "gpu.temperature": ("margin_c", "slowdown_c"),
-    "gpu.throttle": ("clock_reasons",),
-    "gpu.topology": ("links",),
-}
-"""Readings of a GPU of which a text must show or refuse one for the check to run."""
-
-_ALL: Final = (*_NEEDS, "gpu.count")
 _UNASKED: Final = frozenset(("gpu.count", "gpu.topology"))
 """Checks that would pass for GPUs that are listed without any reading."""
 
@@ -370,17 +349,17 @@ _AFTER_REPAIR: Final = "capture nvidia-smi -q once the GPUs answer"
 
 def _checks(facts: Facts, doubted: Collection[str] = ()) -> tuple[str, ...]:
     """The checks for which the text has readings; all of them if it has none."""
-    gpus = facts.gpus or ()
+    gpus, every = facts.gpus or (), (*table()["needs"], "gpu.count")
     if not gpus:
-        return _ALL
+        return every
     asked = [
         check
-        for check, fields in _NEEDS.items()
+        for check, fields in table()["needs"].items()
         if any(_tells(one, fields) for one in gpus) or not set(fields).isdisjoint(doubted)
     ]
     failing = any(one.health is not None and one.health.errors for one in gpus)
     checks = tuple(dict.fromkeys((*asked, *["gpu.readings"] * failing)))
-    return checks or tuple(check for check in _ALL if check not in _UNASKED)
+    return checks or tuple(check for check in every if check not in _UNASKED)
 
 
 def _without_gaps(one: Gpu) -> Gpu:
@@ -390,7 +369,7 @@ def _without_gaps(one: Gpu) -> Gpu:
         return one
     more = [
         name
-        for fields in _NEEDS.values()
+        for fields in table()["needs"].values()
         if set(fields) & set(health.lacks) and all(reading(one, name) is None for name in fields)
         for name in fields
         if name not in (*health.lacks, *health.denied, *_failing(health))

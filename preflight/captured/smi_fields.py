@@ -9,17 +9,18 @@ If a reading has several places, the first with a value counts.
 from __future__ import annotations
 
 import re
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from msgspec import Struct, ValidationError, convert
 
+from preflight.core.files import shipped_table
 from preflight.core.text import whole
 from preflight.facts.gpu import GpuHealth
 from preflight.facts.model import Gpu, GpuPair, GpuProcess
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 
 _ABSENT: Final = ("n/a", "not supported", "requested functionality has been deprecated", "none")
@@ -31,15 +32,6 @@ _NUMBER: Final = re.compile(r"(-?[0-9]{1,19}(?:\.[0-9]{1,9})?) ?([A-Za-z%()]*)")
 _COUNT: Final = re.compile(r"[0-9]{1,19}(?: bank\(s\))?")
 _HOTTEST_C: Final = 200
 _WORDS_CHARS: Final = 60
-
-_COMPUTE: Final = {
-    "default": "default",
-    "e. process": "exclusive_process",
-    "exclusive_process": "exclusive_process",
-    "e. thread": "exclusive_thread",
-    "exclusive_thread": "exclusive_thread",
-    "prohibited": "prohibited",
-}
 
 
 class Doubt(Struct, frozen=True):
@@ -193,7 +185,8 @@ def words(word: str) -> str | None:
 
 def compute_mode(word: str) -> str | None:
     """Read a compute mode as the table or -q prints it."""
-    return _COMPUTE.get(word.lower())
+    mode: str | None = table()["compute_modes"].get(word.lower())
+    return mode
 
 
 def state(word: str) -> str | None:
@@ -220,95 +213,31 @@ def fabric(word: str) -> str | None:
     return low if low in ("completed", "in progress", "not started") else None
 
 
-PLACES: Final[tuple[tuple[str, Callable[[str], Any], tuple[str, ...]], ...]] = (
-    ("vbios", words, ("vbios_version",)),
-    ("inforom", words, ("inforom_version/image_version", "inforom_version/img_version",
-                          "inforom.img", "inforom.image")),
-    ("gsp_version", words, ("gsp_firmware_version", "gsp.mode.version")),
-    ("persistence", switch, ("persistence_mode",)),
-    ("compute_mode", compute_mode, ("compute_mode",)),
-    ("ecc_on", switch, ("ecc_mode/current", "ecc_mode/current_ecc", "ecc.mode.current")),
-    ("ecc_pending", switch, ("ecc_mode/pending", "ecc_mode/pending_ecc", "ecc.mode.pending")),
-    ("mig_enabled", switch, ("mig_mode/current", "mig_mode/current_mig", "mig.mode.current")),
-    ("mig_pending", switch, ("mig_mode/pending", "mig_mode/pending_mig", "mig.mode.pending")),
-    ("sram_threshold_exceeded", switch, ("aggregate/sram_threshold_exceeded",)),
-    ("remapped_corrected", number_of, ("remapped_rows/correctable_error",
-                                      "remapped_rows/remapped_row_corr",
-                                      "remapped_rows.correctable")),
-    ("remapped_uncorrected", number_of, ("remapped_rows/uncorrectable_error",
-                                        "remapped_rows/remapped_row_unc",
-                                        "remapped_rows.uncorrectable")),
-    ("remap_pending", switch, ("remapped_rows/pending", "remapped_rows/remapped_row_pending",
-                                 "remapped_rows.pending", "remapped_rows")),
-    ("remap_failed", switch, ("remapped_rows/remapping_failure_occurred",
-                                "remapped_rows/remapped_row_failure", "remapped_rows.failure",
-                                "remapped_rows")),
-    ("banks_without_spares", number_of, ("bank_remap_availability_histogram/none",
-                                        "row_remapper_histogram/row_remapper_histogram_none",
-                                        "remapped_rows.histogram.none")),
-    ("retired_pending", switch, ("retired_pages/pending_page_blacklist",
-                                   "retired_pages/pending_retirement",
-                                   "retired_pages/pending_blacklist", "retired_pages.pending",
-                                   "retired_pages")),
-    ("repair_pending", switch, ("channel_repair_pending", "tpc_repair_pending")),
-    ("unrepairable", switch, ("unrepairable_memory",)),
-    ("recovery_action", action, ("gpu_recovery_action",)),
-    ("hw_thermal_s", seconds, ("counters/hw_thermal_slowdown",)),
-    ("hw_brake_s", seconds, ("counters/hw_power_braking", "counters/hw_power_brake_slowdown")),
-    ("power_limit_w", watts, ("gpu_power_readings/current_power_limit",
-                               "power_readings/enforced_power_limit", "enforced.power.limit",
-                               "power.limit", "power_readings/power_limit")),
-    ("power_default_w", watts, ("gpu_power_readings/default_power_limit",
-                                 "power_readings/default_power_limit", "power.default_limit")),
-    ("power_draw_w", watts, ("gpu_power_readings/average_power_draw",
-                              "gpu_power_readings/instantaneous_power_draw",
-                              "gpu_power_readings/instant_power_draw",
-                              "gpu_power_readings/power_draw", "power_readings/power_draw",
-                              "power.draw")),
-    ("fan_pct", percent, ("fan_speed", "fan.speed")),
-    ("temperature_c", celsius, ("gpu_current_temp", "temperature/gpu_temp", "temperature.gpu")),
-    ("memory_temperature_c", celsius, ("memory_current_temp", "temperature/memory_temp",
-                                        "temperature.memory")),
-    ("slowdown_c", celsius, ("gpu_slowdown_temp", "gpu_temp_slow_threshold")),
-    ("margin_c", celsius, ("gpu_t_limit_temp", "gpu_temp_tlimit", "temperature.gpu.tlimit")),
-    ("slowdown_at", celsius, ("gpu_slowdown_t_limit_temp", "gpu_temp_slow_tlimit_threshold")),
-    ("pcie_gen", number_of, ("pcie_generation/current", "current_link_gen", "pcie.link.gen.current",
-                            "pcie.link.gen.gpucurrent")),
-    ("pcie_gen_max", number_of, ("pcie_generation/max", "max_link_gen", "pcie.link.gen.max")),
-    ("pcie_width", lanes, ("link_width/current", "current_link_width",
-                              "pcie.link.width.current")),
-    ("pcie_width_max", lanes, ("link_width/max", "max_link_width", "pcie.link.width.max")),
-    ("pcie_replays", number_of, ("replays_since_reset", "replay_counter")),
-    ("performance_state", state, ("performance_state", "pstate")),
-    ("utilization_pct", percent, ("utilization/gpu", "gpu_util", "utilization.gpu")),
-    ("fabric_state", fabric, ("fabric/state", "fabric.state")),
-    ("fabric_status", words, ("fabric/status", "fabric.status")),
-    ("memory_reserved_mib", mebibytes, ("fb_memory_usage/reserved", "memory.reserved")),
-    ("bar1_total_mib", mebibytes, ("bar1_memory_usage/total",)),
-    ("memory_total_mib", mebibytes, ("fb_memory_usage/total", "memory.total")),
-    ("memory_used_mib", mebibytes, ("fb_memory_usage/used", "memory.used")),
-)  # fmt: skip
+_READERS: Final[Mapping[str, Callable[[str], Any]]] = {
+    **{one.__name__: one for one in (words, switch, compute_mode, number_of, action, seconds)},
+    **{one.__name__: one for one in (celsius, lanes, state, fabric)},
+    "watts": watts,
+    "percent": percent,
+    "mebibytes": mebibytes,
+}
+"""By the name that nvidia_smi.toml gives them."""
 
-WANTED: Final = frozenset(place for _, _, places in PLACES for place in places)
+
+@cache
+def table() -> dict[str, Any]:
+    """What nvidia-smi prints of a GPU, from nvidia_smi.toml."""
+    return shipped_table(__file__, "nvidia_smi.toml")
+
+
+@cache
+def _places() -> frozenset[str]:
+    return frozenset(place for row in table()["readings"].values() for place in row["at"])
 
 
 Path = str
 Pairs = list[tuple[Path, str]]
 """(path, printed value) in the order of the text; a path may repeat."""
 
-_REASONS: Final = {
-    "idle": "idle",
-    "gpu_idle": "idle",
-    "applications_clocks_setting": "application_clocks",
-    "sw_power_cap": "power_cap",
-    "hw_slowdown": "hw_slowdown",
-    "hw_thermal_slowdown": "hw_thermal",
-    "hw_power_brake_slowdown": "hw_power_brake",
-    "sync_boost": "sync_boost",
-    "sw_thermal_slowdown": "sw_thermal",
-    "display_clock_setting": "display_clocks",
-    "display_clocks_setting": "display_clocks",
-}
 _REASON: Final = re.compile(
     r"(?s)(?:^|/)clocks_(?:throttle|event)_reasons(?:/|\.)(?!counters)(.+)$"
 )
@@ -367,9 +296,9 @@ def gpu(block: Block, position: int) -> tuple[Gpu, tuple[Doubt, ...]]:
     pairs = [(path, value) for path, value in block.pairs if not any(f in path for f in _FOREIGN)]
     readings = Readings()
     printed = _by_place(pairs)
-    for field, read, places in PLACES:
-        for value in (value for place in places for value in printed.get(place, ())):
-            readings.put(field, value, read)
+    for field, row in table()["readings"].items():
+        for value in (value for place in row["at"] for value in printed.get(place, ())):
+            readings.put(field, value, _READERS[row["read"]])
     _ecc(readings, pairs)
     _retired(readings, pairs)
     _reasons(readings, pairs)
@@ -394,7 +323,7 @@ def _by_place(pairs: Pairs) -> dict[Path, list[str]]:
     for path, value in pairs:
         rest = path
         while rest:
-            if rest in WANTED:
+            if rest in _places():
                 found.setdefault(rest, []).append(value)
             rest = rest.partition("/")[2]
     return found
@@ -464,7 +393,8 @@ def _reasons(readings: Readings, pairs: Pairs) -> None:
     active, is_known, refused = [], False, ""
     for path, value in pairs:
         match = _REASON.search(path)
-        reason = _REASONS.get(_PREFIX.sub("", match[1].rpartition("/")[2])) if match else None
+        name = _PREFIX.sub("", match[1].rpartition("/")[2]) if match else ""
+        reason = table()["clock_reasons"].get(name)
         if reason is None:
             continue
         on = switch(value.strip().strip("[]"))

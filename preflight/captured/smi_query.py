@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import csv
 import re
+from functools import cache
 from io import StringIO
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from xml.etree import ElementTree as ET
 
 from msgspec.structs import replace
@@ -15,9 +16,6 @@ from preflight.captured.smi_fields import Block, Listing, Pairs, Readings, below
 from preflight.core.statistics import grouped
 from preflight.core.text import whole
 from preflight.facts.model import Gpu, GpuProcess
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _GPU: Final = re.compile(r"^GPU ([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])\s*$")
 _LINE: Final = re.compile(r"^( *)([A-Za-z](?:[^:]*[^: ])?) *:(?: (.*))?$")
@@ -110,68 +108,18 @@ def _too_few(text: str, blocks: list[Block], attached: int | None) -> str:
     return ""
 
 
-_COUNTS: Final = (
-    ("sram_correctable", "sram_uncorrectable|sram_uncorrectable_parity", "dram_correctable",
-     "dram_uncorrectable"),
-    ("sram_uncorrectable_parity", "sram_uncorrectable_sec_ded|sram_uncorrectable_secded"),
-    ("single_bit", "double_bit"),
-)  # fmt: skip
-_REASONS: Final = (
-    ("idle", "applications_clocks_setting", "sw_power_cap", "hw_slowdown"),
-    ("sync_boost", "sw_thermal_slowdown|unknown"),
-)
-_MODES: Final = (("current|current_ecc|current_mig", "pending|pending_ecc|pending_mig"),)
-_TOGETHER: Final[Mapping[str, tuple[tuple[str, ...], ...]]] = {
-    "ecc_mode": _MODES,
-    "mig_mode": _MODES,
-    "ecc_errors": (
-        ("volatile", "aggregate"),
-        ("channel_repair_pending", "tpc_repair_pending"),
-    ),
-    "volatile": _COUNTS,
-    "aggregate": (*_COUNTS, ("sram_uncorrectable_parity", "sram_threshold_exceeded")),
-    "single_bit": (("device_memory", "total"),),
-    "double_bit": (("device_memory", "total"),),
-    "retired_pages": (
-        ("single_bit_ecc|multiple_single_bit_retirement", "double_bit_ecc|double_bit_retirement",
-         "pending|pending_page_blacklist|pending_blacklist|pending_retirement"),
-    ),
-    "remapped_rows": (
-        ("correctable_error|remapped_row_corr", "uncorrectable_error|remapped_row_unc",
-         "pending|remapped_row_pending", "remapping_failure_occurred|remapped_row_failure"),
-    ),
-    "bank_remap_availability_histogram": (("max", "high", "partial", "low", "none"),),
-    "gpu_reset_status": (("reset_required", "drain_and_reset_recommended"),),
-    "clocks_throttle_reasons": _REASONS,
-    "clocks_event_reasons": _REASONS,
-    "hw_slowdown": (("hw_thermal_slowdown", "hw_power_brake_slowdown"),),
-    "fb_memory_usage": (("total", "used", "free"),),
-    "gpu_link_info": (("pcie_generation", "link_width"),),
-    "pcie_generation": (("max", "current"),),
-    "link_width": (("max", "current"),),
-    "temperature": (
-        ("gpu_current_temp", "gpu_shutdown_temp|gpu_shutdown_t_limit_temp",
-         "gpu_slowdown_temp|gpu_slowdown_t_limit_temp"),
-    ),
-    "power_readings": (
-        ("power_limit", "default_power_limit", "enforced_power_limit", "min_power_limit",
-         "max_power_limit"),
-    ),
-    "gpu_power_readings": (
-        ("current_power_limit", "default_power_limit", "min_power_limit", "max_power_limit"),
-    ),
-    "fabric": (("state", "status"),),
-}  # fmt: skip
-"""By section, the lines of which every driver prints all or none; "|" between their names."""
-_EVERY: Final = (
-    "product_name", "persistence_mode", "pci", "performance_state",
-    "clocks_throttle_reasons|clocks_event_reasons", "fb_memory_usage", "compute_mode", "ecc_mode",
-    "ecc_errors", "retired_pages", "temperature", "power_readings|gpu_power_readings",
-)  # fmt: skip
-"""What every driver prints of a whole GPU, as a section or as one line."""
 _OF_A_WHOLE: Final = frozenset(("product_brand", "minor_number", "mig_mode"))
 """Only a whole GPU has these: `-d` selects none of them."""
 _BY_GPU: Final = frozenset(("mig_devices", "mig_device", "processes", "accounted_processes"))
+
+
+@cache
+def _together() -> dict[str, list[list[str]]]:
+    """By section, the lines of which every driver prints all or none; "|" between their names."""
+    rows = v.table()["together"].items()
+    return grouped(
+        (one, lines) for names, sets in rows for one in names.split("|") for lines in sets
+    )
 
 
 def _lines_missing(blocks: list[Block]) -> str:
@@ -185,10 +133,10 @@ def _lines_missing(blocks: list[Block]) -> str:
         named = f"GPU {block.bus_id}" if block.bus_id else "its GPU"
         children = _children(block)
         top = children.get("", set())
-        groups = [(name, group) for name in children for group in _TOGETHER.get(_last(name), ())]
+        groups = [(name, group) for name in children for group in _together().get(_last(name), ())]
         if not _OF_A_WHOLE.isdisjoint(top):
             mig = ("remapped_rows",) if "mig_mode" in top else ()  # both since R450
-            groups.append(("", (*_EVERY, *mig)))
+            groups.append(("", [*v.table()["whole_gpu"], *mig]))
         for section, group in groups:
             lacking = [each for each in group if children[section].isdisjoint(each.split("|"))]
             if lacking and len(lacking) < len(group):
