@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
 from preflight.check import Check
-from preflight.checks.burn.worst_unit import judge_units, unjudged
+from preflight.checks.burn.worst_unit import judge_units, table, unjudged
 from preflight.core.text import count
 from preflight.facts import Node
 from preflight.facts.burn import Burn, Throttle
 from preflight.verdict import Conclude, Outcome, Verdict, fail, not_run, ok, unknown, warn
-
-if TYPE_CHECKING:
-    from preflight.facts.burn import Measure
 
 _BEFORE = ("reach.answer", "host.driver_hung", "gpu.count")
 _LOADED = ("burn.device",)
@@ -124,75 +120,9 @@ def test_burn_integrity(node: Node, conclude: Conclude) -> None:
     conclude(judge_integrity(node.burn))
 
 
-class Speed(NamedTuple):
-    """What one check of speed measures, in words, and what to do about a slow unit."""
-
-    measures: tuple[Measure, ...]
-    what: str
-    advice: str
-    """With {0} for the unit."""
-
-
-SPEEDS = {
-    "sustained": Speed(
-        ("sustained_tflops",),
-        "sustained GEMM",
-        "look at heat, power limit and clocks of {0} under load (nvidia-smi -q -d PERFORMANCE)",
-    ),
-    "gemm": Speed(
-        ("gemm_tflops",),
-        "bf16 GEMM",
-        "look at clocks, heat and power limit of {0} (nvidia-smi -q -d PERFORMANCE); "
-        "else exclude it",
-    ),
-    "memory": Speed(
-        ("memory_gbs",),
-        "memory copy",
-        "look at the memory clock, ECC and remapped rows of {0}; reset it, then recheck",
-    ),
-    "launch": Speed(
-        ("launch_us",),
-        "kernel launch",
-        "look at the CPU governor, other load and the driver settings near {0}",
-    ),
-    "pcie": Speed(
-        ("h2d_gbs", "d2h_gbs"),
-        "host copies",
-        "look at PCIe generation and width of {0} under load, its slot or riser, ACS and IOMMU",
-    ),
-    "p2p": Speed(
-        ("p2p_gbs",),
-        "copy",
-        "look at NVLink errors and link counts (nvidia-smi nvlink -s -e) and peer access: {0}",
-    ),
-    "host": Speed(
-        ("host_copy_gbs", "host_gflops"),
-        "host memory and CPUs",
-        "look at missing or slow DIMMs (dmidecode, EDAC), the CPU governor and other load: {0}",
-    ),
-    "nic": Speed(
-        ("nic_gbits",),
-        "loopback",
-        "look at PCIe generation and width of {0}, its firmware, and its error counters",
-    ),
-}
-"""By the check's name. Peers are units of one kind: for `burn.p2p` pairs of GPUs that are joined
-alike, for `burn.pcie` GPUs as near to the host, for `burn.host` NUMA nodes with as many CPUs."""
-
-
 def judge_speed(name: str, burn: Burn | None) -> Verdict:
     """Compare each unit with its peers, here and on other nodes."""
-    speed = SPEEDS[name]
-    return judge_units(burn, speed.measures, what=speed.what, advice=speed.advice)
-
-
-COOL = {
-    "hw_thermal": "look at fans, air flow or coolant of {0}, and at its neighbours' heat",
-    "sw_thermal": "look at fans, air flow or coolant of {0}, and at its neighbours' heat",
-    "hw_power_brake": "look at the node's power supplies and their cables; a brake signal slows "
-    "{0}",
-    "hw_slowdown": "look at heat and power supply of {0} (nvidia-smi -q -d PERFORMANCE)",
-}
+    return judge_units(burn, **table()["checks"][name])
 
 
 def judge_sustained(burn: Burn | None) -> Verdict:
@@ -209,7 +139,7 @@ def _throttle_verdict(found: tuple[Throttle, ...]) -> Verdict:
     return fail(
         f"{worst.name}: {', '.join(worst.reasons)} held its clocks down in {worst.looks} of "
         f"{worst.of} looks under load ({worst.remark}), expected in none{more}",
-        advice=COOL[worst.reasons[0]].format(worst.name),
+        advice=table()["throttled"][worst.reasons[0]].format(worst.name),
         cause=worst.cause if len(found) == 1 else "",
         throttled=[f"{one.name}: {one.remark}" for one in found],
     )

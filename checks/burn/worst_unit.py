@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from preflight.core.files import shipped_table
 from preflight.core.text import count, first_few
 from preflight.verdict import Verdict, fail, flaky, not_run, ok, unknown, warn
 
@@ -12,24 +14,6 @@ if TYPE_CHECKING:
 
     from preflight.facts.burn import Burn, Measure, Unit
 
-_UNITS: dict[Measure, str] = {
-    "gemm_tflops": "TFLOPS",
-    "sustained_tflops": "TFLOPS",
-    "memory_gbs": "GB/s",
-    "h2d_gbs": "GB/s to it",
-    "d2h_gbs": "GB/s from it",
-    "p2p_gbs": "GB/s",
-    "launch_us": "us",
-    "host_copy_gbs": "GB/s",
-    "host_gflops": "GFLOPS",
-    "nic_gbits": "Gb/s",
-}
-_PARTS: dict[Measure, str] = {
-    "p2p_gbs": "way",
-    "host_copy_gbs": "NUMA node",
-    "host_gflops": "NUMA node",
-    "nic_gbits": "NIC",
-}
 _LESS_IS_BETTER = ("launch_us",)
 _BASELINE = "set or learn a baseline (preflight learn), or judge more nodes at once"
 _SET_MODEL = f"set gpu_model in the inventory, or {_BASELINE}"
@@ -40,10 +24,16 @@ _FIELDS = ("name", "measure", "best", "typical", "samples", "peers", "limit", "l
          "waited")  # fmt: skip
 
 
+@cache
+def table() -> dict[str, Any]:
+    """The checks' measures, words and advice, from speeds.toml."""
+    return shipped_table(__file__, "speeds.toml")
+
+
 def amount(value: float, measure: Measure) -> str:
     """Say "742 TFLOPS": three digits, more where there are more before the point."""
     number = f"{value:,.0f}" if value >= _HUNDRED else f"{value:.3g}"
-    return f"{number} {_UNITS[measure]}"
+    return f"{number} {table()['units'][measure]}"
 
 
 def judge_units(
@@ -177,7 +167,7 @@ def _range(units: Sequence[Unit], what: str) -> str:
     for measure in dict.fromkeys(one.measure for one in units):
         values = sorted(one.best for one in units if one.measure == measure)
         low, high = (amount(value, measure) for value in (values[0], values[-1]))
-        unit = _UNITS[measure]
+        unit = table()["units"][measure]
         span = high if low == high else f"{low.removesuffix(' ' + unit)} to {high}"
         clauses.append(span)
     return f"{what} {', '.join(clauses)} ({_things(units)})"
@@ -186,7 +176,7 @@ def _range(units: Sequence[Unit], what: str) -> str:
 def _things(units: Sequence[Unit]) -> str:
     """How many of what was measured: "8 GPUs", "56 ways", "1 NUMA node"."""
     first = units[0]
-    word = _PARTS.get(first.measure) or first.cause.partition(" ")[0] or "part"
+    word = table()["parts"].get(first.measure) or first.cause.partition(" ")[0] or "part"
     number = len({one.cause or one.name for one in units})
     return count(number, word)
 
