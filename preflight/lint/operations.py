@@ -7,7 +7,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from preflight.lint.script import canonical, constant, once
+from preflight.lint.script import canonical, constant, known_names, once
 
 if TYPE_CHECKING:
     from preflight.lint.script import Call, Function, Script
@@ -17,58 +17,6 @@ _MOST: Final = 100
 number."""
 _MOST_BASES: Final = 64
 """Classes to search for a method."""
-
-_GROUP_AT: Final = {
-    "all_gather": 2, "all_gather_coalesced": 2, "all_gather_into_tensor": 2,
-    "all_gather_object": 2, "all_reduce": 2, "all_reduce_coalesced": 2, "all_to_all": 2,
-    "all_to_all_single": 4, "barrier": 0, "broadcast": 2, "broadcast_object_list": 2,
-    "gather": 3, "gather_object": 3, "monitored_barrier": 0, "reduce": 3, "reduce_scatter": 3,
-    "reduce_scatter_tensor": 3, "scatter": 3, "scatter_object_list": 3,
-}  # fmt: skip
-"""torch.distributed's collectives, and the position of each one's `group` argument."""
-
-_ALL_RANKS: Final = frozenset(f"{module}.{name}" for module, names in {
-    "torch.distributed": ("new_group", "new_subgroups", "init_device_mesh"),
-    "torch.distributed.device_mesh": ("init_device_mesh",),
-    "torch.nn.parallel": ("DistributedDataParallel",),
-    "torch.distributed.fsdp": ("FullyShardedDataParallel",),
-    "horovod.torch": ("allreduce", "allgather", "broadcast", "broadcast_parameters",
-                      "broadcast_optimizer_state"),
-    "accelerate.utils": ("wait_for_everyone", "gather", "gather_object", "broadcast",
-                         "broadcast_object_list", "reduce"),
-}.items() for name in names)  # fmt: skip
-"""Calls that every rank of the job must make, whatever their group."""
-
-_SAVES: Final = {f"{module}.{name}": label + name for module, label, names in (
-    ("torch.distributed.checkpoint", "torch.distributed.checkpoint.",
-     ("save", "async_save", "save_state_dict", "load")),
-    ("torch.distributed.checkpoint.state_dict", "",
-     ("get_model_state_dict", "get_optimizer_state_dict", "get_state_dict")),
-    ("torch.distributed.fsdp.FullyShardedDataParallel", "FSDP.",
-     ("optim_state_dict", "full_optim_state_dict")),
-) for name in names}  # fmt: skip
-"""Calls that gather a checkpoint's shards from every rank."""
-
-_OBJECTS: Final = {
-    "accelerate.Accelerator": {
-        "gather", "gather_for_metrics", "pad_across_processes", "reduce", "wait_for_everyone",
-    },
-    "lightning.fabric.Fabric": {"all_gather", "all_reduce", "barrier", "broadcast"},
-}  # fmt: skip
-_OBJECT_SAVES: Final = {
-    "accelerate.Accelerator": {"save_state", "get_state_dict"},
-    "lightning.fabric.Fabric": {"save"},
-    "deepspeed.initialize": {"save_checkpoint", "save_16bit_model"},
-    "lightning.Trainer": {"save_checkpoint"},
-    "torch.distributed.fsdp.FullyShardedDataParallel": {"state_dict"},
-    "torch.distributed.optim.ZeroRedundancyOptimizer": {"consolidate_state_dict"},
-}  # fmt: skip
-_SAME_CLASS: Final = {
-    "accelerate.accelerator.Accelerator": "accelerate.Accelerator",
-    "lightning.Fabric": "lightning.fabric.Fabric",
-    "torch.distributed.fsdp.FSDP": "torch.distributed.fsdp.FullyShardedDataParallel",
-}
-_USUAL_NAMES: Final = {"accelerator": "accelerate.Accelerator", "fabric": "lightning.fabric.Fabric"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +43,13 @@ def operation(script: Script, call: Call) -> Operation | None:
     """The operation for which a call needs every rank; None if it needs only some ranks."""
     name = canonical(call.name)
     module, _, last = name.rpartition(".")
-    if module == "torch.distributed" and last in _GROUP_AT:
+    if module == "torch.distributed" and last in known_names()["collectives"]:
         return None if _own_group(script, call, last) else Operation(last, call.line, call)
-    if name in _ALL_RANKS:
+    if last in known_names()["all_ranks"].get(module, ()):
         return Operation(last, call.line, call)
-    if name in _SAVES:
+    if label := known_names()["saves"].get(name):
         own = call.keyword("process_group")
-        return None if own is not None else Operation(_SAVES[name], call.line, call, saves=True)
+        return None if own is not None else Operation(label, call.line, call, saves=True)
     synced = last == "log" and constant(call.keyword("sync_dist")) is True
     if synced and script.imported("lightning"):
         return Operation("self.log(sync_dist=True)", call.line, call)
@@ -110,7 +58,7 @@ def operation(script: Script, call: Call) -> Operation | None:
 
 def _own_group(script: Script, call: Call, label: str) -> bool:
     """Whether only the ranks of a group in the script take part."""
-    at = _GROUP_AT[label]
+    at = known_names()["collectives"][label]
     given = call.keyword("group") or call.keyword("process_group")
     if given is None and len(call.node.args) > at:
         given = call.node.args[at]
@@ -123,8 +71,8 @@ def _own_group(script: Script, call: Call, label: str) -> bool:
 
 def _of_object(script: Script, call: Call) -> Operation | None:
     last, kind = call.last, kind_of(script, call.receiver)
-    saves = last in _OBJECT_SAVES.get(kind, ())
-    if saves or last in _OBJECTS.get(kind, ()):
+    saves = last in known_names()["object_saves"].get(kind, ())
+    if saves or last in known_names()["objects"].get(kind, ()):
         return Operation(f"{call.receiver}.{last}", call.line, call, saves=saves)
     return None
 
@@ -133,7 +81,7 @@ def kind_of(script: Script, receiver: str) -> str:
     """The class of the object with that name in this script; "" if unclear."""
     if not receiver:
         return ""
-    usual = _USUAL_NAMES.get(receiver.rpartition(".")[2], "")
+    usual: str = known_names()["usual"].get(receiver.rpartition(".")[2], "")
     if usual and script.imported(usual.partition(".")[0]):
         return usual
     return _kinds(script).get(receiver, "")
@@ -145,8 +93,8 @@ def _kinds(script: Script) -> dict[str, str]:
     for one in script.assigns:
         if isinstance(one.value, ast.Call):
             kind = canonical(script.dotted(one.value.func))
-            kind = _SAME_CLASS.get(kind, kind)
-            if kind in _OBJECT_SAVES or kind in _OBJECTS:
+            kind = known_names()["same_class"].get(kind, kind)
+            if kind in known_names()["object_saves"] or kind in known_names()["objects"]:
                 found.setdefault(one.target, kind)
     return found
 

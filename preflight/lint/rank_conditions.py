@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from preflight.lint.operations import callee, reached
-from preflight.lint.script import RankSet, constant, dotted, names_in, once
+from preflight.lint.script import RankSet, constant, dotted, known_names, names_in, once
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -188,25 +188,6 @@ def variable(node: ast.expr, imports: Mapping[str, str]) -> str:
     return ""
 
 
-_HARMLESS: Final = frozenset((
-    "print", "len", "open", "range", "enumerate", "zip", "list", "dict", "set", "tuple", "str",
-    "int", "float", "bool", "min", "max", "sum", "isinstance", "getattr", "setattr", "type",
-    "ValueError", "RuntimeError", "format", "sorted", "any", "all", "tqdm",
-))  # fmt: skip
-_HARMLESS_MODULES: Final = frozenset((
-    "logging", "logger", "log", "LOG", "_logger", "os", "sys", "time", "json", "math", "random",
-    "numpy", "wandb", "pathlib", "shutil", "torch", "writer", "args", "tqdm", "warnings", "re",
-    "datetime", "contextlib", "collections", "copy", "glob", "yaml", "pickle", "functools",
-))  # fmt: skip
-_HARMLESS_METHODS: Final = frozenset((
-    "info", "warning", "warn", "debug", "error", "exception", "append", "extend", "format", "item",
-    "write", "join", "get", "items", "keys", "values", "update", "exists", "to", "cuda", "cpu",
-    "eval", "train", "add_scalar", "log", "set_description", "set_postfix", "mkdir", "close",
-    "flush", "strip", "split", "startswith", "endswith", "setLevel", "addHandler", "numel", "size",
-    "zero_grad", "set_epoch", "detach", "float", "mean", "copy", "pop", "replace", "parse_args",
-))  # fmt: skip
-
-
 @dataclass(frozen=True, slots=True)
 class PartialOperation:
     """An operation that only some ranks reach, and the condition that excludes the others."""
@@ -254,11 +235,12 @@ def _guarded(script: Script) -> Iterator[tuple[Operation, Guard]]:
 
 def _may_come(script: Script, guard: Guard, one: Operation) -> bool:
     """Whether the other side calls code outside this file, which may make the same call."""
+    harmless = known_names()["harmless"]
     for name in guard.other:
         head, _, last = name.rpartition(".")
-        if not name or last in _HARMLESS_METHODS or name in _HARMLESS:
+        if not name or last in harmless["methods"] or name in harmless["functions"]:
             continue
-        if head.partition(".")[0] in _HARMLESS_MODULES and "distributed" not in head:
+        if head.partition(".")[0] in harmless["modules"] and "distributed" not in head:
             continue
         if script.functions.get(name) is None and not _method(script, name, one):
             return True

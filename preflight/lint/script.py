@@ -7,10 +7,12 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
-from functools import cached_property, lru_cache, partial
+from functools import cache, cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from msgspec import Struct
+
+from preflight.core.files import shipped_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -204,20 +206,10 @@ def rule(id_: str, severity: Severity) -> Callable[[Callable[[Script], Iterable[
     return partial(Rule, id_, severity)
 
 
-_SAME: Final = (
-    ("torch.distributed.distributed_c10d.", "torch.distributed."),
-    ("torch.distributed.nn.functional.", "torch.distributed."),
-    ("torch.distributed.nn.", "torch.distributed."),
-    ("deepspeed.comm.", "torch.distributed."),
-    ("torch.nn.parallel.distributed.", "torch.nn.parallel."),
-    ("torch.distributed.fsdp.fully_sharded_data_parallel.", "torch.distributed.fsdp."),
-    ("torch.distributed.checkpoint.state_dict_saver.", "torch.distributed.checkpoint."),
-    ("torch.distributed.checkpoint.state_dict_loader.", "torch.distributed.checkpoint."),
-    ("lightning.pytorch.", "lightning."),
-    ("pytorch_lightning.", "lightning."),
-    ("lightning_fabric.", "lightning.fabric."),
-)
-"""Other import paths of the same functions."""
+@cache
+def known_names() -> dict[str, Any]:
+    """The names of functions, classes and modules that the rules know, from names.toml."""
+    return shipped_table(__file__, "names.toml")
 
 
 LONGEST_NAME: Final = 256
@@ -262,7 +254,7 @@ def dotted(node: ast.expr, imports: Mapping[str, str]) -> str:
 
 def canonical(name: str) -> str:
     """The usual import path of a name that a package exports under several."""
-    for other, usual in _SAME:
+    for other, usual in known_names()["same_path"].items():
         if name.startswith(other):
             name = usual + name[len(other) :]
     return name
