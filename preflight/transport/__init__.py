@@ -5,3 +5,22 @@ logins from `openssh_logins`. Slurm: `srun` starts relays, which call back to `r
 `torchrun_ranks` asks ranks through `job_store_hub`; each is a `rank_follower`; their notes are in
 `job_store`. Over any of them `bundle` sends the payload, and `payload_session` talks with it.
 """
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from preflight.core.files import shipped_table
+from preflight.core.remote_command import ReachError
+
+
+@cache
+def _ssh_errors() -> dict[str, Any]:
+    return shipped_table(__file__, "ssh_errors.toml")
+
+
+def ssh_error(kind: str, **values: object) -> ReachError:
+    """Return the error of that kind in ssh_errors.toml, with these values filled in."""
+    row = _ssh_errors()[kind]
+    return ReachError(row["step"], *(row[part].format(**values) for part in ("sentence", "advice")))

@@ -20,6 +20,7 @@ from msgspec import Struct
 
 from preflight.core.files import read_regular, unreadable
 from preflight.core.remote_command import ReachError
+from preflight.transport import ssh_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -166,13 +167,7 @@ class _Index:
     def _count(self, comparisons: int) -> None:
         self._left -= comparisons
         if self._left < 0:
-            raise ReachError(
-                "hostkey",
-                f"{self._path} takes more than {MOST_COMPARED:,} comparisons of nodes with its "
-                "hashed names, patterns and keys",
-                f"write plain names into {self._path} (`ssh-keyscan` without -H), or name a "
-                "shorter file as `known_hosts` in the inventory",
-            )
+            raise ssh_error("too_many_hosts", path=self._path, most=MOST_COMPARED)
 
 
 @lru_cache(maxsize=64)
@@ -190,12 +185,7 @@ def _index(path: Path, _mtime_ns: int, _size: int, marker: str) -> _Index | Reac
 
 
 def _unreadable(path: Path, error: OSError | UnicodeDecodeError) -> ReachError:
-    reason = unreadable(error)
-    return ReachError(
-        "hostkey",
-        f"{path} cannot be read: {reason}",
-        f"make {path} a plain file that this login may read",
-    )
+    return ssh_error("unreadable_hosts", path=path, reason=unreadable(error))
 
 
 def _line(path: Path, number: int, text: str) -> KnownHost | None:
@@ -208,11 +198,7 @@ def _line(path: Path, number: int, text: str) -> KnownHost | None:
         return KnownHost(str(path), number, marker, *read, kind, blob)
     if not marker:
         return None  # OpenSSH also skips such a line
-    raise ReachError(
-        "hostkey",
-        f"{path} line {number} has a marker and cannot be read, so a key it forbids might pass",
-        f"correct line {number} of {path}",
-    )
+    raise ssh_error("bad_marker", path=path, number=number)
 
 
 def _decoded(key: str) -> bytes:
@@ -302,81 +288,32 @@ def refusal(
     for line in known:
         if line.marker == REVOKED and line.fingerprint == shown.fingerprint:
             key = f"it shows the {shown.kind} key {shown.fingerprint}"
-            return revoked(f"{key}, which {line.file} line {line.line} revokes")
+            sentence = f"{key}, which {line.file} line {line.line} revokes"
+            return ssh_error("revoked", sentence=sentence)
+    # At sshd's default path of the key's public half.
+    file = f"/etc/ssh/ssh_host_{_family(shown)}_key.pub"
+    compare = f"compare with `ssh-keygen -lf {file}` on its console"
     exact = [line for line in known if not line.marker and line.speaks_of(names[0])]
     if exact:
-        return _changed(exact, shown, names[0], through)
+        old = next((line for line in exact if line.kind == shown.kind), exact[0])
+        add = _add(shown, names[0], old.file, through)
+        forget = shlex.join(("ssh-keygen", "-R", names[0], "-f", old.file))
+        return ssh_error("changed", shown=shown, old=old, compare=compare, forget=forget, add=add)
     authorities = [line for line in known if line.marker == AUTHORITY]
     if authorities and knows_certificates:
-        return _no_certificate(authorities[0], shown, names[0], through)
+        line = authorities[0]
+        add = _add(shown, names[0], line.file, through)
+        return ssh_error("no_certificate", line=line, shown=shown, compare=compare, add=add)
     if authorities:
-        return _beyond_paramiko(authorities[0])
-    return _unknown(shown, names[0], files, through)
+        return ssh_error("certificate_for_paramiko", line=authorities[0])
+    add = _add(shown, names[0], files[0] if files else "known_hosts", through)
+    where = " or ".join(files) or "any known_hosts file"
+    return ssh_error("unknown_key", shown=shown, where=where, compare=compare, add=add)
 
 
 def kinds_known(known: Sequence[KnownHost]) -> tuple[str, ...]:
     """Return the key types to ask the host for first, so that its key can be compared."""
     return tuple(dict.fromkeys(line.kind for line in known if not line.marker))
-
-
-def revoked(sentence: str) -> ReachError:
-    """Return the error for a revoked key."""
-    return ReachError(
-        "hostkey",
-        sentence,
-        "do not log in; give the node a new host key, or find out who answers in its place",
-    )
-
-
-def _changed(
-    lines: Sequence[KnownHost], shown: HostKey, name: str, through: Sequence[str]
-) -> ReachError:
-    old = next((line for line in lines if line.kind == shown.kind), lines[0])
-    forget = shlex.join(("ssh-keygen", "-R", name, "-f", old.file))
-    return ReachError(
-        "hostkey",
-        f"its host key changed: it shows {shown.kind} {shown.fingerprint}, "
-        f"{old.file} line {old.line} has {old.kind} {old.fingerprint}",
-        f"{_compare(shown)}; if the node was reinstalled, run `{forget}`, "
-        f"then {_add(shown, name, old.file, through)}; else find out who answers in its place",
-    )
-
-
-def _no_certificate(
-    line: KnownHost, shown: HostKey, name: str, through: Sequence[str]
-) -> ReachError:
-    return ReachError(
-        "hostkey",
-        f"{line.file} line {line.line} vouches for it through an SSH certificate authority, but "
-        f"it shows a plain {shown.kind} key, {shown.fingerprint}",
-        f"look at HostCertificate in its sshd_config; else {_compare(shown)}, "
-        f"then {_add(shown, name, line.file, through)}",
-    )
-
-
-def _beyond_paramiko(line: KnownHost) -> ReachError:
-    return ReachError(
-        "hostkey",
-        f"{line.file} line {line.line} vouches for it through an SSH certificate authority, which "
-        "the paramiko transport cannot verify: that takes OpenSSH's own ssh",
-        'write transport = "openssh" in the inventory, or leave it out (needs ssh here)',
-    )
-
-
-def _unknown(shown: HostKey, name: str, files: Sequence[str], through: Sequence[str]) -> ReachError:
-    where = " or ".join(files) or "any known_hosts file"
-    return ReachError(
-        "hostkey",
-        f"its host key is unknown: it shows {shown.kind} {shown.fingerprint}, not in {where}",
-        f"{_compare(shown)}, then "
-        f"{_add(shown, name, files[0] if files else 'known_hosts', through)}",
-    )
-
-
-def _compare(shown: HostKey) -> str:
-    """Say how to compare the key, at sshd's default path of its public half."""
-    file = f"/etc/ssh/ssh_host_{_family(shown)}_key.pub"
-    return f"compare with `ssh-keygen -lf {file}` on its console"
 
 
 def _add(shown: HostKey, name: str, file: str, through: Sequence[str]) -> str:

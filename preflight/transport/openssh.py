@@ -22,6 +22,7 @@ from msgspec.structs import replace
 
 from preflight.core.remote_command import OUTPUT_LIMIT, PipeRemote, ReachError, deadlined, spawn
 from preflight.core.trust import who_may_change
+from preflight.transport import ssh_error
 from preflight.transport.openssh_logins import JumpHosts, Master, hop, trouble
 from preflight.transport.ssh_config import SettingsCache, login_options, route_to, silent_agent
 
@@ -220,11 +221,7 @@ def _private_folder() -> Path:
             return folder
         folder.rmdir()
         troubles.append(f"{base}: {trouble}")
-    raise ReachError(
-        "route",
-        f"there is no folder for ssh's sockets ({'; '.join(troubles)})",
-        "set TMPDIR to a short path that this login may write to",
-    )
+    raise ssh_error("no_folder", troubles="; ".join(troubles))
 
 
 class OpenSSHTransport:
@@ -305,11 +302,7 @@ class OpenSSHTransport:
 def _ssh() -> str:
     ssh = shutil.which("ssh")
     if ssh is None:
-        raise ReachError(
-            "route",
-            "there is no ssh on this machine, and the openssh transport needs it",
-            'install openssh-client here, or write transport = "paramiko" in the inventory',
-        )
+        raise ssh_error("no_ssh")
     return ssh
 
 
@@ -335,22 +328,14 @@ class OpenSSHConnection:
     ) -> OpenSSHRemote:
         """Start it through the user's shell, every word quoted; ReachError if the node is lost."""
         if not self._master.serves:
-            raise ReachError(
-                "answer",
-                "the node runs no command for this login: connection lost",
-                "look at sshd's log on the node (a restart, ClientAlive), and at the network",
-            )
+            raise ssh_error("lost")
         mark = f"@preflight-{secrets.token_hex(8)}"
         command = shlex.join(marked(deadlined(argv, timeout_s), mark))
         ssh = shutil.which("ssh") or "ssh"
         try:
             process = spawn(guest_argv(ssh, self._master.socket, "--", "node", command))
         except OSError as error:
-            raise ReachError(
-                "answer",
-                f"cannot start ssh here: {error.strerror}",
-                "free memory or processes here",
-            ) from error
+            raise ssh_error("no_process", reason=error.strerror) from error
         return OpenSSHRemote(process, timeout_s, limit, mark=mark, connected=self._connected)
 
     def close(self) -> None:

@@ -23,23 +23,21 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from preflight.core.remote_command import ReachError, signal_group
 from preflight.core.text import legible
 from preflight.fleet.model import Host
+from preflight.transport import ssh_error
 from preflight.transport.host_keys import (
     REVOKED,
     HostKey,
     KnownHost,
     read_known_hosts,
     refusal,
-    revoked,
 )
 from preflight.transport.ssh_config import (
     Once,
     config_option,
     login_refused,
-    login_slow,
     login_wants_more,
     no_connection,
     no_name,
-    no_route,
 )
 
 if TYPE_CHECKING:
@@ -305,7 +303,8 @@ def refused_key(log: str, route: Route) -> ReachError:
     found = _refusal(known, shown, route)
     is_revoked = "is marked as revoked" in log or "was revoked" in log or "revoked by" in log
     if is_revoked and "revokes" not in found.sentence:
-        return revoked(f"it shows the {shown.kind} key {shown.fingerprint}, which ssh's {_WHERE}")
+        sentence = f"it shows the {shown.kind} key {shown.fingerprint}, which ssh's {_WHERE}"
+        return ssh_error("revoked", sentence=sentence)
     return found
 
 
@@ -321,30 +320,23 @@ def _refused_certificate(
     whose += authority.fingerprint
     for line in known:
         if line.marker == REVOKED and line.fingerprint == authority.fingerprint:
-            return revoked(f"{whose}, is void: {line.file} line {line.line} revokes that key")
+            void = f"{whose}, is void: {line.file} line {line.line} revokes that key"
+            return ssh_error("revoked", sentence=void)
         if line.marker == REVOKED and line.fingerprint == shown.fingerprint:
             return _refusal(known, shown, route)
     if "was revoked" in log or "is marked as revoked" in log:
-        return revoked(f"{whose}, is void: ssh's {_WHERE}")
+        return ssh_error("revoked", sentence=f"{whose}, is void: ssh's {_WHERE}")
     if invalid := _INVALID.search(log):
         name = route.known_names[0]
         sign = shlex.join(("ssh-keygen", "-s", "CA", "-I", "ID", "-h", "-n", name, "HOST_KEY.pub"))
-        return ReachError(
-            "hostkey",
-            f"{whose}, is not accepted for {name}: {legible(invalid[1])}",
-            f"sign the node's host key again (`{sign}`), or find out who answers in its place",
-        )
+        reason = legible(invalid[1])
+        return ssh_error("invalid_certificate", whose=whose, name=name, reason=reason, sign=sign)
     if any(not line.marker for line in known):
         return _refusal(known, shown, route)
+    kind = "unknown_authority" if route.known_hosts else "no_hosts_file"
+    file, name = next(iter(route.known_hosts), ""), route.known_names[0]
     files = " or ".join(route.known_hosts)
-    return ReachError(
-        "hostkey",
-        f"{whose}: no @cert-authority line of {files} trusts that key for it",
-        f"compare the fingerprint with your authority's (`ssh-keygen -lf CA.pub`), then add "
-        f"`@cert-authority {route.known_names[0]} KEY` to {route.known_hosts[0]}"
-        if route.known_hosts
-        else "give the node a `known_hosts` in the inventory",
-    )
+    return ssh_error(kind, whose=whose, files=files, name=name, file=file)
 
 
 def _refusal(known: tuple[KnownHost, ...], shown: HostKey, route: Route) -> ReachError:
@@ -356,12 +348,8 @@ def _refusal(known: tuple[KnownHost, ...], shown: HostKey, route: Route) -> Reac
 def _unseen(log: str, route: Route) -> ReachError:
     """Return the error if the log has no key that we recognise."""
     lines = [line for line in log.splitlines() if line and not line.startswith("debug")]
-    return ReachError(
-        "hostkey",
-        f"ssh does not accept the host key of {route.where}: "
-        + legible(lines[-2] if len(lines) > 1 else "no reason given"),
-        "find the key with `ssh-keyscan`, compare it on the node's console, add it to known_hosts",
-    )
+    reason = legible(lines[-2] if len(lines) > 1 else "no reason given")
+    return ssh_error("key_not_seen", where=route.where, reason=reason)
 
 
 _NO_NAME: Final = re.compile(r"^ssh: Could not resolve hostname (\S+): (.+)$", re.MULTILINE)
@@ -410,14 +398,14 @@ def _before_greeting(
     if match := _NO_CONNECT.search(log):
         yield no_connection(route.where, match[1], seconds)
     if match := _BANNER.search(log) or _OTHER_TONGUE.search(log):
-        yield no_route("not SSH", route.where, why=legible(match[match.lastindex or 0]))
+        yield ssh_error("not_ssh", where=route.where, why=legible(match[match.lastindex or 0]))
     if timed_out or _LATE.search(log):
-        kind = "never speaks" if connected else "no answer"
-        yield no_route(kind, route.where, seconds=seconds)
+        kind = "never_speaks" if connected else "no_answer"
+        yield ssh_error(kind, where=route.where, seconds=seconds)
     if "kex_exchange_identification:" in log and connected:
-        yield no_route("closes early", route.where)
+        yield ssh_error("closes_early", where=route.where)
     why = _last_news(log) or "ssh ended without a word"
-    yield no_route("unreachable", route.where, why=why)
+    yield ssh_error("unreachable", where=route.where, why=why)
 
 
 def _after_greeting(
@@ -427,24 +415,20 @@ def _after_greeting(
     if "Host key verification failed." in log:
         yield refused_key(log, route)
     if match := _NO_DEAL.search(log):
-        yield no_route("handshake fails", route.where, why=legible(match[1]))
+        yield ssh_error("no_handshake", where=route.where, why=legible(match[1]))
     if not _KEY_ACCEPTED.search(log):
         why = f"not finished in {seconds:.0f} s" if timed_out else _last_news(log)
         why = why or "the connection was closed"
-        yield no_route("handshake fails", route.where, why=why)
+        yield ssh_error("no_handshake", where=route.where, why=why)
     if "\nAuthenticated to " in log:
-        yield _not_shared(log, route)
+        yield ssh_error("not_shared", login=route.login, news=_last_news(log))
     if "with partial success" in log:
         yield login_wants_more(route, _CONTINUE.findall(log)[-1:])
     if "Permission denied" in log or "Too many authentication failures" in log:
         yield login_refused(route, *_keys(log))
     if timed_out:
-        yield login_slow(route)
-    yield ReachError(
-        "login",
-        f"{route.login} is disconnected before the login ends: {_last_news(log)}",
-        "look at sshd's log on the node (PAM, nologin, a full disk)",
-    )
+        yield ssh_error("slow", login=route.login)
+    yield ssh_error("disconnected", login=route.login, news=_last_news(log))
 
 
 def _keys(log: str) -> tuple[list[str], list[str]]:
@@ -455,14 +439,6 @@ def _keys(log: str) -> tuple[list[str], list[str]]:
     return (
         [legible(key, 80) for key in tried],
         [f"{legible(key, 80)} ({legible(why, 80)})" for key, why in unusable.items()],
-    )
-
-
-def _not_shared(log: str, route: Route) -> ReachError:
-    return ReachError(
-        "login",
-        f"{route.login} logs in, but ssh cannot share the connection: {_last_news(log)}",
-        "look at the free space and the rights of the folder for temporary files here (TMPDIR)",
     )
 
 

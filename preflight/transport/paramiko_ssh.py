@@ -19,16 +19,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from preflight.core.remote_command import OUTPUT_LIMIT, ReachError, StreamRemote, deadlined
 from preflight.core.text import legible
+from preflight.transport import ssh_error
 from preflight.transport.host_keys import kinds_known, read_known_hosts, verify
 from preflight.transport.ssh_config import (
     AGENT_S,
     SettingsCache,
     login_refused,
-    login_slow,
     login_wants_more,
     no_connection,
     no_name,
-    no_route,
     read_key,
     route_to,
     silent_agent,
@@ -159,7 +158,7 @@ def _accepted(transport: paramiko.Transport, route: Route, key: _Key, ends: floa
         raise login_wants_more(route, error.allowed_types) from error
     except (paramiko.SSHException, EOFError, OSError) as error:
         if time.monotonic() >= ends:
-            raise login_slow(route) from error
+            raise ssh_error("slow", login=route.login) from error
         return False
     if missing:
         raise login_wants_more(route, missing)
@@ -301,12 +300,12 @@ def _no_handshake(transport: paramiko.Transport, route: Route, seconds: float) -
     error = transport.get_exception()
     cause = getattr(error, "__context__", None) or error
     if transport.remote_version:
-        return no_route("handshake fails", route.where, why=_words(error, seconds))
+        return ssh_error("no_handshake", where=route.where, why=_words(error, seconds))
     if cause is None or isinstance(cause, TimeoutError):
-        return no_route("never speaks", route.where, seconds=seconds)
+        return ssh_error("never_speaks", where=route.where, seconds=seconds)
     if isinstance(cause, EOFError | OSError):
-        return no_route("closes early", route.where)
-    return no_route("not SSH", route.where, why=_words(error, seconds))
+        return ssh_error("closes_early", where=route.where)
+    return ssh_error("not_ssh", where=route.where, why=_words(error, seconds))
 
 
 def _words(error: BaseException | None, seconds: float) -> str:
@@ -389,12 +388,8 @@ class ParamikoConnection:
             with _closed_when_late(channel):
                 channel.exec_command(shlex.join(deadlined(argv, timeout_s)))
         except (paramiko.SSHException, EOFError, OSError) as error:
-            raise ReachError(
-                "answer",
-                "the node runs no command for this login: "
-                f"{legible(str(error)) or 'connection lost'}",
-                "look at sshd's log on the node (MaxSessions, ForceCommand, the login shell)",
-            ) from error
+            reason = legible(str(error)) or "connection lost"
+            raise ssh_error("no_command", reason=reason) from error
         return ParamikoRemote(channel, timeout_s, limit)
 
     def close(self) -> None:
@@ -480,12 +475,7 @@ def refuse_jump_hosts(config: SshSettings) -> None:
     for way in ("proxyjump", "proxycommand"):
         through = config.one(way)
         if through not in ("", "none"):
-            raise ReachError(
-                "route",
-                f"ssh's configuration reaches it by {way} {legible(through, 80)}, "
-                "which the paramiko transport cannot",
-                'write transport = "openssh" in the inventory, or leave it out (needs ssh here)',
-            )
+            raise ssh_error("jump_host", way=way, through=legible(through, 80))
 
 
 @contextmanager

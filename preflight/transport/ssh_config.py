@@ -12,13 +12,14 @@ import threading
 from concurrent.futures import Future
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 
 from msgspec import Struct
 
 from preflight.core.files import read_regular, typed_path
 from preflight.core.remote_command import ReachError, ask_here
 from preflight.core.text import legible
+from preflight.transport import ssh_error
 from preflight.transport.host_keys import vouching
 
 if TYPE_CHECKING:
@@ -134,12 +135,7 @@ def _ask(host: Host, timeout_s: float) -> SshSettings:
 def _unreadable(host: Host, reason: str) -> ReachError:
     file = host.ssh_config or "~/.ssh/config"
     words = shlex.join(["ssh", "-G", *config_option(host.ssh_config)])
-    return ReachError(
-        "route",
-        f"ssh's configuration for it cannot be read: {reason}",
-        # No address, so that one file that fails every node is one finding.
-        f"correct {file} on this machine until `{words} NODE` works",
-    )
+    return ssh_error("bad_configuration", reason=reason, file=file, words=words)
 
 
 PORT = 22
@@ -317,77 +313,21 @@ def has_ticket() -> bool:
 
 def no_name(name: str, reason: str) -> ReachError:
     """Return the error for a name that does not resolve."""
-    return ReachError(
-        "name",
-        f"the name {legible(name, 80)!a} does not resolve: {reason}",
-        "correct the name in the node list, or give the node an `address` in the inventory",
-    )
-
-
-_NO_ROUTE: Final = {
-    "refuses": (
-        "{where} refuses connections",
-        "start sshd on the node, or correct its `port` in the inventory",
-    ),
-    "no answer": (
-        "no answer from {where} in {seconds:.0f} s",
-        "look whether the node is up, and whether a firewall drops the port",
-    ),
-    "unreachable": (
-        "{where} cannot be reached: {why}",
-        "look whether the node is up, and at the route to its network",
-    ),
-    "closes early": (
-        "{where} accepts connections and closes them before the SSH greeting",
-        "look at sshd's log on the node (MaxStartups, PerSourcePenalties, full disk)",
-    ),
-    "never speaks": (
-        "{where} accepts connections and never speaks: no SSH greeting in {seconds:.0f} s",
-        "look at sshd on the node: it hangs, or something else listens there",
-    ),
-    "not SSH": (
-        "{where} does not speak SSH: {why}",
-        "correct the node's `port` in the inventory",
-    ),
-    "handshake fails": (
-        "{where} greets, but the SSH handshake fails: {why}",
-        "look at sshd's log on the node; `ssh -v` shows what the two sides offer",
-    ),
-}
-"""What may be wrong at a node's port, in the order of a connection: a sentence and advice."""
-
-
-def no_route(kind: str, where: str, *, why: str = "", seconds: float = 0.0) -> ReachError:
-    """Return one of these errors. `seconds`: how long we waited."""
-    sentence, advice = _NO_ROUTE[kind]
-    return ReachError("route", sentence.format(where=where, why=why, seconds=seconds), advice)
+    return ssh_error("no_name", name=legible(name, 80), reason=reason)
 
 
 def no_connection(where: str, reason: str, seconds: float) -> ReachError:
     """Return the error for a connection that the kernel, here or on a jump host, did not make."""
     if reason == "Connection refused":
-        return no_route("refuses", where)
+        return ssh_error("refuses", where=where)
     if "timed out" in reason:
-        return no_route("no answer", where, seconds=seconds)
-    return no_route("unreachable", where, why=legible(reason))
+        return ssh_error("no_answer", where=where, seconds=seconds)
+    return ssh_error("unreachable", where=where, why=legible(reason))
 
 
 def login_wants_more(route: Route, methods: Sequence[str]) -> ReachError:
     """Return the error for a login that needs more than a key."""
-    return ReachError(
-        "login",
-        f"{route.login} wants more than a key: {legible(', '.join(methods), 80)}",
-        "allow login by key alone for this user; preflight never answers a prompt",
-    )
-
-
-def login_slow(route: Route) -> ReachError:
-    """Return the error for a login that takes too long."""
-    return ReachError(
-        "login",
-        f"the login of {route.login} did not finish in time",
-        "look at the node's load, and at what its login waits for (LDAP, a network home)",
-    )
+    return ssh_error("wants_more", login=route.login, methods=legible(", ".join(methods), 80))
 
 
 def login_refused(route: Route, tried: Sequence[str], unusable: Sequence[str]) -> ReachError:
@@ -404,9 +344,4 @@ def login_refused(route: Route, tried: Sequence[str], unusable: Sequence[str]) -
     identity = ["-i", route.identity_files[0]] if len(route.identity_files) == 1 else []
     options = [*config_option(route.ssh_config), "-o", "BatchMode=yes", "-p", str(route.port)]
     words = ["ssh", *options, *identity, f"{route.user}@{route.typed or route.hostname}", "true"]
-    return ReachError(
-        "login",
-        sentence,
-        f"{remedy}, or correct `user` and `identity_file` in the inventory; "
-        f"this must work: `{shlex.join(words)}`",
-    )
+    return ssh_error("refused", sentence=sentence, remedy=remedy, words=shlex.join(words))
