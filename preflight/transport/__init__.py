@@ -16,11 +16,11 @@ from preflight.core.remote_command import ReachError
 
 
 @cache
-def _ssh_errors() -> dict[str, Any]:
-    return shipped_table(__file__, "ssh_errors.toml")
+def _errors() -> dict[str, Any]:
+    return shipped_table(__file__, "reach_errors.toml")
 
 
-def ssh_error(kind: str, **values: object) -> ReachError:
-    """Return the error of that kind in ssh_errors.toml, with these values filled in."""
-    row = _ssh_errors()[kind]
+def reach_error(kind: str, **values: object) -> ReachError:
+    """Return the error of that kind in reach_errors.toml, with these values filled in."""
+    row = _errors()[kind]
     return ReachError(row["step"], *(row[part].format(**values) for part in ("sentence", "advice")))

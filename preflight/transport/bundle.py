@@ -20,6 +20,7 @@ import msgspec
 from preflight import __version__
 from preflight.core.remote_command import OUTPUT_LIMIT, HasPayload, ReachError
 from preflight.core.trust import who_may_change
+from preflight.transport import reach_error
 from preflight.transport.payload_session import BOOTED, PYTHON_FLOOR, TOO_OLD, PayloadSession
 
 if TYPE_CHECKING:
@@ -182,11 +183,7 @@ def _sources(payload: Path) -> Iterator[tuple[str, Path]]:
 def _installed(module: str) -> tuple[str, Path]:
     spec = importlib.util.find_spec(module)
     if spec is None or spec.origin is None:
-        raise ReachError(
-            "python",
-            f"{module} is missing here",
-            "install preflight again: pip install pytest-preflight",
-        )
+        raise reach_error("incomplete", module=module)
     return f"{module}.py", Path(spec.origin)
 
 

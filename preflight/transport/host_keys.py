@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from preflight.core.files import read_regular, unreadable
 from preflight.core.remote_command import ReachError
-from preflight.transport import ssh_error
+from preflight.transport import reach_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -167,7 +167,7 @@ class _Index:
     def _count(self, comparisons: int) -> None:
         self._left -= comparisons
         if self._left < 0:
-            raise ssh_error("too_many_hosts", path=self._path, most=MOST_COMPARED)
+            raise reach_error("too_many_hosts", path=self._path, most=MOST_COMPARED)
 
 
 @lru_cache(maxsize=64)
@@ -185,7 +185,7 @@ def _index(path: Path, _mtime_ns: int, _size: int, marker: str) -> _Index | Reac
 
 
 def _unreadable(path: Path, error: OSError | UnicodeDecodeError) -> ReachError:
-    return ssh_error("unreadable_hosts", path=path, reason=unreadable(error))
+    return reach_error("unreadable_hosts", path=path, reason=unreadable(error))
 
 
 def _line(path: Path, number: int, text: str) -> KnownHost | None:
@@ -198,7 +198,7 @@ def _line(path: Path, number: int, text: str) -> KnownHost | None:
         return KnownHost(str(path), number, marker, *read, kind, blob)
     if not marker:
         return None  # OpenSSH also skips such a line
-    raise ssh_error("bad_marker", path=path, number=number)
+    raise reach_error("bad_marker", path=path, number=number)
 
 
 def _decoded(key: str) -> bytes:
@@ -289,7 +289,7 @@ def refusal(
         if line.marker == REVOKED and line.fingerprint == shown.fingerprint:
             key = f"it shows the {shown.kind} key {shown.fingerprint}"
             sentence = f"{key}, which {line.file} line {line.line} revokes"
-            return ssh_error("revoked", sentence=sentence)
+            return reach_error("revoked", sentence=sentence)
     # At sshd's default path of the key's public half.
     file = f"/etc/ssh/ssh_host_{_family(shown)}_key.pub"
     compare = f"compare with `ssh-keygen -lf {file}` on its console"
@@ -298,17 +298,17 @@ def refusal(
         old = next((line for line in exact if line.kind == shown.kind), exact[0])
         add = _add(shown, names[0], old.file, through)
         forget = shlex.join(("ssh-keygen", "-R", names[0], "-f", old.file))
-        return ssh_error("changed", shown=shown, old=old, compare=compare, forget=forget, add=add)
+        return reach_error("changed", shown=shown, old=old, compare=compare, forget=forget, add=add)
     authorities = [line for line in known if line.marker == AUTHORITY]
     if authorities and knows_certificates:
         line = authorities[0]
         add = _add(shown, names[0], line.file, through)
-        return ssh_error("no_certificate", line=line, shown=shown, compare=compare, add=add)
+        return reach_error("no_certificate", line=line, shown=shown, compare=compare, add=add)
     if authorities:
-        return ssh_error("certificate_for_paramiko", line=authorities[0])
+        return reach_error("certificate_for_paramiko", line=authorities[0])
     add = _add(shown, names[0], files[0] if files else "known_hosts", through)
     where = " or ".join(files) or "any known_hosts file"
-    return ssh_error("unknown_key", shown=shown, where=where, compare=compare, add=add)
+    return reach_error("unknown_key", shown=shown, where=where, compare=compare, add=add)
 
 
 def kinds_known(known: Sequence[KnownHost]) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from preflight.core.remote_command import OUTPUT_LIMIT, PipeRemote, ReachError, deadlined, spawn
 from preflight.core.trust import who_may_change
-from preflight.transport import ssh_error
+from preflight.transport import reach_error
 from preflight.transport.openssh_logins import JumpHosts, Master, hop, trouble
 from preflight.transport.ssh_config import SettingsCache, login_options, route_to, silent_agent
 
@@ -221,7 +221,7 @@ def _private_folder() -> Path:
             return folder
         folder.rmdir()
         troubles.append(f"{base}: {trouble}")
-    raise ssh_error("no_folder", troubles="; ".join(troubles))
+    raise reach_error("no_folder", troubles="; ".join(troubles))
 
 
 class OpenSSHTransport:
@@ -302,7 +302,7 @@ class OpenSSHTransport:
 def _ssh() -> str:
     ssh = shutil.which("ssh")
     if ssh is None:
-        raise ssh_error("no_ssh")
+        raise reach_error("no_ssh")
     return ssh
 
 
@@ -328,14 +328,14 @@ class OpenSSHConnection:
     ) -> OpenSSHRemote:
         """Start it through the user's shell, every word quoted; ReachError if the node is lost."""
         if not self._master.serves:
-            raise ssh_error("lost")
+            raise reach_error("lost")
         mark = f"@preflight-{secrets.token_hex(8)}"
         command = shlex.join(marked(deadlined(argv, timeout_s), mark))
         ssh = shutil.which("ssh") or "ssh"
         try:
             process = spawn(guest_argv(ssh, self._master.socket, "--", "node", command))
         except OSError as error:
-            raise ssh_error("no_process", reason=error.strerror) from error
+            raise reach_error("no_process", reason=error.strerror) from error
         return OpenSSHRemote(process, timeout_s, limit, mark=mark, connected=self._connected)
 
     def close(self) -> None:

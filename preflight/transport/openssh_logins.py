@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from preflight.core.remote_command import ReachError, signal_group
 from preflight.core.text import legible
 from preflight.fleet.model import Host
-from preflight.transport import ssh_error
+from preflight.transport import reach_error
 from preflight.transport.host_keys import (
     REVOKED,
     HostKey,
@@ -304,7 +304,7 @@ def refused_key(log: str, route: Route) -> ReachError:
     is_revoked = "is marked as revoked" in log or "was revoked" in log or "revoked by" in log
     if is_revoked and "revokes" not in found.sentence:
         sentence = f"it shows the {shown.kind} key {shown.fingerprint}, which ssh's {_WHERE}"
-        return ssh_error("revoked", sentence=sentence)
+        return reach_error("revoked", sentence=sentence)
     return found
 
 
@@ -321,22 +321,22 @@ def _refused_certificate(
     for line in known:
         if line.marker == REVOKED and line.fingerprint == authority.fingerprint:
             void = f"{whose}, is void: {line.file} line {line.line} revokes that key"
-            return ssh_error("revoked", sentence=void)
+            return reach_error("revoked", sentence=void)
         if line.marker == REVOKED and line.fingerprint == shown.fingerprint:
             return _refusal(known, shown, route)
     if "was revoked" in log or "is marked as revoked" in log:
-        return ssh_error("revoked", sentence=f"{whose}, is void: ssh's {_WHERE}")
+        return reach_error("revoked", sentence=f"{whose}, is void: ssh's {_WHERE}")
     if invalid := _INVALID.search(log):
         name = route.known_names[0]
         sign = shlex.join(("ssh-keygen", "-s", "CA", "-I", "ID", "-h", "-n", name, "HOST_KEY.pub"))
         reason = legible(invalid[1])
-        return ssh_error("invalid_certificate", whose=whose, name=name, reason=reason, sign=sign)
+        return reach_error("invalid_certificate", whose=whose, name=name, reason=reason, sign=sign)
     if any(not line.marker for line in known):
         return _refusal(known, shown, route)
     kind = "unknown_authority" if route.known_hosts else "no_hosts_file"
     file, name = next(iter(route.known_hosts), ""), route.known_names[0]
     files = " or ".join(route.known_hosts)
-    return ssh_error(kind, whose=whose, files=files, name=name, file=file)
+    return reach_error(kind, whose=whose, files=files, name=name, file=file)
 
 
 def _refusal(known: tuple[KnownHost, ...], shown: HostKey, route: Route) -> ReachError:
@@ -349,7 +349,7 @@ def _unseen(log: str, route: Route) -> ReachError:
     """Return the error if the log has no key that we recognise."""
     lines = [line for line in log.splitlines() if line and not line.startswith("debug")]
     reason = legible(lines[-2] if len(lines) > 1 else "no reason given")
-    return ssh_error("key_not_seen", where=route.where, reason=reason)
+    return reach_error("key_not_seen", where=route.where, reason=reason)
 
 
 _NO_NAME: Final = re.compile(r"^ssh: Could not resolve hostname (\S+): (.+)$", re.MULTILINE)
@@ -398,14 +398,14 @@ def _before_greeting(
     if match := _NO_CONNECT.search(log):
         yield no_connection(route.where, match[1], seconds)
     if match := _BANNER.search(log) or _OTHER_TONGUE.search(log):
-        yield ssh_error("not_ssh", where=route.where, why=legible(match[match.lastindex or 0]))
+        yield reach_error("not_ssh", where=route.where, why=legible(match[match.lastindex or 0]))
     if timed_out or _LATE.search(log):
         kind = "never_speaks" if connected else "no_answer"
-        yield ssh_error(kind, where=route.where, seconds=seconds)
+        yield reach_error(kind, where=route.where, seconds=seconds)
     if "kex_exchange_identification:" in log and connected:
-        yield ssh_error("closes_early", where=route.where)
+        yield reach_error("closes_early", where=route.where)
     why = _last_news(log) or "ssh ended without a word"
-    yield ssh_error("unreachable", where=route.where, why=why)
+    yield reach_error("unreachable", where=route.where, why=why)
 
 
 def _after_greeting(
@@ -415,20 +415,20 @@ def _after_greeting(
     if "Host key verification failed." in log:
         yield refused_key(log, route)
     if match := _NO_DEAL.search(log):
-        yield ssh_error("no_handshake", where=route.where, why=legible(match[1]))
+        yield reach_error("no_handshake", where=route.where, why=legible(match[1]))
     if not _KEY_ACCEPTED.search(log):
         why = f"not finished in {seconds:.0f} s" if timed_out else _last_news(log)
         why = why or "the connection was closed"
-        yield ssh_error("no_handshake", where=route.where, why=why)
+        yield reach_error("no_handshake", where=route.where, why=why)
     if "\nAuthenticated to " in log:
-        yield ssh_error("not_shared", login=route.login, news=_last_news(log))
+        yield reach_error("not_shared", login=route.login, news=_last_news(log))
     if "with partial success" in log:
         yield login_wants_more(route, _CONTINUE.findall(log)[-1:])
     if "Permission denied" in log or "Too many authentication failures" in log:
         yield login_refused(route, *_keys(log))
     if timed_out:
-        yield ssh_error("slow", login=route.login)
-    yield ssh_error("disconnected", login=route.login, news=_last_news(log))
+        yield reach_error("slow", login=route.login)
+    yield reach_error("disconnected", login=route.login, news=_last_news(log))
 
 
 def _keys(log: str) -> tuple[list[str], list[str]]:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from preflight.core.remote_command import OUTPUT_LIMIT, ReachError, StreamRemote, deadlined
 from preflight.core.text import legible
-from preflight.transport import ssh_error
+from preflight.transport import reach_error
 from preflight.transport.host_keys import kinds_known, read_known_hosts, verify
 from preflight.transport.ssh_config import (
     AGENT_S,
@@ -158,7 +158,7 @@ def _accepted(transport: paramiko.Transport, route: Route, key: _Key, ends: floa
         raise login_wants_more(route, error.allowed_types) from error
     except (paramiko.SSHException, EOFError, OSError) as error:
         if time.monotonic() >= ends:
-            raise ssh_error("slow", login=route.login) from error
+            raise reach_error("slow", login=route.login) from error
         return False
     if missing:
         raise login_wants_more(route, missing)
@@ -300,12 +300,12 @@ def _no_handshake(transport: paramiko.Transport, route: Route, seconds: float) -
     error = transport.get_exception()
     cause = getattr(error, "__context__", None) or error
     if transport.remote_version:
-        return ssh_error("no_handshake", where=route.where, why=_words(error, seconds))
+        return reach_error("no_handshake", where=route.where, why=_words(error, seconds))
     if cause is None or isinstance(cause, TimeoutError):
-        return ssh_error("never_speaks", where=route.where, seconds=seconds)
+        return reach_error("never_speaks", where=route.where, seconds=seconds)
     if isinstance(cause, EOFError | OSError):
-        return ssh_error("closes_early", where=route.where)
-    return ssh_error("not_ssh", where=route.where, why=_words(error, seconds))
+        return reach_error("closes_early", where=route.where)
+    return reach_error("not_ssh", where=route.where, why=_words(error, seconds))
 
 
 def _words(error: BaseException | None, seconds: float) -> str:
@@ -389,7 +389,7 @@ class ParamikoConnection:
                 channel.exec_command(shlex.join(deadlined(argv, timeout_s)))
         except (paramiko.SSHException, EOFError, OSError) as error:
             reason = legible(str(error)) or "connection lost"
-            raise ssh_error("no_command", reason=reason) from error
+            raise reach_error("no_command", reason=reason) from error
         return ParamikoRemote(channel, timeout_s, limit)
 
     def close(self) -> None:
@@ -475,7 +475,7 @@ def refuse_jump_hosts(config: SshSettings) -> None:
     for way in ("proxyjump", "proxycommand"):
         through = config.one(way)
         if through not in ("", "none"):
-            raise ssh_error("jump_host", way=way, through=legible(through, 80))
+            raise reach_error("jump_host", way=way, through=legible(through, 80))
 
 
 @contextmanager

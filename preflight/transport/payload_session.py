@@ -19,6 +19,7 @@ import msgspec
 
 from preflight.core.remote_command import ReachError
 from preflight.core.text import last_line, legible
+from preflight.transport import reach_error
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -126,21 +127,13 @@ class PayloadSession:
 
     def _endless(self) -> ReachError:
         self.close()
-        return ReachError(
-            "answer",
-            f"it wrote over {MOST_NOISE} lines where an answer was expected",
-            "find what the login shell or a wrapper prints on every command, and silence it",
-        )
+        return reach_error("endless", most=MOST_NOISE)
 
     def _late(self, deadline_s: float) -> ReachError:
         """Return the error for no answer in time; its last output may say what it waits for."""
         output = last_line(self._remote.wait(0.0).stderr) or legible(self._noise)
         where = "its payload" if self._booted else self._python
-        return ReachError(
-            "answer",
-            f"{where} gave no answer in {deadline_s:.3g} s" + _quoted(output),
-            "look at the node's load, at processes in D state, and at what its login shell does",
-        )
+        return reach_error("late", where=where, deadline_s=deadline_s, output=_quoted(output))
 
     def _ended(self, answer: Answer) -> ReachError:
         """Return the error that says what came instead of an answer."""
@@ -148,58 +141,39 @@ class PayloadSession:
         status = answer.status
         killed = status is not None and (status < 0 or status == KILLED)
         if status is None:
-            sentence = "the connection broke before it answered"
-            advice = "look at sshd and the kernel log on the node (out of memory, a restart)"
+            kind = "broken"
         elif status in OUT_OF_TIME or (killed and answer.seconds >= self._timeout_s):
-            sentence = f"it was killed by its deadline of {self._timeout_s:.3g} s"
-            advice = "look at the node's load and at processes in D state"
+            kind = "at_deadline"
         elif killed:
-            sentence = "it was killed by a signal before it answered"
-            advice = "look at the kernel log on the node (out of memory?)"
+            kind = "killed"
         elif status == LAPSED and self._booted:
-            sentence = f"it stopped, because no message came from this machine for {LEASE_S:g} s"
-            advice = "check the network between the two, and whether this machine was suspended"
+            kind = "lapsed"
         elif self._booted:
-            sentence = f"the payload stopped with exit {status} before it answered"
-            advice = "report its output: this is a bug in preflight"
+            kind = "stopped"
         elif status == REFUSED:
-            sentence = "its forced command refused the call"
-            advice = "install the same preflight there and here; see docs/how-to/preinstalled.md"
+            kind = "forced_command"
         elif status == 0:
-            sentence = "something else answered"
-            advice = "look for a forced command or a login shell that runs something else"
+            kind = "something_else"
         else:
             return self._no_python(status, output)
-        return ReachError("answer", sentence + _quoted(output), advice)
+        lasted = {"deadline_s": self._timeout_s, "lease_s": LEASE_S}
+        return reach_error(kind, status=status, output=_quoted(output), **lasted)
 
     def _no_python(self, status: int, output: str) -> ReachError:
         """Return the error if the node's Python never ran our code."""
         if CUT_SHORT in output:
-            return ReachError(
-                "answer",
-                f"{CUT_SHORT} on its way",
-                "run again; if it persists, check the connection and what its login shell reads",
-            )
+            return reach_error("cut_short", what=CUT_SHORT)
         if status in (NOT_FOUND, NOT_EXECUTABLE) and self._lacks_timeout(output):
-            return ReachError(
-                "answer",
-                "its timeout(1) cannot be run" + _quoted(output),
-                "install coreutils on the node, or correct its PATH and the rights of timeout",
-            )
-        advice = (
-            "install Python 3.8 or newer on the node, or name the job's with --preflight-python"
-        )
-        if status == TOO_OLD:
-            sentence = f"{self._python}: {output}"
-        elif status == NOT_FOUND:
-            sentence = f"{self._python}: not found" + _quoted(output)
+            return reach_error("no_timeout", output=_quoted(output))
+        kind, reason = "no_python", output
+        if status == NOT_FOUND:
+            reason = "not found" + _quoted(output)
         elif status == NOT_EXECUTABLE:
-            sentence = f"{self._python}: cannot be executed" + _quoted(output)
-        else:
-            sentence = f"{self._python}: did not start (exit {status})" + _quoted(output)
+            reason = "cannot be executed" + _quoted(output)
+        elif status != TOO_OLD:
             # A start file that ends the shell, `exit 1` in .bashrc, looks the same from here.
-            advice += "; if it starts by hand, look at what the login shell's start files do"
-        return ReachError("python", sentence, advice)
+            kind, reason = "no_start", f"did not start (exit {status})" + _quoted(output)
+        return reach_error(kind, python=self._python, reason=reason)
 
     def _lacks_timeout(self, output: str) -> bool:
         """Whether the shell's error is about timeout(1) itself, not about the Python it starts."""
@@ -271,11 +245,7 @@ class LeasedSession:
             if held_up_s > _HELD_UP_S and not self._spared:
                 self._last_message, self._spared = now - LOST_S / 2, True
                 return None
-            raise ReachError(
-                "answer",
-                f"the connection to it was lost: no message for {LOST_S:g} s",
-                "check that the node is up, and the network between it and this machine",
-            )
+            raise reach_error("silent", seconds=LOST_S)
         return document
 
     def send(self, message: Mapping[str, object]) -> None:

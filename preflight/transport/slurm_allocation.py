@@ -14,11 +14,10 @@ from preflight.core.text import legible
 from preflight.errors import UsageError
 from preflight.fleet.job_environment import for_slurm
 from preflight.fleet.nodeset import expand, fold
+from preflight.transport import reach_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
-
-    from preflight.core.remote_command import Step
 
 
 ASK_S = 10.0
@@ -209,36 +208,28 @@ def down(listing: str) -> dict[str, ReachError]:
 def _by_state(use: NodeUse) -> ReachError:
     why = f", reason: {use.reason}" if use.reason not in ("", "None") else ""
     silent = " (it does not respond)" if use.state.endswith("*") else ""
-    return ReachError(
-        "route",
-        f"Slurm says it is {legible(use.state, 30).rstrip('*')}{silent}{why}",
-        "look whether the node is up and slurmd runs on it; then: "
-        "scontrol update nodename=NAME state=resume",
-    )
+    state = legible(use.state, 30).rstrip("*")
+    return reach_error("slurm_says", state=state, silent=silent, why=why)
 
 
 def not_started(line: str) -> dict[str, ReachError]:
     """Name the nodes on which srun could not start its task: srun then ends the whole step."""
-    advice = "look at slurmd and its log on the node, and at its prolog"
-    return _named(_LAUNCH.search(line), "route", "Slurm could not start our step on it", advice)
+    return _named(_LAUNCH.search(line), "not_started")
 
 
 def exited(line: str) -> dict[str, ReachError]:
     """Name the nodes on which our task has ended; the others go on without them."""
-    advice = "look at slurmd's log on the node, and whether it has the Python of the others"
-    return _named(_EXITED.search(line), "python", "our step ended there", advice)
+    return _named(_EXITED.search(line), "step_ended")
 
 
-def _named(
-    found: re.Match[str] | None, step: Step, what: str, advice: str
-) -> dict[str, ReachError]:
+def _named(found: re.Match[str] | None, kind: str) -> dict[str, ReachError]:
     if found is None:
         return {}
     try:
         names = expand(found[1])
     except UsageError:
         names = (found[1],)
-    return dict.fromkeys(names, ReachError(step, f"{what}: {legible(found[2], 120)}", advice))
+    return dict.fromkeys(names, reach_error(kind, reason=legible(found[2], 120)))
 
 
 def missing_python(line: str, python: str) -> ReachError | None:
@@ -246,11 +237,7 @@ def missing_python(line: str, python: str) -> ReachError | None:
     found = _EXECVE.search(line)
     if found is None:
         return None
-    return ReachError(
-        "python",
-        f"{python}: {legible(found[1], 120)}",
-        "install Python 3.8 or newer on the node, or name the job's with --preflight-python",
-    )
+    return reach_error("no_python", python=python, reason=legible(found[1], 120))
 
 
 def complaint(lines: Iterable[str]) -> str:

@@ -33,7 +33,7 @@ from preflight.core.remote_command import (
     signal_group,
 )
 from preflight.core.text import legible
-from preflight.transport import relay
+from preflight.transport import reach_error, relay
 from preflight.transport import slurm_allocation as slurm
 from preflight.transport.bundle import BOOT, bundle
 from preflight.transport.relay import RelayHub, own_addresses
@@ -62,23 +62,11 @@ class RelayConnection:
     ) -> RelayRemote:
         """Start it there, without a shell; ReachError if the relay is gone."""
         if self._link.rivals:
-            raise ReachError(
-                "answer",
-                f"two relays connected as this node, from {self._link.rivals}: one is an impostor",
-                "find out which address is this node's: do not trust the node with the other one",
-            )
+            raise reach_error("rivals", rivals=self._link.rivals)
         if self._link.fault:
-            raise ReachError(
-                "answer",
-                self._link.fault,
-                "preflight's relay never does that: check who else can be root on the node",
-            )
+            raise reach_error("relay_fault", fault=self._link.fault)
         if self._link.lost:
-            raise ReachError(
-                "answer",
-                "its relay is gone: the connection to it broke",
-                "look whether the Slurm job still runs, and at the node's kernel log",
-            )
+            raise reach_error("relay_gone")
         return RelayRemote(self._link, deadlined(argv, timeout_s), timeout_s, limit)
 
     def close(self) -> None:
@@ -228,11 +216,7 @@ class SrunStep:
         if not self.ended.is_set():
             return None
         complaint = slurm.complaint(self._lines) or legible("".join(self._lines[-1:])) or "nothing"
-        return ReachError(
-            "route",
-            f"Slurm's launcher gave up; its output says: {complaint}",
-            "try it by hand in the same allocation: srun --overlap --ntasks-per-node=1 hostname",
-        )
+        return reach_error("srun_gave_up", complaint=complaint)
 
     def close(self) -> None:
         """Wait until srun ends with its relays, then terminate and kill it. Never raises."""
@@ -311,12 +295,7 @@ class SrunStep:
 
 
 def _no_way_back(trouble: str) -> ReachError:
-    return ReachError(
-        "route",
-        f"Slurm started our step, but the node cannot call back: {legible(trouble, 150)}",
-        "let the nodes connect to this host (its firewall; SrunPortRange in slurm.conf names the "
-        "ports that preflight then uses too), or run from inside the batch script",
-    )
+    return reach_error("no_way_back", trouble=legible(trouble, 150))
 
 
 PATIENCE_S = 12.0
@@ -464,16 +443,8 @@ def _python(hosts: Sequence[Host]) -> str:
 
 
 def _silent(seconds: float) -> ReachError:
-    return ReachError(
-        "route",
-        f"Slurm was asked to start our step on it, and no relay connected in {seconds:g} s",
-        "check that the node is up, slurmd and its log there, and whether a prolog hangs",
-    )
+    return reach_error("no_relay", seconds=seconds)
 
 
 def _no_srun(why: str) -> ReachError:
-    return ReachError(
-        "route",
-        f"srun cannot be run here: {why}",
-        "run inside an allocation where srun is on PATH, or choose --preflight-transport=ssh",
-    )
+    return reach_error("no_srun", why=why)

@@ -19,7 +19,7 @@ from msgspec import Struct
 from preflight.core.files import read_regular, typed_path
 from preflight.core.remote_command import ReachError, ask_here
 from preflight.core.text import legible
-from preflight.transport import ssh_error
+from preflight.transport import reach_error
 from preflight.transport.host_keys import vouching
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def _ask(host: Host, timeout_s: float) -> SshSettings:
 def _unreadable(host: Host, reason: str) -> ReachError:
     file = host.ssh_config or "~/.ssh/config"
     words = shlex.join(["ssh", "-G", *config_option(host.ssh_config)])
-    return ssh_error("bad_configuration", reason=reason, file=file, words=words)
+    return reach_error("bad_configuration", reason=reason, file=file, words=words)
 
 
 PORT = 22
@@ -313,21 +313,21 @@ def has_ticket() -> bool:
 
 def no_name(name: str, reason: str) -> ReachError:
     """Return the error for a name that does not resolve."""
-    return ssh_error("no_name", name=legible(name, 80), reason=reason)
+    return reach_error("no_name", name=legible(name, 80), reason=reason)
 
 
 def no_connection(where: str, reason: str, seconds: float) -> ReachError:
     """Return the error for a connection that the kernel, here or on a jump host, did not make."""
     if reason == "Connection refused":
-        return ssh_error("refuses", where=where)
+        return reach_error("refuses", where=where)
     if "timed out" in reason:
-        return ssh_error("no_answer", where=where, seconds=seconds)
-    return ssh_error("unreachable", where=where, why=legible(reason))
+        return reach_error("no_answer", where=where, seconds=seconds)
+    return reach_error("unreachable", where=where, why=legible(reason))
 
 
 def login_wants_more(route: Route, methods: Sequence[str]) -> ReachError:
     """Return the error for a login that needs more than a key."""
-    return ssh_error("wants_more", login=route.login, methods=legible(", ".join(methods), 80))
+    return reach_error("wants_more", login=route.login, methods=legible(", ".join(methods), 80))
 
 
 def login_refused(route: Route, tried: Sequence[str], unusable: Sequence[str]) -> ReachError:
@@ -344,4 +344,4 @@ def login_refused(route: Route, tried: Sequence[str], unusable: Sequence[str]) -
     identity = ["-i", route.identity_files[0]] if len(route.identity_files) == 1 else []
     options = [*config_option(route.ssh_config), "-o", "BatchMode=yes", "-p", str(route.port)]
     words = ["ssh", *options, *identity, f"{route.user}@{route.typed or route.hostname}", "true"]
-    return ssh_error("refused", sentence=sentence, remedy=remedy, words=shlex.join(words))
+    return reach_error("refused", sentence=sentence, remedy=remedy, words=shlex.join(words))

@@ -23,6 +23,7 @@ from preflight.core.statistics import grouped
 from preflight.errors import PreflightError, WireError
 from preflight.fleet.launch_line import Ranked, RankedNode
 from preflight.fleet.nodeset import fold, sound_name
+from preflight.transport import reach_error
 from preflight.transport.job_store import (
     CHUNK,
     End,
@@ -75,12 +76,8 @@ class TorchrunTransport:
         strange = [m for m in members if m.present and m.present.version != __version__]
         if strange:
             theirs = strange[0].present.version if strange[0].present else ""
-            raise ReachError(
-                "answer",
-                f"{self._job.words(strange[0])} has preflight {theirs[:40]}, "
-                f"rank 0 has {__version__}",
-                "install the same pytest-preflight for the job's Python on all nodes",
-            )
+            rank = self._job.words(strange[0])
+            raise reach_error("other_version", rank=rank, theirs=theirs[:40], ours=__version__)
         there = [member for member in members if member.rank not in silent]
         shortfall = self._shortfall([m for m in members if m.rank in silent])
         if not there:
@@ -124,11 +121,7 @@ class _RankConnection:
     def start(self, argv: Sequence[str], *, timeout_s: float, limit: int = OUTPUT_LIMIT) -> Remote:
         """Refuse: ranks run preflight's own entries and nothing else."""
         del timeout_s, limit
-        raise ReachError(
-            "answer",
-            f"a rank runs no command from outside ({argv[0][:40] if argv else ''})",
-            "use the ssh or srun transport for this",
-        )
+        raise reach_error("ranks_only", program=argv[0][:40] if argv else "")
 
     def close(self) -> None:
         """Do nothing."""
@@ -226,11 +219,7 @@ class RankRemote(StreamRemote):
         return True
 
     def _gone(self, why: str) -> ReachError:
-        return ReachError(
-            "answer",
-            f"{self._words} {why}",
-            "look at that process: dead, stopped, or in D state? dmesg, py-spy dump",
-        )
+        return reach_error("rank_gone", rank=self._words, why=why)
 
     def _exited(self, wait_s: float) -> bool:
         if self._ended is None and wait_s > 0:
