@@ -158,13 +158,7 @@ _STOPPED = ("T", "t")
 
 
 def _scheduled(pid: int | str) -> tuple[float, float]:
-    """Seconds that a process had a CPU, and that it waited for one; 0 without schedstats."""
-    try:
-        with open(f"/proc/{pid}/schedstat", "rb") as file:
-            ran_ns, starved_ns = file.read().split()[:2]
-    except (OSError, ValueError):
-        return 0.0, 0.0
-    return int(ran_ns) / 1e9, int(starved_ns) / 1e9
+    return procfs.scheduled(pid) or (0.0, 0.0)
 
 
 class BrokenError(Exception):

@@ -220,13 +220,17 @@ class Allowances:
 
     def in_turn(self, pids: Iterable[int]) -> list[int]:
         """Return them so that the first of each user come first, then each one's second."""
-        turns: dict[int | None, int] = {}
-        placed = []
-        for place, pid in enumerate(pids):
-            user = self.user(pid)
-            turns[user] = turns.get(user, 0) + 1
-            placed.append((turns[user], place, pid))
-        return [pid for _, _, pid in sorted(placed)]
+        return in_turn(((self.user(pid), 0, pid) for pid in pids))
+
+
+def in_turn(several: Iterable[tuple[object, int, _Each]]) -> list[_Each]:
+    """Of rows (user, size, one): each user's smallest first, then each one's next."""
+    turns: dict[object, int] = {}
+    placed = []
+    for place, (user, size, one) in sorted(enumerate(several), key=lambda row: (row[1][1], row[0])):
+        turns[user] = turns.get(user, 0) + 1
+        placed.append((turns[user], size, place, one))
+    return [one for *_, one in sorted(placed, key=lambda row: row[:3])]
 
 
 class Survey:

@@ -112,6 +112,15 @@ def wchan(pid: int) -> str:
     return "" if name == "0" else name
 
 
+def scheduled(place: int | str) -> tuple[float, float] | None:
+    """Seconds that PID or PID/task/TID had a CPU, and was ready to run but did not.
+
+    None without schedstats. Source: Documentation/scheduler/sched-stats.rst, in nanoseconds.
+    """
+    fields = attempt_raw(f"/proc/{place}/schedstat").split()
+    return (int(fields[0]) / 1e9, int(fields[1]) / 1e9) if len(fields) > 1 else None
+
+
 def job(pid: int) -> str:
     """Return the Slurm job whose cgroup holds it; "" if none does."""
     found = re.search(_JOB, attempt_raw(f"/proc/{pid}/cgroup"))
@@ -197,13 +206,17 @@ def look(pid: int, thread: int | None = None) -> Stat | None:
 
 def below(pid: int, everyone: Mapping[int, Stat]) -> set[int]:
     """Return those of `everyone` that descend from a process."""
-    of = children(everyone)
-    found: set[int] = set()
+    return set(generations(pid, children(everyone)))
+
+
+def generations(pid: int, of: Mapping[int, list[int]]) -> list[int]:
+    """Return its children, then theirs, and so on; `of`: the children of each process."""
+    found = {pid: None}  # a dict keeps their order
     rising = of.get(pid, [])
     while rising:
-        found.update(rising)
+        found.update(dict.fromkeys(rising))
         rising = [one for parent in rising for one in of.get(parent, []) if one not in found]
-    return found
+    return list(found)[1:]
 
 
 def children(everyone: Mapping[int, Stat]) -> dict[int, list[int]]:
@@ -330,9 +343,9 @@ class Socket:
         """"0" once no process has it open."""
 
 
-def tcp() -> Iterator[Socket]:
+def tcp(pid: int | str = "self") -> Iterator[Socket]:
     """Yield every TCP socket of this network namespace, both families."""
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+    for table in (f"/proc/{pid}/net/tcp", f"/proc/{pid}/net/tcp6"):
         with contextlib.suppress(OSError), open(table, encoding="ascii", errors="replace") as file:
             for line in file:
                 with contextlib.suppress(ValueError):

@@ -46,12 +46,7 @@ class ProcessTree:
 
     def below(self, pid: int) -> list[int]:
         """Return all its descendants, the nearest first."""
-        found = {pid: None}  # a dict keeps their order
-        rising = self.of(pid)
-        while rising:
-            found.update(dict.fromkeys(rising))
-            rising = [child for one in rising for child in self.of(one) if child not in found]
-        return list(found)[1:]
+        return procfs.generations(pid, self._below)
 
     def above(self, pid: int) -> Iterator[int]:
         """Yield its ancestors, the nearest first."""

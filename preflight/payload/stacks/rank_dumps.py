@@ -17,7 +17,7 @@ import time
 import zlib
 from contextlib import suppress
 
-from probe import node_files, procfs
+from probe import node_files, processes, procfs
 from probe.node_files import clean, words
 
 TYPE_CHECKING = False
@@ -83,13 +83,7 @@ def in_turn(
     wanted: list[Document], size: Callable[[Document], int] = lambda _: 0
 ) -> list[Document]:
     """Each user's smallest first, then each one's next: who poses as many ranks waits."""
-    turns: dict[Any, int] = {}
-    placed = []
-    for its_size, place in sorted((size(one), place) for place, one in enumerate(wanted)):
-        uid = procfs.answering(wanted[place]["uid"])
-        turns[uid] = turns.get(uid, 0) + 1
-        placed.append((turns[uid], its_size, place))
-    return [wanted[place] for _, _, place in sorted(placed)]
+    return processes.in_turn((procfs.answering(one["uid"]), size(one), one) for one in wanted)
 
 
 def _size(one: Document) -> int:

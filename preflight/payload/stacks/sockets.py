@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import socket
 import struct
@@ -180,12 +181,9 @@ def proc_connections(pid: int) -> list[Wire]:
 
 
 def proc_listeners(pid: int) -> set[int]:
-    """Return the TCP ports of a process's namespace on which anything listens; OSError."""
-    rows = (line.split()[:4] for text in _proc_tables(pid) for line in text.splitlines())
-    words = [row[1].rpartition(":")[2] for row in rows if row[3:] == ["0A"]]
-    with contextlib.suppress(ValueError):
-        return {int(word, 16) for word in words}
-    return set()
+    """The ports on which something listens in the network namespace of a process."""
+    listed = itertools.islice(procfs.tcp(pid), MOST_SOCKETS)
+    return {one.port for one in listed if one.state == procfs.LISTEN}
 
 
 def _proc_tables(pid: int) -> list[str]:

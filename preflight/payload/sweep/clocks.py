@@ -20,7 +20,7 @@ import time
 from abc import ABC, abstractmethod
 
 from probe import procfs
-from probe.node_files import attempt, names
+from probe.node_files import names
 
 from . import verify
 
@@ -332,12 +332,9 @@ class Stalls:
 
     @staticmethod
     def _waited_s() -> float:
-        """How long this process was ready to run but did not; without schedstats, the time now.
-
-        Source: Documentation/scheduler/sched-stats.rst, the second field (nanoseconds).
-        """
-        fields = attempt("/proc/self/schedstat").split()
-        return int(fields[1]) / 1e9 if len(fields) > 1 else time.monotonic()
+        """How long this process was ready to run but did not; without schedstats, the time now."""
+        its = procfs.scheduled("self")
+        return its[1] if its else time.monotonic()
 
     def _keep(self, began: float, ended: float, what: str) -> None:
         self._found.append((date_s(began), round((ended - began) * 1000.0, 1), what))
@@ -350,16 +347,10 @@ _EXPLAINS = 0.5
 
 
 def waited_s(pid: int) -> dict[str, float]:
-    """Seconds that each thread was ready to run but did not, since its start.
-
-    Source: Documentation/scheduler/sched-stats.rst, the second field of schedstat (nanoseconds).
-    """
-    found: dict[str, float] = {}
-    for thread in names(f"/proc/{pid}/task"):
-        fields = attempt(f"/proc/{pid}/task/{thread}/schedstat").split()
-        if len(fields) > 1:
-            found[thread] = int(fields[1]) / 1e9
-    return found
+    """Seconds that each thread was ready to run but did not, since its start."""
+    threads = names(f"/proc/{pid}/task")
+    found = {thread: procfs.scheduled(f"{pid}/task/{thread}") for thread in threads}
+    return {thread: its[1] for thread, its in found.items() if its}
 
 
 def longest_wait_s(before: dict[str, float], pid: int) -> float:
