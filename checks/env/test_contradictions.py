@@ -18,7 +18,7 @@ from typing import Final
 from preflight.check import Check
 from preflight.checks.env.remark import UNKNOWN_JOB, Remark, show, verdict
 from preflight.checks.env.values import number, switched_on
-from preflight.checks.env.variables import Alike, variables
+from preflight.checks.env.variables import Alike, table, variables
 from preflight.core.text import count
 from preflight.facts import Node
 from preflight.fleet.model import Job
@@ -241,19 +241,6 @@ def test_env_contradictions(node: Node, conclude: Conclude) -> None:
     conclude(judge_contradictions(node.environ, node.job.environ_origin))
 
 
-_NUMBERS_OF_NODES: Final = ("node-rank", "machine-rank", "rank", "node-id")
-_OWN: Final = ("host", "local-addr", "log-dir", "hostname", "output-dir", "cuda-visible-devices")
-_SAME: Final = frozenset((
-    "context-parallel-size", "data-parallel-size", "dist-backend", "dist-init-addr", "dist-url",
-    "dp", "dp-size", "ep", "expert-parallel-size", "main-process-ip", "main-process-port",
-    "master-addr", "master-port", "nnodes", "nodes", "nproc-per-node", "num-machines",
-    "num-processes", "pipeline-model-parallel-size", "pipeline-parallel-size", "pp", "pp-size",
-    "rdzv-backend", "rdzv-endpoint", "rdzv-id", "tensor-model-parallel-size",
-    "tensor-parallel-size", "tp", "tp-size", "world-size",
-))  # fmt: skip
-"""Options that describe the job as a whole: of torchrun, accelerate, SGLang, vLLM, Megatron, and of
-torch's own examples."""
-
 _SHOWN: Final = 3
 _MANY: Final = 2
 
@@ -324,12 +311,10 @@ def _same(setting: str, name: str, values: Mapping[str, str | None]) -> Remark |
 
 def _alike(setting: str) -> Alike:
     if setting.startswith("-"):
-        option = setting.lstrip("-").replace("_", "-")
-        if option in _NUMBERS_OF_NODES:
+        option, known = setting.lstrip("-").replace("_", "-"), table("torch")["launch_options"]
+        if option in known["unique"]:
             return "unique"
-        if option in _OWN:
-            return "free"
-        return "must" if option in _SAME else "free"
+        return "must" if option in known["must"] else "free"
     known = variables().get(setting)
     if known is not None:
         return known.alike

@@ -16,27 +16,19 @@ from typing import Final, Literal
 from msgspec import Struct
 
 from preflight.checks.env.remark import Remark, show
-from preflight.checks.env.variables import Variable, variables
+from preflight.checks.env.variables import Variable, table, variables
 from preflight.core.text import did_you_mean
 
 LEAST_SPLIT_MIB: Final = 20
 """max_split_size_mb must be above kLargeBuffer: c10/core/AllocatorConfig.h of torch 2.13."""
 
-_BOOLEANS: Final = (
-    *("expandable_segments", "pinned_use_background_threads", "pinned_use_cuda_host_register"),
-    *("pinned_use_hip_host_register", "release_lock_on_cudamalloc", "release_lock_on_hipmalloc"),
-    *("graph_capture_record_stream_reuse", "throw_on_cudamalloc_oom", "pinned_free_catch_all"),
-)
-_OTHERS: Final = (
-    *("backend", "garbage_collection_threshold", "max_split_size_mb", "max_non_split_rounding_mb"),
-    *("roundup_power2_divisions", "roundup_bypass_threshold_mb", "large_segment_size_mb"),
-    *("pinned_num_register_threads", "pinned_reserve_segment_size_mb"),
-    *("pinned_max_round_threshold_mb", "pinned_max_cached_size_mb", "per_process_memory_fraction"),
-)
-"""Keys of AllocatorConfig.h and CUDAAllocatorConfig.h, torch 2.13 and before."""
-
-KEYS: Final = frozenset((*_BOOLEANS, *_OTHERS))
 _PART: Final = re.compile(r"([^:=\[\],]*)([:=]?)(\[[^\]]*\]|[^,]*)(?:,|$)")
+
+
+def allocator_keys() -> frozenset[str]:
+    """Every key of torch's allocator."""
+    known = table("torch")["allocator"]
+    return frozenset((*known["booleans"], *known["others"]))
 
 
 def alloc(variable: Variable, value: str) -> Remark | None:
@@ -53,11 +45,11 @@ def alloc(variable: Variable, value: str) -> Remark | None:
 
 
 def _wrong(key: str, sign: str, given: str) -> str:
-    if key not in KEYS:
+    if key not in allocator_keys():
         return f"{key[:40]!a} is no setting of the allocator"
     if sign != ":":
         return f"{key} is not followed by a colon"
-    if key in _BOOLEANS:
+    if key in table("torch")["allocator"]["booleans"]:
         return "" if given in ("True", "False") else f"{key} is neither True nor False"
     if key == "backend":
         good = given in ("native", "cudaMallocAsync", "hipMallocAsync")
@@ -82,9 +74,9 @@ def _wrong_number(key: str, given: str) -> str:
 
 
 def _advice(key: str, sign: str) -> str:
-    if key in KEYS:
+    if key in allocator_keys():
         return f"write {key}:VALUE" if sign != ":" else f"correct {key}"
-    return f"remove {key[:40]!a}{did_you_mean(key, KEYS)}"
+    return f"remove {key[:40]!a}{did_you_mean(key, allocator_keys())}"
 
 
 LONGEST_INTERFACE: Final = 15

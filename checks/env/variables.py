@@ -101,7 +101,7 @@ def variables() -> dict[str, Variable]:
 @cache
 def families() -> tuple[Family, ...]:
     """The prefixes that are judged; PYTORCH_ and TORCH_NCCL_ are torch's too."""
-    found = [convert(_table(owner), Family) for owner in _OWNERS]
+    found = [convert(table(owner), Family) for owner in _OWNERS]
     torch = next(one for one in found if one.owner == "torch")
     nccl = structs.replace(torch, prefix="TORCH_NCCL_", closed=True)
     return (nccl, structs.replace(torch, prefix="PYTORCH_", closed=False), *found)
@@ -110,7 +110,7 @@ def families() -> tuple[Family, ...]:
 @cache
 def unread_names() -> dict[str, UnreadName]:
     """Names that no program reads."""
-    return {name: UnreadName(**entry) for name, entry in _table("unread_names")["names"].items()}
+    return {name: UnreadName(**entry) for name, entry in table("unread_names")["names"].items()}
 
 
 def family(name: str) -> Family | None:
@@ -118,22 +118,24 @@ def family(name: str) -> Family | None:
     return next((one for one in families() if name.startswith(one.prefix)), None)
 
 
-def _table(owner: str) -> dict[str, Any]:
+@cache
+def table(owner: str) -> dict[str, Any]:
+    """What is known of the variables of one owner, from its TOML file."""
     return shipped_table(__file__, f"{owner}.toml")
 
 
 def _of(owner: str) -> list[Variable]:
-    table = _table(owner)
-    who: dict[str, Any] = {name: table[name] for name in ("owner", "read_as", "date")}
-    prefix = table["prefix"] if owner == "nccl" else ""
+    its = table(owner)
+    who: dict[str, Any] = {name: its[name] for name in ("owner", "read_as", "date")}
+    prefix = its["prefix"] if owner == "nccl" else ""
     alike: Alike = "should" if owner == "nccl" else "free"
     undocumented = [
-        Variable(name=prefix + name, source=table["edition"], alike=alike, **who)
-        for name in table["undocumented"].split()
+        Variable(name=prefix + name, source=its["edition"], alike=alike, **who)
+        for name in its["undocumented"].split()
     ]
     described = [
         Variable(name=name, **who, **{**entry, "values": tuple(entry.get("values", ()))})
-        for name, entry in table["variables"].items()
+        for name, entry in its["variables"].items()
     ]
     return [*undocumented, *described]
 

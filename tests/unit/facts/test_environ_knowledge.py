@@ -16,8 +16,7 @@ from preflight.checks.env.test_variables import (
     judge_exists,
     judge_values,
 )
-from preflight.checks.env.values import KEYS as ALLOCATOR_KEYS
-from preflight.checks.env.values import as_stoi, as_strtoll, duration, read
+from preflight.checks.env.values import allocator_keys, as_stoi, as_strtoll, duration, read
 from preflight.checks.env.variables import family, meant, unread_names, variables
 from tests.unit.facts.builders import facts
 
@@ -150,7 +149,7 @@ def test_an_allocator_setting_passes_only_where_torch_knows_every_key(
         assert remark.advice
     elif "[" not in value:
         keys = {part.partition(":")[0].replace(" ", "") for part in value.split(",")}
-        assert keys <= {"", *ALLOCATOR_KEYS}
+        assert keys <= {"", *allocator_keys()}
 
 
 @given(st.lists(st.sampled_from(GOOD_SETTINGS), unique=True, max_size=4))
