@@ -257,7 +257,7 @@ def _event(order: int, line: LogLine) -> Event | None:
     note, have_gbits = named.get("note", "")[:_NOTE_CHARS], 0.0
     if kind == "narrow":
         note = f"{named['have']} of {named['could']} Gb/s, {named['link']}"
-        have_gbits = _number(named["have"])
+        have_gbits = float(named["have"])
     return Event(device, kind, order, line.times, line.last_s, note, have_gbits)
 
 
@@ -268,7 +268,7 @@ _NOTE_CHARS = 120
 _BDF = r"(?P<bus>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])"
 # Where a blank follows the address, the name of a network device does: any container's own choice.
 _MLX = rf"mlx5_core {_BDF}: "
-_HAVE = r"(?P<have>[\d.]+)"
+_HAVE = r"(?P<have>\d+(?:\.\d+)?)"
 _COULD = r"(?P<link>.*?) link at \S+ \(capable of (?P<could>[\d.]+) Gb/s"
 _TROUBLE = r"(?:[Ff]ail|[Ee]rror|[Tt]imed out|[Tt]imeout|[Uu]nable|[Cc]annot)"
 _KINDS: tuple[tuple[Kind, str], ...] = (
@@ -318,13 +318,6 @@ def _match(text: str) -> tuple[Kind, dict[str, str]] | None:
 @cache
 def _patterns() -> tuple[tuple[Kind, re.Pattern[str]], ...]:
     return tuple((kind, re.compile(pattern)) for kind, pattern in _KINDS)
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return 0.0
 
 
 def test_net_kernel_log(node: Node, conclude: Conclude) -> None:
