@@ -35,7 +35,7 @@ from preflight.core.command_line import (
 from preflight.core.files import open_folder, read_regular, write_typed
 from preflight.core.text import plain_json
 from preflight.errors import PreflightError, UsageError, WireError
-from preflight.facts.basics import Line
+from preflight.facts.basics import Line, refused_as
 from preflight.facts.model import DRIVER_S, Facts
 from preflight.fleet.nodeset import fold
 from preflight.history.place import VARIABLE
@@ -133,11 +133,8 @@ def _ask(connection: Connection, host: Host, nonce: str, entry: str, timeout_s: 
 
 def decode_outputs(document: bytes) -> tuple[Output, ...]:
     """Decode the reply of the entry `outputs`; WireError if it is invalid."""
-    try:
+    with refused_as("its tools' outputs are not a preflight document"):
         outputs = msgspec.json.decode(document, type=_Outputs).outputs
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        reason = str(error).encode("ascii", "replace").decode()[:200]
-        raise WireError(f"its tools' outputs are not a preflight document: {reason}") from error
     if len({one.name for one in outputs}) != len(outputs):
         raise WireError("its tools' outputs name one file twice")
     return outputs

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from preflight.errors import WireError
 from preflight.fabric.samples import End
+from preflight.facts.basics import refused_as
 
 _Error = Annotated[str, Meta(max_length=512)]
 _BusId = Annotated[str, Meta(pattern=r"^[0-9a-f]{1,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]\Z")]
@@ -139,8 +139,5 @@ _DECODER: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
 
 def decode_event(document: bytes) -> Event:
     """Decode one event; WireError if it is not one."""
-    try:
+    with refused_as("its sweep sent an invalid event"):
         return _DECODER.decode(document)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        reason = str(error).encode("ascii", "replace").decode()[:200]
-        raise WireError(f"its sweep sent an invalid event: {reason}") from error

@@ -1,11 +1,17 @@
-"""Bounded types of the values that a node may send."""
+"""Bounded types of the values that a node may send, and one error for bytes that are none."""
 
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
 
-from msgspec import Meta
+from msgspec import DecodeError, Meta
+
+from preflight.errors import WireError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 Text = Annotated[str, Meta(max_length=4096)]
 Line = Annotated[str, Meta(max_length=512)]
@@ -20,6 +26,16 @@ Whole = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 """Any 64-bit number: thousands of larger ones can share one hash, which stalls a dict of them."""
 Index = Annotated[int, Meta(ge=0, le=65535)]
 Seconds = Annotated[float, Meta(ge=0, le=1e12)]
+
+
+@contextmanager
+def refused_as(what: str) -> Iterator[None]:
+    """Raise WireError, `what` and the reason in one line, for bytes that cannot be decoded."""
+    try:
+        yield
+    except (DecodeError, UnicodeDecodeError, RecursionError) as error:
+        reason = str(error).encode("ascii", "replace").decode()[:200]
+        raise WireError(f"{what}: {reason}") from error
 
 
 def device_name(text: str) -> str:

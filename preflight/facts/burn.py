@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from preflight.errors import WireError
-from preflight.facts.basics import Count, Index, Line, Whole
+from preflight.facts.basics import Count, Index, Line, Whole, refused_as
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -197,11 +196,8 @@ _DECODER: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
 
 def decode_burned(document: bytes) -> Event:
     """Decode one event; WireError if it is none."""
-    try:
+    with refused_as("its burn-in sent an invalid event"):
         return _DECODER.decode(document)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        reason = str(error).encode("ascii", "replace").decode()[:200]
-        raise WireError(f"its burn-in sent an invalid event: {reason}") from error
 
 
 BurnState = Literal["not_run", "trouble", "no_cuda", "measured"]

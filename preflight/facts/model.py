@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from preflight.errors import WireError
-from preflight.facts.basics import Count, Device, Index, Line, Seconds, Text, Whole
+from preflight.facts.basics import Count, Device, Index, Line, Seconds, Text, Whole, refused_as
 from preflight.facts.gpu import GpuHealth
 from preflight.facts.job import NodeLook, RasLook
 from preflight.facts.machine import KernelLog, Machine, Software
@@ -360,11 +360,8 @@ def decode_document(kind: type[Document], content: bytes, nonce: str) -> Documen
     with _MAKING:
         if kind not in _DECODERS:
             _DECODERS[kind] = msgspec.json.Decoder(kind)
-    try:
+    with refused_as("its answer is not a preflight document"):
         document: Document = _DECODERS[kind].decode(content)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        reason = str(error).encode("ascii", "replace").decode()[:200]
-        raise WireError(f"its answer is not a preflight document: {reason}") from error
     if document.wire != WIRE:
         raise WireError(f"its answer is version {document.wire}, this preflight reads {WIRE}")
     if document.nonce != nonce:

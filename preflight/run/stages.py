@@ -22,6 +22,7 @@ from preflight.errors import WireError
 from preflight.fabric.agents import start_rank_agents
 from preflight.fabric.launch import Hooks, sweep
 from preflight.fabric.sweep_plan import SweepPlan, catching
+from preflight.facts.basics import refused_as
 from preflight.facts.burn import Alive, Burned, Ready, decode_burned
 from preflight.facts.model import Ports, decode_document
 from preflight.fleet.model import Port
@@ -428,10 +429,8 @@ def _refuse_unasked(report: Ports, targets: Sequence[Mapping[str, object]]) -> N
 
 
 def _decode(document: bytes, kind: type[_Arrived]) -> _Arrived:
-    try:
+    with refused_as("its answer to the port stage is unusable"):
         return msgspec.json.decode(document, type=kind)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise WireError(f"its answer to the port stage is unusable: {error}") from error
 
 
 def cut_links(ports: Mapping[str, Ports]) -> frozenset[tuple[str, str]]:
