@@ -133,7 +133,7 @@ def usual_links(gpus: Sequence[Gpu]) -> int | None:
 def asymmetric_links(gpus: Sequence[Gpu]) -> Iterator[Deviation]:
     """Pairs whose NVLinks do not look the same from both ends."""
     linked = [gpu for gpu in gpus if gpu.links is not None and gpu.bus_id]
-    if all(link.remote_kind == "switch" for gpu in linked for link in gpu.links or ()):
+    if {link.remote_kind for gpu in linked for link in gpu.links or ()} <= {"switch"}:
         return  # through switches all look the same from both ends
     ends = link_ends(gpus)
     for a, b in combinations(sorted(linked, key=lambda gpu: gpu.index), 2):

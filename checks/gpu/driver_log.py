@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -83,6 +84,7 @@ class GpuFault(Struct, frozen=True):
         return f"Xid {self.code} ({self.meaning}{named})"
 
 
+@lru_cache(maxsize=4096)  # the same few addresses on every node
 def slot_of(bus_id: str) -> str:
     """Spell a PCI address as the driver's log does, whatever its domain's width: 0000:5d:00."""
     domain, _, rest = bus_id.partition(":")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
@@ -40,10 +39,9 @@ def duplicate_ids(gpus: Sequence[Gpu]) -> str:
         ("PCI address", [gpu.bus_id for gpu in gpus]),
         ("index", [str(gpu.index) for gpu in gpus]),
     ):
-        times = Counter(ids)
-        duplicate = next((each for each in ids if each and times[each] > 1), "")
+        duplicate = next((each for each in ids if each and ids.count(each) > 1), "")
         if duplicate:
-            return f"{times[duplicate]} GPUs have the {name} {duplicate}"
+            return f"{ids.count(duplicate)} GPUs have the {name} {duplicate}"
     return ""
 
 

@@ -206,21 +206,25 @@ def nvlink_troubles(
         known = board(gpu.name)
         board_gbs = known.link_gbs if known is not None else 0.0
         for link in health.link_errors or ():
-            part, gbs = f" NVLink {link.link}:", (link.mbps or 0) / 1000
+            gbs = (link.mbps or 0) / 1000
             if speed and link.mbps is not None and link.mbps < speed:
                 sentence = f"{gbs:.3g} GB/s, {speed / 1000:.3g} GB/s {origin}"
-                yield Trouble(gpu, sentence, _NVLINK, part=part)
+                yield Trouble(gpu, sentence, _NVLINK, part=_named(link))
             elif link.mbps is not None and gbs < _FULL_SPEED * board_gbs:
                 sentence = f"{gbs:.3g} GB/s, {board_gbs:g} GB/s on its board"
                 # The number is the inventory's if it names the model, not the table's alone.
                 by_peer = usual is None and fastest[gpu.name] / 1000 >= _FULL_SPEED * board_gbs
                 grave = by_peer or is_model(gpu.name, model)
-                yield Trouble(gpu, sentence, _NVLINK, grave=grave, part=part)
+                yield Trouble(gpu, sentence, _NVLINK, grave=grave, part=_named(link))
             if link.failed_recoveries:
                 sentence = f"could not recover {link.failed_recoveries} times, 0 expected"
-                yield Trouble(gpu, sentence, _NVLINK, part=part)
+                yield Trouble(gpu, sentence, _NVLINK, part=_named(link))
             elif noisy := noise(link, uptime, limit):
-                yield Trouble(gpu, noisy, _NVLINK, grave=False, part=part)
+                yield Trouble(gpu, noisy, _NVLINK, grave=False, part=_named(link))
+
+
+def _named(link: LinkErrors) -> str:
+    return f" NVLink {link.link}:"
 
 
 @read_once
@@ -322,9 +326,8 @@ def judge_nvlink(node: Node) -> Verdict:
             advice="take a second reading after a known time, or check the live node",
             totals=list(old),
         )
-    links = [link for gpu in facts.gpus or () for link in gpu.links or ()]
     counted = any(health.link_errors for _, health in healths(facts))
-    if not counted and not any(link.up for link in links):
+    if not counted and not any(link.up for gpu in facts.gpus or () for link in gpu.links or ()):
         return not_run("no NVLink is up: gpu.topology checks whether one should be")
     return verdict
 
@@ -357,12 +360,9 @@ def read_matrix(facts: Facts) -> tuple[Topology | None, str]:
 
 def disagreements(facts: Facts, printed: Topology, codes: Codes | None) -> Iterator[Deviation]:
     """Pairs of GPUs that nvidia-smi and NVML, or the matrix's two halves, join differently."""
-    for at, a in enumerate(printed.gpus):
-        for b in printed.gpus[at + 1 :]:
-            there, back = printed.link(a, b), printed.link(b, a)
-            if there != back:
-                sentence = f"nvidia-smi joins {a} to {b} by {there}, but {b} to {a} by {back}"
-                yield Deviation(sentence, "reload the driver or reboot, then recheck")
+    for a, b, there, back in printed.one_sided:
+        sentence = f"nvidia-smi joins {a} to {b} by {there}, but {b} to {a} by {back}"
+        yield Deviation(sentence, "reload the driver or reboot, then recheck")
     if codes is None:
         for cell in odd_cells(printed):
             if printed.link(cell.b, cell.a) == cell.code:

@@ -19,6 +19,7 @@ from preflight.checks.gpu.readings import (
     judge_gpus,
     reading,
 )
+from preflight.core.statistics import grouped
 from preflight.core.text import memory
 from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Group, Node
@@ -178,14 +179,16 @@ def memory_troubles(
     reserved = expected_of_kind("memory_reserved_mib", facts, group)
     window = expected_of_kind("bar1_total_mib", facts, group, max)
     by_group = total is not None and total.by == "group"
+    sizes = grouped((gpu.name, gpu.memory_total_mib or 0) for gpu in facts.gpus or ())
+    largest = {name: max(own) for name, own in sizes.items()}
     for gpu, health in healths(facts):
         here, kept, bar = gpu.memory_total_mib, health.memory_reserved_mib, health.bar1_total_mib
-        alike = [one.memory_total_mib or 0 for one in facts.gpus or () if one.name == gpu.name]
         if total is not None and here is not None and here + slack < total.value:
             sentence = f"{memory(here)} of memory, {memory(total.value)} {total.origin}"
             yield Trouble(gpu, sentence, _LESS)
-        elif here is not None and not by_group and here < _MOST_OF_IT * max(alike):
-            sentence = f"{memory(here)} of memory, {memory(max(alike))} on another {gpu.name} here"
+        elif here is not None and not by_group and here < _MOST_OF_IT * largest[gpu.name]:
+            most = memory(largest[gpu.name])
+            sentence = f"{memory(here)} of memory, {most} on another {gpu.name} here"
             yield Trouble(gpu, sentence, _LESS)
         elif here is not None and (gb := named_memory_gb(gpu.name)):
             whole_mib = gb * 10**9 // 2**20

@@ -17,7 +17,7 @@ from msgspec import Struct
 from preflight.checks.rdma.ports import Port, ports_of
 from preflight.checks.software.test_versions import version
 from preflight.core.text import whole
-from preflight.facts.model import Facts
+from preflight.facts.model import Facts, read_once
 from preflight.facts.node import family as family_of
 from preflight.facts.node import parse_address
 from preflight.facts.node_network import Interface
@@ -70,7 +70,7 @@ def parse_filter(text: str) -> Filter:
 
 def nccl_interfaces(facts: Facts, ifname: str, family: str = "") -> tuple[Interface, ...]:
     """The interfaces of NCCL's sockets, in its order; the first carries its bootstrap."""
-    found = _addressed(facts, _FAMILIES.get(family))
+    found = _addressed(facts)[_FAMILIES.get(family)]
     if len(ifname) > 1:  # NCCL takes no notice of a single character
         return _filtered(found, ifname)
     nccl = version(facts.software.nccl or "") if facts.software else ()
@@ -133,15 +133,13 @@ def first_choice(ifname: str, family: str) -> Callable[[Facts], tuple[str, str] 
     return read
 
 
-def _addressed(facts: Facts, family: int | None) -> list[Interface]:
-    """As getifaddrs(3) lists them: those with IPv4 first; of IPv6 not the loopback."""
-    four = [one for one in facts.interfaces if _has(one, 4)] if family in (None, 4) else []
-    six = [one for one in facts.interfaces if _has(one, 6)] if family in (None, 6) else []
-    return [*four, *(one for one in six if one not in four and not one.loopback)]
-
-
-def _has(interface: Interface, family: int) -> bool:
-    return family in map(family_of, interface.addresses)
+@read_once
+def _addressed(facts: Facts) -> dict[int | None, list[Interface]]:
+    """By family, as getifaddrs(3) lists them: those with IPv4 first; of IPv6 not the loopback."""
+    has = [(one, set(map(family_of, one.addresses))) for one in facts.interfaces]
+    four = [one for one, families in has if 4 in families]  # noqa: PLR2004  IPv4
+    six = [one for one, families in has if 6 in families and not one.loopback]  # noqa: PLR2004
+    return {4: four, 6: six, None: [*four, *(one for one in six if one not in four)]}
 
 
 def _filtered(interfaces: Sequence[Interface], text: str) -> tuple[Interface, ...]:

@@ -32,6 +32,7 @@ from preflight.core.text import and_more, count
 from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Node
 from preflight.facts.machine import KernelLog, LogLine
+from preflight.facts.model import read_once
 from preflight.verdict import Conclude, Verdict, fail, warn
 
 CHECK = Check(
@@ -93,7 +94,7 @@ def judge(facts: Facts, limit: Thresholds) -> Verdict:
     log = facts.kernel_log
     if log is None:
         return unread(facts)
-    found = events(log.lines)
+    found = logged_events(facts)
     seen = [
         {"who": each.device, "kind": each.kind, "times": each.times, "last_s": each.last_s}
         for each in found
@@ -187,6 +188,12 @@ def _rare_downs(
     total = count(sum(link.times for link in downs), "time")
     sentence = f"links went down {total} {window(log, facts)}, under {most:.0f} in a day"
     return whole(sentence, log, ("nic",), **evidence)
+
+
+@read_once
+def logged_events(facts: Facts) -> list[Event]:
+    """All events of a node's NICs; none also where its log could not be read."""
+    return events(facts.kernel_log.lines) if facts.kernel_log else []
 
 
 def events(lines: Sequence[LogLine]) -> list[Event]:

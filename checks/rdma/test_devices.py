@@ -41,13 +41,14 @@ def judge_firmware(facts: Facts, group: Group) -> Verdict:
 
 def _odd_firmwares(nics: Sequence[Nic], group: Group) -> Iterator[str]:
     by_group = decided(group.majority(firmwares))
-    by_chip = grouped((chip(nic), nic.firmware) for nic in nics)
-    for nic in nics:
+    chips = [chip(nic) for nic in nics]
+    by_chip = grouped((own, nic.firmware) for own, nic in zip(chips, nics, strict=True))
+    for own, nic in zip(chips, nics, strict=True):
         if by_group is None:
-            expected, origin = most(filter(None, by_chip[chip(nic)])), "on its peers"
+            expected, origin = most(filter(None, by_chip[own])), "on its peers"
         else:
             # Nodes may have several versions for one chip: each of these is right.
-            versions = [version for kind, version in by_group.value if kind == chip(nic)]
+            versions = [version for kind, version in by_group.value if kind == own]
             expected = None if nic.firmware in versions else next(iter(versions), None)
             origin = on_most(by_group, group)
         if nic.firmware and expected is not None and nic.firmware != expected:

@@ -13,7 +13,7 @@ from typing import Final
 
 from preflight.check import Check
 from preflight.checks.deviations import Deviation, conclude_deviations, on_most
-from preflight.checks.net.test_nic_log import events
+from preflight.checks.net.test_nic_log import logged_events
 from preflight.checks.rdma.ports import Port, most, ports_of
 from preflight.facts import Facts, Group, Node
 from preflight.facts.model import Nic
@@ -67,10 +67,9 @@ def _unlike(nic: Nic, nics: list[Nic], group: Group) -> Deviation | None:
     if mine is None or nic.pcie is None:
         return None
     vote = decided(group.majority(link_reader(nic.name)))
-    peers_link = most(link for n in nics if n.kind == nic.kind and (link := _link(n)))
     if vote is not None:
         grave, expected, origin = True, vote.value, on_most(vote, group)
-    elif peers_link is not None:
+    elif peers_link := most(link for n in nics if n.kind == nic.kind and (link := _link(n))):
         grave, expected, origin = True, peers_link, "on the other NICs of its kind"
     else:
         # A slot may be wired so, or a virtual machine show it so: only peers can tell.
@@ -85,8 +84,8 @@ def _unlike(nic: Nic, nics: list[Nic], group: Group) -> Deviation | None:
 def _too_little(nic: Nic, facts: Facts) -> Deviation | None:
     """Whatever all nodes have: a port faster than its slot never reaches its rate."""
     mine = _link(nic)
-    ports = (port for port in ports_of(facts) if port.nic is nic and port.active)
-    needed = max((port.gbits or 0.0 for port in ports), default=0.0)
+    ports = [port for port in ports_of(facts) if port.nic is nic and port.active]
+    needed = max([port.gbits or 0.0 for port in ports], default=0.0)
     if mine is None or gbits(*mine) >= needed:
         return None
     carried = f"{nic.name}: {_link_words(mine)} carries {gbits(*mine):.0f} Gb/s"
@@ -95,8 +94,7 @@ def _too_little(nic: Nic, facts: Facts) -> Deviation | None:
 
 def _log_deviations(facts: Facts, known_buses: set[str]) -> Iterator[Deviation]:
     """Lines of the driver's start, for NICs whose PCIe link could not be read."""
-    logged = events(facts.kernel_log.lines) if facts.kernel_log else ()
-    narrow = {event.device: event for event in logged if event.kind == "narrow"}
+    narrow = {event.device: event for event in logged_events(facts) if event.kind == "narrow"}
     for bus, event in narrow.items():
         if bus not in known_buses and not _carries_port(event.have_gbits, bus, facts):
             sentence = f"{bus}: its PCIe link is narrower than it can use ({event.note})"
@@ -144,9 +142,9 @@ def judge_pcie(facts: Facts, group: Group) -> Verdict:
     linked = [nic for nic in nics if nic.pcie is not None and nic.pcie.width]
     if not linked:
         return not_run("RDMA devices without a PCIe link of their own: virtual, or not reported")
-    kinds = sorted({link_in_words(nic) for nic in linked})
     links = {nic.name: link_in_words(nic) for nic in linked}
-    return ok(f"{len(linked)} RDMA devices on {', '.join(kinds)}", links=links)
+    kinds = ", ".join(sorted(set(links.values())))
+    return ok(f"{len(linked)} RDMA devices on {kinds}", links=links)
 
 
 def test_ib_pcie(node: Node, conclude: Conclude) -> None:

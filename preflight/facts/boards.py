@@ -87,6 +87,7 @@ _GH200_GB: Final = 96
 """The least of any; "GH200 480GB" names the memory of its CPU: data sheet, 2026-11-26."""
 
 
+@cache
 def named_memory_gb(name: str) -> int | None:
     """Memory of the board in units of 10**9 bytes, by its name or a table; None: not known."""
     if re.match(_MAKER + "GH200", name):

@@ -22,7 +22,7 @@ from preflight.core.remote_command import Shortfall, Step
 from preflight.core.thresholds import SHIPPED, Thresholds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping
 
     from preflight.facts.burn import Burn, Inside, OverNvlink
     from preflight.facts.model import Attempt, Facts, Ports
@@ -191,7 +191,7 @@ def others(usual: Majority[T], what: str) -> str:
 Interface = IPv4Interface | IPv6Interface
 
 
-@lru_cache(maxsize=4096)  # every node of a fleet names the same few over and over
+@lru_cache(maxsize=65536)  # several checks parse the addresses of thousands of nodes
 def parse_address(text: str) -> Interface | None:
     """An address with or without the length of its network; None for anything else."""
     try:
@@ -227,8 +227,9 @@ _ONE_SWITCH: Final = 2
 """Path elements below the common part within one switch: its downstream port and the device."""
 
 
+@lru_cache(maxsize=4096)  # machines of one model have the same few paths
 def pci_distance(
-    a: Sequence[str] | None, b: Sequence[str] | None, numa_a: int | None, numa_b: int | None
+    a: tuple[str, ...] | None, b: tuple[str, ...] | None, numa_a: int | None, numa_b: int | None
 ) -> Distance:
     """Distance of two devices from their sysfs paths (root complex first) and NUMA nodes."""
     if not a or not b:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from functools import lru_cache
-from itertools import takewhile, zip_longest
+from functools import cached_property, lru_cache
+from itertools import combinations, takewhile, zip_longest
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
@@ -143,7 +143,7 @@ _MOST_GPUS, _MOST_DEVICES = 64, 1024
 _NUMBERED_NIC: Final = re.compile(r"NIC[0-9]+")
 
 
-class Topology(Struct, frozen=True):
+class Topology(Struct, frozen=True, dict=True):
     """The matrix as printed: every name and code in the driver's own words."""
 
     gpus: tuple[str, ...]
@@ -158,6 +158,12 @@ class Topology(Struct, frozen=True):
             known = ", ".join(self.gpus + self.nics)
             raise TopologyError(f"the matrix does not join {a} and {b} (it has {known})")
         return code
+
+    @cached_property
+    def one_sided(self) -> list[tuple[str, str, str, str]]:
+        """(a, b, code in row a, code in row b) of the pairs of GPUs whose two codes differ."""
+        both = [(a, b, self.link(a, b), self.link(b, a)) for a, b in combinations(self.gpus, 2)]
+        return [pair for pair in both if pair[2] != pair[3]]
 
     def nic_device(self, nic: str) -> str | None:
         """The RDMA device behind a column ("NIC0" -> "mlx5_0"); None without a NIC legend."""
