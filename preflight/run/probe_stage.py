@@ -11,7 +11,7 @@ from preflight.errors import WireError
 from preflight.facts.model import DRIVER_S, Facts, decode_document
 from preflight.facts.node import Clock, Reach
 from preflight.run.site_sections import modules
-from preflight.transport.bundle import start_payload
+from preflight.transport.bundle import pack_ahead, start_payload
 from preflight.transport.ways import RankConnections, fan_out
 
 if TYPE_CHECKING:
@@ -108,6 +108,8 @@ def probe_fleet(
         arrived(name, reached)
         return reached
 
+    if any(host.transport in ("ssh", "paramiko", "openssh") for host in hosts):
+        pack_ahead("probe", beside)
     answers = fan_out(
         list(by_name),
         work,

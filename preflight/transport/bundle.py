@@ -10,6 +10,7 @@ import re
 import sys
 import threading
 import zlib
+from contextlib import suppress
 from functools import lru_cache
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -155,6 +156,16 @@ def bundle(entry: str, payload: Path = PAYLOAD, beside: Beside = ()) -> bytes:
     """The zip for an entry, made once per process."""
     with _packing:
         return _bundle(entry, payload, beside)
+
+
+def pack_ahead(entry: str, beside: Beside) -> None:
+    """Make the zip while nodes are connected to; an error comes again when it is used."""
+
+    def pack() -> None:
+        with suppress(Exception):
+            bundle(entry, beside=beside)
+
+    threading.Thread(target=pack, name="preflight-pack", daemon=True).start()
 
 
 @lru_cache(maxsize=8)

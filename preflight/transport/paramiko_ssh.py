@@ -255,6 +255,7 @@ def hang_up(transport: paramiko.Transport) -> None:
 def _handshake(
     sock: socket.socket, route: Route, kinds: Sequence[str], ends: float
 ) -> paramiko.Transport:
+    _import_paramiko()  # only now: meanwhile sshd starts a process for this connection
     import paramiko
 
     _silence()
@@ -336,7 +337,6 @@ class ParamikoTransport:
     def connect(self, host: Host, timeout_s: float) -> ParamikoConnection:
         """Log in within that time; ReachError says at which step it failed."""
         ends = time.monotonic() + timeout_s
-        _import_paramiko()
         config = self._asked.of(host, timeout_s)
         refuse_jump_hosts(config)
         route = route_to(host, config)
