@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import importlib
 import logging
 import os
@@ -364,10 +365,14 @@ def _import_paramiko() -> None:
     if "paramiko" in sys.modules or "invoke" in sys.modules:
         return
     sys.modules["invoke"] = None  # type: ignore[assignment]  # how imports are kept from a module
+    searches = gc.isenabled()
+    gc.disable()  # modules are no garbage, and the search for it takes a tenth of their import
     try:
         import paramiko.config
     finally:
         sys.modules.pop("invoke", None)
+        if searches:
+            gc.enable()
     paramiko.config.invoke = _Invoke()  # type: ignore[attr-defined]
 
 

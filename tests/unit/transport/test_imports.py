@@ -35,13 +35,16 @@ def test_an_unknown_transport_says_what_to_write(name: str, advice: str) -> None
 def test_invoke_is_loaded_only_for_who_needs_it() -> None:
     """Not for a connection of ours; `Match exec` in a configuration that others read finds it."""
     program = (
-        "import io, sys\n"
+        "import io, socket, sys, threading\n"
         "from contextlib import suppress\n"
         "from preflight.core.remote_command import ReachError\n"
         "from preflight.fleet.model import Host\n"
         "from preflight.transport.ways import transport_for\n"
+        "end = socket.create_server(('127.0.0.1', 0))\n"
+        "threading.Thread(target=lambda: end.accept()[0].close(), daemon=True).start()\n"
+        "host = Host(name='h', address='127.0.0.1', port=end.getsockname()[1])\n"
         "with suppress(ReachError):\n"
-        "    transport_for('paramiko').connect(Host(name='h', address='127.0.0.1', port=1), 5)\n"
+        "    transport_for('paramiko').connect(host, 5)\n"
         "print(sorted({'paramiko', 'invoke', 'asyncio'} & set(sys.modules)))\n"
         "import paramiko\n"
         "config = paramiko.SSHConfig()\n"
