@@ -255,18 +255,17 @@ def meetings(observed: Observed) -> Meetings:
     columns: dict[SizePhase, Column] = defaultdict(lambda: Column([], [], []))
     standing_out: list[tuple[int, Digest]] = []
     for digest in usable(observed):
-        met = digest.a, digest.b, digest.rail, digest.round
-        row = rows.get(met)
-        if row is None:
-            row = rows[met] = len(rows)
-            operations.append(0)
-            loaded_s.append(0.0)
-        operations[row] += digest.operations
-        loaded_s[row] += digest.loaded_s
-        column = columns[digest.size_bytes, digest.phase]
-        column.rows.append(row)
-        column.p50_us.append(digest.p50_us)
-        column.best_us.append(digest.best_us)
+        row = rows.setdefault((digest.a, digest.b, digest.rail, digest.round), len(rows))
+        if row == len(operations):
+            operations.append(digest.operations)
+            loaded_s.append(digest.loaded_s)
+        else:
+            operations[row] += digest.operations
+            loaded_s[row] += digest.loaded_s
+        times_rows, p50_us, best_us = columns[digest.size_bytes, digest.phase]
+        times_rows.append(row)
+        p50_us.append(digest.p50_us)
+        best_us.append(digest.best_us)
         if digest.standouts:
             standing_out.append((row, digest))
     places = [Place(a, b, rail) for a, b, rail, _ in rows]

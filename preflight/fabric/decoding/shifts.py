@@ -258,7 +258,8 @@ def log_times(
         for row, time_us in zip(rows, times_us, strict=True):
             own[row] = math.log(time_us / typical_us)
     # No list per pair: for 131,072 pairs a few numbers are cheap, lists are not.
-    logs = [_median(each) for each in zip(*gathered.values(), strict=True)]
+    each = list(gathered.values())
+    logs = each[0] if len(each) == 1 else [_median(some) for some in zip(*each, strict=True)]
     who = {met.places[rows[0]][:2] for rows in met.together}
     return LogTimes(
         [place for place, log in zip(met.places, logs, strict=False) if log is not None],
