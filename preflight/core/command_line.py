@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import shutil
 import signal
 import sys
 import threading
@@ -60,6 +59,8 @@ def decimal_number(text: str) -> float:
 
 def columns() -> int:
     """Return the columns for lines that a person reads."""
+    import shutil  # with bz2 and lzma
+
     return min(shutil.get_terminal_size((WIDTH, 24)).columns, _WIDEST)
 
 
