@@ -223,7 +223,7 @@ def test_gloos_time_out_does_not_tell_who_is_missing(tmp_path: Path) -> None:
     ("lines", "category"),
     [
         ("Received 1 death signal, shutting down workers\nclosing signal SIGHUP\n", "other"),
-        ("Received 15 death signal, shutting down workers\nclosing signal SIGTERM\n", "unknown"),
+        ("Received 15 death signal, shutting down workers\nclosing signal SIGTERM\n", "other"),
         ("failed (exitcode: -11) local_rank: 1 (pid: 5) of binary: python\n", "other"),
         ("['python', 'a.py', '--local_rank=1'] exits with return code = -7\n", "shm"),
         ("['python', 'a.py', '--local_rank=1'] exits with return code = 3\n", "unknown"),
