@@ -40,7 +40,7 @@ _IGNORED = re.compile(r"Exception ignored in[: ]|Error in atexit\._run_exitfuncs
 """Python prints such an exception and goes on: in `__del__`, when it ends."""
 _HANDLED = re.compile(r"During handling of the above exception|The above exception was the dir")
 _FRAME = re.compile(
-    r'^\s*File "(?P<file>[^"]{1,400})", line (?P<line>\d+)(?:, in (?P<code>.{1,80}))?'
+    r'^[\s`]*File "(?P<file>[^"]{1,400})", line (?P<line>\d+)(?:, in (?P<code>.{1,80}))?'
 )
 _ENDS = re.compile(
     r"^ {0,2}(?P<kind>[A-Za-z_][\w.]{0,120}"
@@ -49,6 +49,8 @@ _ENDS = re.compile(
 )
 ENDS = (b"Error", b"Exception", b"StopIteration", b"Interrupt")
 """Names of exceptions end with these."""
+_NEAR = 4
+"""Lines of code and marks between two frames, and between the last one and the exception."""
 _ALONE = re.compile(
     r"^(?P<kind>(?:[a-zA-Z_]\w{0,40}\.){0,6}(?:[A-Z]\w{0,60}(?:Error|Exception|Interrupt)"
     r"|StopIteration))(?:: (?P<message>.*))?$"
@@ -94,6 +96,22 @@ class _Running:
         self.cut = False
         self.chained = False
         self.ignored = ignored
+        self.latest = 0
+        """The line of its last frame, if its beginning is cut off; otherwise 0."""
+
+    def take(self, frame: re.Match[str]) -> None:
+        """Take a frame."""
+        if not _LIBRARY.search(frame["file"]):
+            outermost = not self.own[0] and frame["code"] == "<module>"
+            if outermost and frame["file"].endswith(".py"):
+                self.script = frame["file"]
+            self.own = (frame["file"], int(frame["line"]), frame["code"] or "")
+
+    def ends_before(self, line: Line, number: int) -> bool:
+        """Whether lines whose beginning is cut off are no traceback: other lines follow a frame."""
+        return 0 < self.latest < number - _NEAR or (
+            self.latest > 0 and line.bare[:1] not in " `" and not _ENDS.match(line.bare)
+        )
 
 
 class Tracebacks:
@@ -136,15 +154,18 @@ class Tracebacks:
             self._ignored.discard(key)
             self._handled.discard(key)
         running = self._running.get(key)
+        if running is not None and running.ends_before(line, place.line):
+            running = None
+            del self._running[key]
+        frame = _FRAME.match(line.bare)
+        if running is None and frame is not None and frame["code"]:
+            running = self._running[key] = _Running(speaker, line, place.line)
+            running.latest = place.line
         if running is None:
             return self._outside(key, line, place, order)
-        frame = _FRAME.match(line.bare)
         if frame is not None:
-            if not _LIBRARY.search(frame["file"]):
-                outermost = not running.own[0] and frame["code"] == "<module>"
-                if outermost and frame["file"].endswith(".py"):
-                    running.script = frame["file"]
-                running.own = (frame["file"], int(frame["line"]), frame["code"] or "")
+            running.take(frame)
+            running.latest = running.latest and place.line
         elif ends := _ENDS.match(line.bare):
             self._end(running, ends, place, order)
             del self._running[key]
@@ -235,6 +256,9 @@ def own_faults(
 
 IMPORTS = ("ImportError", "ModuleNotFoundError")
 """What a script may catch where it can do without a library."""
+_INSTALL = (
+    "install what is missing in the Python of every node (compare pip freeze), or correct PATHs"
+)
 _UNDECIDED = "; but torchrun's summaries do not show which node's exception came first"
 
 
@@ -283,7 +307,7 @@ def of_exceptions(thrown: Sequence[LoggedException], roots: Collection[int]) -> 
         culprits=named,
         sentence=f"{subject} raised {first.kind}{message}{place}{code}" + _UNDECIDED * undecided,
         cause="an exception in the script or in a library; later errors of other ranks are echoes",
-        advice="correct the code at that line"
+        advice=(_INSTALL if first.kind in IMPORTS else "correct the code at that line")
         + ("; the other ranks only waited for this one" * waited),
         next=with_script("preflight lint SCRIPT", [first]),
         evidence=proofs(one.place for one in [first, *same, *thrown]),

@@ -8,19 +8,20 @@ _FAILURE = re.compile(
     rb"(?i:traceback \(most|\bfatal\b|\bpanic\b|core dumped|segmentation fault|segfault"
     rb"|aborted\b|terminate called|exit(?:ed)?(?: with)?(?: exit| return)?[ _]?(?:code|status)"
     rb"[ :=]{0,8}-?[1-9]|return code[ :=]{0,3}-?[1-9]|\bkilled\b|out of memory|timed[ -]?out"
-    rb"|deadlock|\bhung\b|\bstuck\b|unreachable|connection (?:refused|reset|closed)|\bxid\b"
+    rb"|deadlock|\bhung\b|\bstuck\b|unreachable|connection (?:refused|reset|closed)|\bxid\b(?!-)"
     rb"|no space left|\b(?:signal|sig(?:kill|segv|abrt|bus|term))\b|unable to|can(?:no|')t "
     rb"|\baborting\b|MPI_ABORT|exited with non-?zero|\bloss is nan\b"
     rb"|assert(?:ion)? .{0,200}fail|\bcrash|\bdied\b|\bfail(?:ed|ure)\b|\bcorrupt|denied"
     rb"|\bpg_status\b"  # a flight recorder's dump, which is written after a failure
     rb"|(?<![\w0] )errors?(?: code| number)?[ :]|mismatch|invalid|not found|no such)"
     rb"|[a-z](?:Error|Exception)\b|\bERROR\b|\bCRITICAL\b|NCCL WARN|\[[EF]\d{0,6} |EXCEPTION"
+    rb"|\bF\d{4} \d\d:\d\d:\d\d\.\d"  # glog's LOG(FATAL)
 )
 """A log without any of these shows no failure."""
 _NOTICE = re.compile(
     rb"(?i:\bwarn(?:ing)?\b|warning:|\binfo\b|\bdebug\b|\bnotice\b|\bretry|continuing"
     rb"|ignor(?:ed|ing)|skipp(?:ed|ing)|falling back|deprecat|\bon[_ -]?error|\bpassed\b"
-    rb"|\bsub-?optimal\b"
+    rb"|\bsub-?optimal\b|\bgoing to \S{1,80} instead\b"
     rb"|\b(?:no|0|zero|without|any) (?:xid )?(?:error|fail)"
     rb"|error[_ -](?:bars?|rate|func|margin|norm)"
     rb"|(?:error|fail(?:ed|ures?)?|killed)[_ ]?(?:rate|s)?[ =:]{1,3}0(?:\.0{0,9})?\b"
@@ -34,7 +35,9 @@ _HARMLESS = re.compile(
     rb"|Ignoring this choice|dependency resolver does not|(?i:\b(?:errors?|xids?): (?:none|0)\b)"
 )
 """What is no failure, at whatever level it is logged."""
-_CERTAIN = re.compile(rb"NCCL WARN|Traceback \(most|\bERROR\b|\bFATAL\b|^\w*Error: |core dumped")
+_CERTAIN = re.compile(
+    rb"NCCL WARN|Traceback \(most|\bERROR\b|\bFATAL\b|^\w*Error: |core dumped|\bF\d{4} \d\d:"
+)
 STEMS = (
     *("raceback", "rror", "xception", "ail", "atal", "panic", "ore dumped", "egmentation fault"),
     *("egfault", "bort", "erminat", "xit", "eturn code", "ill", "ut of memory", "imed", "ime out"),
@@ -43,6 +46,7 @@ STEMS = (
     *("nvalid", "ot found", "o such", "critical", "warn", "sig", "[E", "[F", "pg_status"),
     "xited with non",
     "s nan",
+    "F0000 00:",
 )
 """Each line of failure has one of these, in lower or upper case; a first letter may lack."""
 
@@ -71,6 +75,15 @@ _SETTING = re.compile(
     r"|requeue|restart)[\w.-]{0,60}[\"']?\s{0,9}[:=][^=]{0,200}$)"
 )
 """Begins a comment, an item of a list, a setting, an option, or a search."""
+_YAML = re.compile(
+    rf"(?!\w{{0,60}}?{_REPORT}:|exit|signal|xid)[a-z][a-z_-]{{0,60}}: "
+    r"(?!error|fatal|warning|\[)\S.{0,200}$".encode()
+)
+"""A setting that is not indented."""
+_IN_YAML = re.compile(rb"\s{0,40}(?:[a-z][a-z_.-]{0,80}:(?: [^\s\[]\S{0,200})?$|- \S)")
+"""A line beside one: a name with no value or one of a single word, or an item of a list."""
+_OF_PROGRAM = re.compile(r"\s{0,40}[\w./-]{1,60}(?:\[\d{1,8}\])?: (?:error|fatal): ")
+"""Begins a message of a program, which is no setting however far it is indented."""
 _SUPPOSED = re.compile(
     r"(?i)\b(?:(?:watch|look|wait|listen|scan|search|check|poll|grep|monitor)(?:e?s|ing)?"
     r" (?:[\w./-]{1,40} ){0,3}for\b[^.,;:!?\n]{0,24}$"
@@ -80,6 +93,8 @@ _SUPPOSED = re.compile(
     r"|works? around)|in case of|such as|e\.g\.|(?:retr(?:y|ies)|recovers?|restarts?|to do|happens)"
     r" (?:on|after|from)|(?:will|would|may|might) (?:stop|fail|abort|end|exit) with|todo"
     r"|how (?:do|to|can)|why do(?:es)?|(?:did|does|has|have) (?:you|anyone|we|they)|we saw"
+    r"|(?:acts|reacts|drains|cordons|taints|reboots|resets|alerts|pages|(?:would|will|shall|to)"
+    r" (?:act|react|drain|cordon|taint|reboot|reset|alert|page)) (?:[\w./-]{1,40} ){0,3}(?:up)?on"
     r"|(?:if|when) you (?:see|get|hit)|(?:if|when|whenever|once|unless) (?:[\w-]{1,30} ){1,4}"
     r"(?:sees?|shows?|finds?|reports?|prints?|contains?|logs?|matches))\b[^.;!?\n]{0,40}$)"
 )
@@ -125,7 +140,8 @@ def _is_supposed(text: str, begin: int, end: int) -> bool:
     item = _ITEM.match(text, first)
     if _STATE.search(before):
         return False
-    if _OF_DATA.match(text) or _SETTING.match(before) or (item and begin <= item.end()):
+    is_setting = _SETTING.match(before) and not _OF_PROGRAM.match(text, first)
+    if _OF_DATA.match(text) or is_setting or (item and begin <= item.end()):
         return True
     key = _KEY.match(text, first)
     if _CODE.match(text, first) or _is_dumped(text, before) or (key and end < key.end()):
@@ -155,6 +171,19 @@ TRIED_AGAIN = re.compile(
     r"|attempt (\d{1,3}) ?(?:of|/) ?(?!\1\b)\d)"
 )
 """A line with these words reports no end: the program goes on."""
+
+
+def among_settings(lines: list[bytes], at: int) -> bool:
+    """Whether a line is a setting of printed YAML, as the two before or after it are."""
+    if not _YAML.match(lines[at]):
+        return False
+    for beside in (lines[max(at - 2, 0) : at], lines[at + 1 : at + 3]):
+        keys = {one.partition(b":")[0] for one in (lines[at], *beside)}  # not a launcher's prefix
+        if len(keys) == 1 + len(beside) > 2 and all(map(_IN_YAML.match, beside)):  # noqa: PLR2004
+            return True
+    return False
+
+
 AT_END = 3
 """Lines at the end of a log, which do not show whether it did."""
 

@@ -266,7 +266,7 @@ def _speaker(text: str) -> Speaker:
     if rank is not None and any(other != rank[1] for other in _RANK.findall(text, rank.end())):
         return Speaker()
     rank = rank or _PRINTED_RANK.match(text)
-    if rank is None and "what():" not in text:  # a rank that dies by it has a prefix before it
+    if rank is None:
         rank = _OWN_RANK.search(text)
     nccl = _NCCL.search(text)
     return Speaker(

@@ -10,6 +10,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from itertools import count, islice
 from math import inf
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
@@ -17,7 +18,13 @@ from msgspec.structs import replace
 from preflight.core.text import whole
 from preflight.hang.explain.exceptions import ENDS, FAR, Summaries, Tracebacks
 from preflight.hang.explain.explanation import Hit, Place, Speaker
-from preflight.hang.explain.failure_words import AT_END, STEMS, TRIED_AGAIN, reports_failure
+from preflight.hang.explain.failure_words import (
+    AT_END,
+    STEMS,
+    TRIED_AGAIN,
+    among_settings,
+    reports_failure,
+)
 from preflight.hang.explain.log_lines import LONGEST, chunks, text_of, unstructured
 from preflight.hang.explain.origin import Line, Origins, speaker_of_file, time_of
 from preflight.hang.explain.repeats import (
@@ -66,6 +73,13 @@ def _head(line: bytes) -> bytes:
     """What stands before the number of a step, whatever numbers are in it."""
     first = _STEP.search(line.lower(), 0, LONGEST)
     return _NUMBERS.sub(b"0", line[: first.start(1)]) if first else b""
+
+
+def _is_denied(text: str, began: Collection[Symptom]) -> bool:
+    """Whether a symptom denies what a line has the words of, and no other is in it."""
+    real = [one for one in began if one.role != "fact"]
+    denied = any(one.denied_by(text) for one in real)
+    return denied and all(one.fields(text) is None for one in real)
 
 
 @dataclass
@@ -195,7 +209,11 @@ class Scanner:
 
     def __init__(self, symptoms: Sequence[Symptom]) -> None:
         words = [word.encode() for each in symptoms for word in each.anchors]
-        words += [*ENDS, *(word.encode() for stem in STEMS for word in (stem, stem.upper()))]
+        words += [
+            *ENDS,
+            b'File "',
+            *(word.encode() for stem in STEMS for word in (stem, stem.upper())),
+        ]
         self._anchor = any_of(word.translate(ALIKE) for word in words)
         self._shapes: dict[bytes, Shape] = {}
         self._anchors = [
@@ -242,7 +260,7 @@ class Scanner:
             idle, rows = file.idle, zip(count(), lines, shapes, strict=False)
             for at, line, looks in rows:
                 shape = known.get(looks) or self._learn_shape(looks, line)
-                if idle and shape is QUIET:
+                if (idle and shape is QUIET) or (shape is not PACED and among_settings(lines, at)):
                     continue
                 order = found.lines + 1 + at
                 if idle and shape.opens and not file.tracebacks.awaited:
@@ -295,12 +313,12 @@ class Scanner:
         line, number = self._origins.read(part), place.line
         for story in file.ended_with(line, number):
             self._close(story, file)
-        ignored, found = file.tracebacks.feed(line, place, order), self._found
+        ignored, found, began = file.tracebacks.feed(line, place, order), self._found, [*began]
         if not ignored and found.failure is None and reports_failure(line.text):
-            if not TRIED_AGAIN.search(line.text):
+            if TRIED_AGAIN.search(line.text):
+                self._tried = max(self._tried, (order, place), key=itemgetter(0))
+            elif not _is_denied(line.text, began):
                 found.failure, found.failed = place, line.speaker.joined(file.whose).rank
-            elif order > self._tried[0]:
-                self._tried = order, place
         for symptom in began:
             story = _Story(symptom, line, [line.text], place, order)
             if symptom.span:

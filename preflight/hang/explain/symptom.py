@@ -108,7 +108,8 @@ class Symptom(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     category: Category
     role: Role
     follows: bool = False
-    """A rank's end can produce this cause too: it counts only if no rank died before it."""
+    """A rank's end can produce this too: it counts only if no rank died before it, and a sign only
+    if no launcher reported a positive exit code before it."""
     retried: bool = False
     """A sign of programs that try again: it counts only if nothing else failed."""
     dies: bool = False
@@ -157,7 +158,7 @@ class Symptom(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def fields(self, text: str) -> dict[str, str] | None:
         """Read the fields from a text; None if it does not match."""
-        if any(self._search(one, text) for one in _compiled(self.unless)):
+        if self.denied_by(text):
             return None
         for pattern in _compiled(self.patterns):
             found = self._search(pattern, text)
@@ -171,6 +172,10 @@ class Symptom(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                         }
                 return self._usable(fields)
         return None
+
+    def denied_by(self, text: str) -> bool:
+        """Whether a text has its words only to deny it."""
+        return any(self._search(one, text) for one in _compiled(self.unless))
 
     def readings(self, text: str) -> list[dict[str, str]]:
         """The fields, once for each Xid of a list in the text; none if it does not match."""

@@ -141,7 +141,13 @@ def explain(found: ScanResult) -> Explanation:
     every = own_faults(found.raised, watchdog.survivors(hits))
     thrown = without_caught_imports(every)
     doubt = doubt or IMPORTED * (len(thrown) < len(every))
-    signs = [hit for hit in hits if hit.symptom.role == "sign" or lesser(hit, found)]
+    left = _first([hit for hit in hits if hit.symptom.role == "echo" and "code" in hit.fields])
+    signs = [
+        hit
+        for hit in hits
+        if (hit.symptom.role == "sign" and not (hit.symptom.follows and _follows(hit, left)))
+        or lesser(hit, found)
+    ]
     ends = _first([*(hit for hit in signs if hit.symptom.dies), *thrown])
     causes: list[Hit] = []
     for hit in hits:

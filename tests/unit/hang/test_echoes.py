@@ -722,11 +722,47 @@ def test_a_failure_after_which_the_program_tries_again_is_none(tmp_path: Path, f
         "node check: Xid errors: none",
         "No valid triton configs. OutOfMemoryError: out of resource. Ignoring this choice.",
         "n1:1:2 [0] NCCL INFO NET/Socket : Using [0]lo:127.0.0.1<0>",
+        "n4:1:2 [3] NCCL WARN NET/IB : mlx5_1:1 Got async event : client reregistration",
+        "n4:1:2 [3] NCCL WARN Cuda failure 4 'driver shutting down'",
+        "we see neither ECC errors nor Xid 79",
+        "is it Xid 79? dmesg says none",
+        "slurmstepd: error: couldn't chdir to `/root/x': No such file: going to /tmp instead",
+        "gpu-watchd[7]: acts on Xid 48, 79 and 95",
+        "xid-monitor: will drain the node on Xid 79",
     ],
 )
 def test_what_healthy_jobs_print_is_no_failure(tmp_path: Path, line: str) -> None:
     """Also where no line reports the end."""
     assert explained(tmp_path, f"{line}\nstep 1 loss 2.5\n").category == "no_failure"
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("F0102 10:00:00.123456    77 a.cc:9] Check failed: ret == 0", "at a.cc:9: Check failed"),
+        ("2026-01-02 03:04:05.1: F xla/b.cc:9] Termination timeout", "at xla/b.cc:9: Termination"),
+        (
+            "  slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 10 DUE TO PREEMPTION ***",
+            "PREEMPTION",
+        ),
+        ("Killed", "killed from outside (SIGKILL)"),
+    ],
+)
+def test_how_a_process_ends(tmp_path: Path, line: str, says: str) -> None:
+    """By a fatal line of a library, by a scheduler whose line is indented, by a shell's word."""
+    answer = explained(tmp_path, f"step 1 loss 2.5\n{line}\n")
+    assert says in answer.sentence
+    assert (answer.category, answer.confidence >= 0.5) == ("other", True)
+
+
+def test_what_a_launcher_kills_after_the_first_end_is_no_cause(tmp_path: Path) -> None:
+    """The exit code 137 of the others follows from the first process's end."""
+    ended = "INFO: container failed with non-zero exit code:  (exit code {})\n"
+    first = explained(tmp_path, ended.format(1) + ended.format(137))
+    assert first.sentence.startswith("a process ended (exit code 1)")
+    assert first.confidence < 0.5
+    assert "SIGKILL" in explained(tmp_path, ended.format(137)).sentence
+    assert "SIGKILL" in explained(tmp_path, ended.format(137) + ended.format(1)).sentence
 
 
 @pytest.mark.parametrize(

@@ -287,3 +287,12 @@ def test_a_position_names_the_group_of_its_ranks_time_out(tmp_path: Path) -> Non
     )
     answer = explained(tmp_path, "sharding: HYBRID_SHARD\n" + calls)
     assert (answer.culprits, answer.confidence) == (("rank 2",), 0.85)
+
+
+def test_a_traceback_whose_beginning_is_cut_off(tmp_path: Path) -> None:
+    """Its frames show where; lines that no exception follows are none."""
+    frames = '  File "/job/train.py", line 7, in step\n    x = batch["ids"]\n'
+    answer = explained(tmp_path, frames + "KeyError: 'ids'\n")
+    assert "a rank raised KeyError: 'ids' at /job/train.py:7 (step)" in answer.sentence
+    stack = explained(tmp_path, frames + "step 1 loss 2.5\nKeyError: 'ids'\n")
+    assert "/job/train.py" not in stack.sentence

@@ -330,3 +330,14 @@ def test_no_rank_is_missing_where_ray_left_lines_out(tmp_path: Path) -> None:
     assert explained(tmp_path, log + last).culprits == ("rank 7",)
     more = last.replace("\n", " [repeated 2x across cluster]\n")
     assert explained(tmp_path, log + more).culprits == ()
+
+
+def test_the_rank_in_the_words_of_a_process_that_ends(tmp_path: Path) -> None:
+    """Torch before 2.2 has no prefix: only what the runtime prints at the end has the rank."""
+    answer = explained(
+        tmp_path,
+        "terminate called after throwing an instance of 'c10::DistBackendError'\n"
+        "  what():  [Rank 3] NCCL watchdog thread terminated with exception: CUDA error: an "
+        "illegal memory access was encountered\n",
+    )
+    assert (answer.category, answer.culprits) == ("other", ("rank 3",))

@@ -85,6 +85,15 @@ def test_a_quoted_failure_is_no_cause(tmp_path: Path, quoted: str) -> None:
     assert (real.category, real.culprits, real.confidence) == ("gpu_hardware", ("rank 4",), 0.97)
 
 
+@pytest.mark.parametrize("words", [FULL, ECC, "Xid 79", "Address already in use"])
+def test_settings_that_are_not_indented(tmp_path: Path, words: str) -> None:
+    """Other settings stand beside them, unlike in the lines of several processes."""
+    for settings in ("model: x\nlr: 0.1\nagain: {}\n", "again: {}\nlr: 0.1\nhosts:\n  - n1\n"):
+        assert explained(tmp_path, settings.format(words) + STEPS).category == "no_failure"
+    hosts = "host-a: step 1\nhost-b: step 1\nhost-c: RuntimeError: {}\n"
+    assert explained(tmp_path, hosts.format(words)).confidence > 0
+
+
 @pytest.mark.parametrize(
     "line",
     [
