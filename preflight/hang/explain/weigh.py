@@ -122,6 +122,8 @@ ENDED = Explanation(
 )
 
 
+_SAYS_LITTLE = 0.2
+"""Confidence of an echo that shows only that something had failed."""
 ODD = ("mismatch", "behind", "missing")
 """Kinds of verdicts in which the timeouts of several ranks show an odd one."""
 _ALTERNATIVES = 3
@@ -220,7 +222,8 @@ def _of_rest(hits: Sequence[Hit], found: ScanResult) -> Explanation:
     """The answer if these lines show no failure, or only echoes of one."""
     echoes = [hit for hit in hits if hit.symptom.role == "echo"]
     if echoes:
-        return _of_hit(in_order_of_time(echoes)[0], hits, found)
+        telling = [hit for hit in echoes if hit.symptom.confidence > _SAYS_LITTLE]
+        return _of_hit(in_order_of_time(telling or echoes)[0], hits, found)
     hints = [hit for hit in hits if _is_relevant_hint(hit, found)]
     known = of_members(found)
     if known is not None or hints:

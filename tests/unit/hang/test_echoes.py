@@ -773,3 +773,23 @@ def test_last_words_of_scripts(tmp_path: Path, words: str) -> None:
     """They count where nothing failed for good."""
     tried = "2026-10-05 10:00:00 ERROR storage.py:4 upload failed, retrying in 5 s\n"
     assert explained(tmp_path, f"{tried}{words}\n").category == "no_failure"
+
+
+@pytest.mark.parametrize(
+    ("line", "who"),
+    [
+        (
+            "E0409 api.py:8] failed (exitcode: 1) local_rank: 2 (pid: 7) of binary: python",
+            "local rank 2",
+        ),
+        ("Container rank 4 status failed cmd ['python3', 'a.py'] code 1 log log/w.4", "rank 4"),
+    ],
+)
+def test_a_launcher_that_names_the_process_says_more_than_a_signal(
+    tmp_path: Path, line: str, who: str
+) -> None:
+    """The signal to the others may stand before it."""
+    answer = explained(
+        tmp_path, f"W0409 api.py:9] Sending process 9 closing signal SIGTERM\n{line}\n"
+    )
+    assert (answer.culprits, answer.confidence) == ((who,), 0.3)
