@@ -234,6 +234,7 @@ _WRAPS = re.compile(
     r"|Timed out waiting \d+ms for (?:recv|send)|[Cc]onnection (?:closed|reset)\b|[Bb]roken pipe"
     r"|received errors while waiting for send/recv"  # of gloo's monitored_barrier
     r"|Socket Timeout|Application timeout caused pair closure|worker process.{0,40}(?:died|exited)"
+    r"|\bconnect \[[^\]\s]{1,60}\]:\d{1,5}: Connection refused"
     r"|^cancelled$|Horovod has been shut down|[Ss]ee (?:root cause|stack trace)\b"
 )
 """Messages of exceptions that only pass on a library's error: the cause is elsewhere."""

@@ -131,3 +131,15 @@ def test_a_truncated_message_of_the_bootstrap_is_unclear(tmp_path: Path) -> None
     answer = explained(tmp_path, warn + "12\n")
     assert (answer.category, answer.culprits) == ("collective_mismatch", ())
     assert answer.confidence < 0.5
+
+
+def test_a_connection_that_gloo_refuses_is_no_fault_of_the_script(tmp_path: Path) -> None:
+    """Its exception passes on that no process listens where the peer should."""
+    answer = explained(
+        tmp_path,
+        "Traceback (most recent call last):\n"
+        '  File "/job/train.py", line 7, in <module>\n    dist.new_group(backend="gloo")\n'
+        "RuntimeError: [gloo/tcp/pair.cc:9] connect [10.1.2.3]:4000: Connection refused\n",
+    )
+    assert answer.sentence == "no process listens at 10.1.2.3 port 4000"
+    assert (answer.category, answer.culprits) == ("timeout_rank_missing", ("node 10.1.2.3",))
