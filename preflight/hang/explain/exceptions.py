@@ -38,6 +38,10 @@ FAR = 2000
 """Lines, of all ranks, over which a traceback or a symptom of several lines may be woven."""
 _IGNORED = re.compile(r"Exception ignored in[: ]|Error in atexit\._run_exitfuncs")
 """Python prints such an exception and goes on: in `__del__`, when it ends."""
+_OF_SPAWNED = re.compile(r"-- Process (\d{1,6}) terminated with the following error:")
+"""Stands before the traceback of a process that torch.multiprocessing started."""
+_LOGGED = re.compile(r"\b(?:ERROR|CRITICAL)\b")
+"""A logged error, whose traceback follows without the logger's prefix."""
 _HANDLED = re.compile(r"During handling of the above exception|The above exception was the dir")
 _FRAME = re.compile(
     r'^[\s`]*File "(?P<file>[^"]{1,400})", line (?P<line>\d+)(?:, in (?P<code>.{1,80}))?'
@@ -124,6 +128,8 @@ class Tracebacks:
         """Whose next traceback is of an exception that Python ignored."""
         self._handled: set[tuple[int | None, str]] = set()
         """Whose next traceback is of an exception that was raised while another was handled."""
+        self._announced: tuple[int, Speaker] = (0, Speaker())
+        """The line before a traceback without a rank, and the speaker that it shows."""
         self.raised: list[LoggedException] = []
 
     @property
@@ -149,7 +155,10 @@ class Tracebacks:
         key = speaker.rank, speaker.label
         if "Traceback (most" in line.text:
             self._running.pop(key, None)
-            self._running[key] = _Running(speaker, line, place.line, ignored=key in self._ignored)
+            whose = speaker
+            if speaker.rank is None and place.line == self._announced[0] + 1:
+                whose = self._announced[1].joined(speaker)
+            self._running[key] = _Running(whose, line, place.line, ignored=key in self._ignored)
             self._running[key].chained = key in self._handled
             self._ignored.discard(key)
             self._handled.discard(key)
@@ -173,6 +182,10 @@ class Tracebacks:
 
     def _outside(self, key: tuple[int | None, str], line: Line, place: Place, order: int) -> bool:
         """Take a line of no traceback: an end whose beginning is cut off (`KeyError: 'x'`)."""
+        if spawned := _OF_SPAWNED.match(line.bare):
+            self._announced = place.line, Speaker(rank=int(spawned[1]))
+        elif _LOGGED.search(line.text):
+            self._announced = place.line, line.speaker.joined(self._whose)
         if ignored := bool(_IGNORED.match(line.bare)):
             self._ignored.add(key)
         elif _HANDLED.match(line.bare):
@@ -226,6 +239,7 @@ ECHOES = frozenset((
     "SystemExit", "KeyboardInterrupt", "BrokenPipeError", "ConnectionResetError", "EOFError",
     "RayActorError", "ActorDiedError", "ActorUnavailableError", "WorkerCrashedError",
     "NodeDiedError", "ObjectLostError", "OwnerDiedError", "RayGetError", "HorovodInternalError",
+    "GetTimeoutError", "WorkerGroupError",
 ))  # fmt: skip
 """Exceptions that report the end of another process, or that have their own symptoms."""
 LAUNCHERS = frozenset(("ChildFailedError", "SignalException", "CalledProcessError"))

@@ -254,7 +254,7 @@ _HEADS = (
     ("level", "levelname", "severity"),
 )
 _MESSAGES = (
-    *("message", "msg", "event", "error", "err", "exception", "exc_info", "exc_text"),
+    *("message", "msg", "event", "error", "err", "exception", "exc", "exc_info", "exc_text"),
     *("stack", "stack_info", "stack_trace", "stacktrace", "traceback"),
 )
 """Fields of structured logs: logging's JSON formatters, structlog, zap, Loguru."""

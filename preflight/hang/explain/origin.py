@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _RANK = re.compile(r"\[rank ?(\d{1,6})\]:")
 _PRINTED_RANK = re.compile(
     r"\[(?:(?i:rank) |rank=)(\d{1,6})(?:, world_size=\d{1,6})?\] |rank (\d{1,6}): (?!.*rank \d)"
+    r"|[^|]{0,40}\| *[A-Z]{4,8} *\| *rank[=: ](\d{1,6}) *\|"
 )
 _TORN = re.compile(r"(?<=\S )\[rank\d{1,6}\]: Traceback \(most ")
 """A traceback behind a line that had not ended: a prompt, a progress bar."""

@@ -200,6 +200,8 @@ def _of_first_root(
 
 
 _MOST_CONSEQUENCES = 4
+_FEWEST = 2
+"""Ranks that waited, so that the only other one is missing."""
 
 
 def _consequences(answer: Explanation, hits: Sequence[Hit]) -> tuple[str, ...]:
@@ -384,6 +386,8 @@ def _of_signs(
     if timed_out:
         return _of_time_out(_of_hit(timed_out[0], hits, found), hits, found)
     waited = [hit for hit in signs if hit.symptom.waits]
+    if (absent := _the_only_absent(waited, signs, found)) is not None:
+        return absent
     tried = [hit for hit in signs if hit.retried and hit.symptom.category != "unknown"]
     # A launcher that reports the end of a process says more than its peers' lost connections.
     ended = [hit for hit in hits if hit.symptom.role == "echo" and hit.symptom.dies]
@@ -393,15 +397,42 @@ def _of_signs(
     return _of_hit(rest[0], hits, found) if rest else None
 
 
+def _the_only_absent(
+    waited: Sequence[Hit], signs: Sequence[Hit], found: ScanResult
+) -> Explanation | None:
+    """The only rank that a launcher ended and that reports no wait, if the others waited."""
+    ended = {int(hit.fields["rank"]) for hit in found.hits if hit.symptom.reads == "end"}
+    there = {hit.speaker.rank for hit in waited if hit.speaker.rank is not None}
+    absent = ended - {hit.speaker.rank for hit in signs}
+    if len(absent) != 1 or len(there) < _FEWEST:
+        return None
+    (rank,) = absent
+    who, ms = rank_words(there), waited[0].fields.get("timeout_ms", "?")
+    sentence = f"rank {rank} reports no wait, and {who} waited {ms} ms in gloo for a rank"
+    return _of_watchdog(
+        watchdog.Verdict(
+            kind="missing",
+            ranks=(rank,),
+            sentence=sentence,
+            proofs=tuple(waited[:3]),
+            confidence=0.55,
+        )
+    )
+
+
 def _of_first_end(
     signs: Sequence[Hit], hits: Sequence[Hit], found: ScanResult
 ) -> Explanation | None:
     """The only rank that torchrun saw end first, if its peers lost it or it logged a failure."""
-    summaries = {hit.fields["rank"]: hit for hit in hits if hit.symptom.reads == "summary"}
+    bereft = {hit.speaker.rank for hit in signs} - {None}
+    summaries = {
+        hit.fields["rank"]: hit
+        for hit in hits
+        if hit.symptom.reads == "summary" and int(hit.fields["rank"]) not in bereft
+    }
     if len(summaries) != 1:
         return None
     ((rank, summary),) = summaries.items()
-    bereft = {hit.speaker.rank for hit in signs} - {None}
     answer = _of_hit(summary, hits, found)
     if found.failure and found.failed == int(rank):
         evidence = proofs((found.failure, summary.place))
@@ -414,9 +445,7 @@ def _of_first_end(
             evidence=evidence,
             confidence=0.6,
         )
-    if not bereft or int(rank) in bereft:
-        return None
-    return replace(answer, category="other", confidence=0.6)
+    return replace(answer, category="other", confidence=0.6) if bereft else None
 
 
 def _of_time_out(base: Explanation, hits: Sequence[Hit], found: ScanResult) -> Explanation:

@@ -55,9 +55,12 @@ _OF_ALL = {
     "bad_algo": "env_misconfig",
     "bad_proto": "env_misconfig",
     "corrupt_ckpt": "other",
+    "jax_exit0": "timeout_rank_missing",
+    "jax_kill": "timeout_rank_missing",
     "jax_raise": "other",
     "no_module": "other",
     "rdzv_alone": "timeout_rank_missing",
+    "sigterm_outside": "other",
     "unused_params": "other",
 }
 """The fault is no single rank's, or no line shows whose it is."""
