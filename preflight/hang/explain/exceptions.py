@@ -49,7 +49,7 @@ _FRAME = re.compile(
 _ENDS = re.compile(
     r"^ {0,2}(?P<kind>[A-Za-z_][\w.]{0,120}"
     r"(?:Error|Exception|Interrupt|Iteration|Exit|Timeout|Warning)"
-    r"|[a-z_][\w.]*\.[A-Z]\w{2,60})(?::\s*(?P<message>.*))?$"
+    r"|[a-z_](?:\w|\.|<locals>)*\.[A-Z]\w{2,60})(?::\s*(?P<message>.*))?$"
 )
 ENDS = (b"Error", b"Exception", b"StopIteration", b"Interrupt")
 """Names of exceptions end with these."""

@@ -434,7 +434,7 @@ def _of_first_end(
         return None
     ((rank, summary),) = summaries.items()
     answer = _of_hit(summary, hits, found)
-    if found.failure and found.failed == int(rank):
+    if found.failure and found.failed == int(rank) and "Traceback" not in found.failure.text:
         evidence = proofs((found.failure, summary.place))
         return replace(
             answer,
