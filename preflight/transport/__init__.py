@@ -9,10 +9,12 @@ logins from `openssh_logins`. Slurm: `srun` starts relays, which call back to `r
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from preflight.core.files import shipped_table
-from preflight.core.remote_command import ReachError
+
+if TYPE_CHECKING:
+    from preflight.core.remote_command import ReachError
 
 
 @cache
@@ -22,5 +24,7 @@ def _errors() -> dict[str, Any]:
 
 def reach_error(kind: str, **values: object) -> ReachError:
     """Return the error of that kind in reach_errors.toml, with these values filled in."""
+    from preflight.core.remote_command import ReachError  # it loads msgspec
+
     row = _errors()[kind]
     return ReachError(row["step"], *(row[part].format(**values) for part in ("sentence", "advice")))

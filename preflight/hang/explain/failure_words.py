@@ -32,6 +32,8 @@ _NOTICE = re.compile(
 """What is no failure, whatever words are in it, unless NCCL or an exception says it."""
 _HARMLESS = re.compile(
     rb"cannot be preloaded .{0,200}ignored|Unable to register cu\w{1,9} factory"
+    rb"|The caller indicates that this is not a failure"
+    rb"|\(errno: 97 - Address family not supported by protocol\)"
     rb"|Ignoring this choice|dependency resolver does not|(?i:\b(?:errors?|xids?): (?:none|0)\b)"
 )
 """What is no failure, at whatever level it is logged."""
