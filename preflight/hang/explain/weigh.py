@@ -408,7 +408,7 @@ def _the_only_absent(
         return None
     (rank,) = absent
     who, ms = rank_words(there), waited[0].fields.get("timeout_ms", "?")
-    sentence = f"rank {rank} reports no wait, and {who} waited {ms} ms in gloo for a rank"
+    sentence = f"{who} waited {ms} ms in gloo, and rank {rank} reports no wait"
     return _of_watchdog(
         watchdog.Verdict(
             kind="missing",
@@ -445,7 +445,14 @@ def _of_first_end(
             evidence=evidence,
             confidence=0.6,
         )
-    return replace(answer, category="other", confidence=0.6) if bereft else None
+    if not bereft:
+        return None
+    return replace(
+        answer,
+        category="other",
+        cause="its process ended without a line: sys.exit(), abort(), a signal, or lost output",
+        confidence=0.6,
+    )
 
 
 def _of_time_out(base: Explanation, hits: Sequence[Hit], found: ScanResult) -> Explanation:
