@@ -57,7 +57,10 @@ def find_fault(name: str, net: Net) -> Fault | None:
     On h2, if h2 and h3 fail at the master h1 and h4 does not, the fault is Fault("h1",
     "2 of 3 other nodes cannot reach h1:29500 (no route, or a firewall rejects it)").
     """
-    return _master_port_fault(name, net) or _data_port_fault(name, net) or _own_fault(name, net)
+    fault = None
+    if any(attempt.result != "ok" for _, attempt in net.others_to_master):
+        fault = _master_port_fault(name, net)
+    return fault or _data_port_fault(name, net) or _own_fault(name, net)
 
 
 def master_without_report(net: Net) -> str:

@@ -313,8 +313,8 @@ def _lower_middle(ordered: Sequence[float]) -> float:
 
 def _share(values: Sequence[float], middle: float, effect: float, scatter: float) -> float:
     """The share of their middle below which a value is beyond their scatter and `effect`."""
-    away = [abs(math.log(one / middle)) for one in values]
-    return healthy_share(away, effect=effect, scatter=scatter)
+    mad = median([abs(math.log(one / middle)) for one in values])
+    return healthy_share(mad, effect=effect, scatter=scatter)
 
 
 def strictest(bounds: Sequence[SpeedLimit | None]) -> SpeedLimit | None:

@@ -99,12 +99,12 @@ small by chance. In a simulation of 20,000 nights with 5 % noise after five such
 alone blamed 0.3 %, both together 0.1 %; with 2 % noise, neither blamed any."""
 
 
-def healthy_share(away: Sequence[float], *, effect: float, scatter: float) -> float:
+def healthy_share(mad: float, *, effect: float, scatter: float) -> float:
     """The share of the middle down to which a value is healthy, by scatter and by effect size.
 
-    `away`: the distances from the middle, in log time; `scatter`: the least scatter assumed.
+    `mad`: the median distance from the middle, in log time; `scatter`: the least scatter assumed.
     """
-    return min(1 - effect, math.exp(-DEVIATIONS * max(SIGMA * median(away), scatter)))
+    return min(1 - effect, math.exp(-DEVIATIONS * max(SIGMA * mad, scatter)))
 
 
 class Usual(NamedTuple):
@@ -132,10 +132,10 @@ def usual(speeds: Sequence[float], *, effect: float, scatter: float) -> Usual | 
         return None
     middle = known[(len(known) - 1) // 2]
     logs = [math.log(one) for one in known]
-    away = [abs(one - math.log(middle)) for one in logs]
+    mad = median([abs(one - math.log(middle)) for one in logs])
     cut = len(known) // 10
     apart = logs[-1 - cut] - logs[cut]
-    share = healthy_share(away, effect=effect, scatter=scatter)
+    share = healthy_share(mad, effect=effect, scatter=scatter)
     return Usual(middle, min(share, math.exp(-RANGES * apart)), len(known))
 
 

@@ -11,12 +11,13 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from typing import TYPE_CHECKING, NamedTuple
+from heapq import nlargest
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from preflight.core.statistics import grouped, healthy_share, median
+from preflight.core.statistics import LeaveOut, grouped, healthy_share
 from preflight.core.text import gbs, size, time_us
 from preflight.core.thresholds import SHIPPED, Thresholds
 from preflight.fabric.compare import INDEPENDENT, Bound, latency_limit_us
@@ -24,7 +25,6 @@ from preflight.fabric.observed import STOOD_STILL
 from preflight.fabric.pair_summary import (
     LATENCY_BELOW,
     SizeSummary,
-    shortest_us,
     size_of,
     wire_from,
     worst_state,
@@ -92,13 +92,14 @@ def measure_inside(samples: InsideSamples, limit: Thresholds = SHIPPED) -> NodeA
     columns = _columns(whole) if state == "measured" else {}
     if state == "measured" and not columns:
         state = "error"
+    sizes = tuple(size_of(at, rows, len(ends)) for at, rows in columns.items())
     return NodeAllreduce(
         name=samples.node,
         backend=samples.backend,
         rails=len(ends),
         state=state,
-        sizes=tuple(size_of(at, rows, len(ends)) for at, rows in columns.items()),
-        events=_events(limit.of(samples.backend), columns, tuple(samples.numbered)),
+        sizes=sizes,
+        events=_events(limit.of(samples.backend), columns, sizes, tuple(samples.numbered)),
         net=" / ".join(dict.fromkeys(end.net for end in whole if end.net)),
         cpu_wait_us=sum(m.by * 1e6 for end in whole for m in end.moved if m.name == CPU_WAIT),
     )
@@ -111,15 +112,19 @@ def _columns(ends: Sequence[End]) -> dict[int, list[Timing]]:
 
 
 def _events(
-    limit: Callable[[str], float], columns: dict[int, list[Timing]], numbers: Sequence[int]
+    limit: Callable[[str], float],
+    columns: dict[int, list[Timing]],
+    sizes: Sequence[SizeSummary],
+    numbers: Sequence[int],
 ) -> Events:
     count, operations, worst_us, lost_us = 0, 0, 0.0, 0.0
     late: dict[int, int] = {}
-    for rails in columns.values():
-        usual_us = median(shortest_us(rails))
+    for rails, usual_us in zip(columns.values(), (one.p50_us for one in sizes), strict=True):
         cut_us = max(limit("spike_us"), SPIKE_MEDIANS * usual_us)
+        operations += min(len(rail.gaps_us) for rail in rails)
+        if all(max(rail.times_us) <= cut_us for rail in rails):
+            continue
         gaps = list(zip(*(rail.gaps_us for rail in rails), strict=False))
-        operations += len(gaps)
         for at, times in enumerate(zip(*(rail.times_us for rail in rails), strict=False)):
             if max(times) <= cut_us:
                 continue
@@ -136,28 +141,44 @@ FEWEST = 2
 """Other nodes; fewer are not compared with."""
 
 
-class PeerNodes(NamedTuple):
-    """The other nodes of the same group with as many rails."""
+class PeerNodes:
+    """The measured nodes of one group with as many rails; each is compared with all others.
 
-    nodes: tuple[NodeAllreduce, ...]
-    limit: Callable[[str], float]
+    What all of them share is worked out once, so a fleet costs hardly more than its nodes' number.
+    """
+
+    def __init__(self, nodes: Sequence[NodeAllreduce], limit: Thresholds) -> None:
+        self._names = {one.name for one in nodes}
+        self.limit = limit
+        self._summaries = grouped(
+            (each.size_bytes, (one.name, each)) for one in nodes for each in one.sizes
+        )
+        self._largest = LeaveOut((one.sizes[-1].size_bytes, [one.name]) for one in nodes)
+        self._ways = Counter(one.net for one in nodes if one.net)
+        self._worst = nlargest(2, nodes, key=lambda one: one.events.lost_us)
+        self._ranked: dict[tuple[int, str | float], LeaveOut] = {}
+
+    def count(self, own: NodeAllreduce) -> int:
+        """Return how many others there are."""
+        return len(self._names - {own.name})
 
     def bound(self, own: NodeAllreduce, expectation: Expected) -> tuple[Bound, int]:
         """Return the bound on the best operation at the node's largest size, GB/s.
 
         And a larger size that the peers reached and this node did not, if that decides; else 0.
         """
+        limit = self.limit.of(own.backend)
         top = own.sizes[-1].size_bytes
-        furthest = median([one.sizes[-1].size_bytes for one in self.nodes] or [0])
-        beyond = int(furthest) if len(self.nodes) >= FEWEST and furthest > top else 0
+        furthest = self._largest.median([own.name]) or 0
+        beyond = int(furthest) if self.count(own) >= FEWEST and furthest > top else 0
         if top < wire_from(own.backend):
             return Bound(), beyond
         bounds: list[tuple[float, str]] = []
-        speeds = [math.log(one.best_gbs) for one in self._sizes(top)]
         peers_gbs = None
-        if len(speeds) >= FEWEST:
-            peers_gbs = math.exp(median(speeds))
-            share = self._share(speeds)
+        middle = self._median(own, top, "speed", lambda one: math.log(one.best_gbs))
+        if middle is not None:
+            peers_gbs = math.exp(middle)
+            share = self._share(own, top, middle)
             bounds.append((peers_gbs * share, f"{share:.2g} of the peers' median"))
         if expectation.intra_node_min_gbs is not None:
             origin = expectation.origin or "the inventory"
@@ -166,39 +187,52 @@ class PeerNodes(NamedTuple):
             known = gpu_floor(expectation, "all_reduce", algorithm="ring")
             if known is not None and top >= known.from_bytes:
                 bounds.append((known.value, known.origin))
-        bounds.append((self.limit("inside_floor_gbs"), f"shipped floor for {own.backend}"))
+        bounds.append((limit("inside_floor_gbs"), f"shipped floor for {own.backend}"))
         gbs, origin = max(bounds)
         return Bound(gbs, origin, peers_gbs, peers_are=INDEPENDENT), 0
 
     def latency_us(self, own: NodeAllreduce) -> float | None:
         """Return the peers' median at the node's smallest size; None if there are too few."""
-        times = [one.p50_us for one in self._sizes(own.sizes[0].size_bytes)]
-        return median(times) if len(times) >= FEWEST else None
+        return self._median(own, own.sizes[0].size_bytes, "time", lambda one: one.p50_us)
 
-    @property
-    def worst_events(self) -> Events | None:
+    def worst_events(self, own: NodeAllreduce) -> Events | None:
         """Return the events of the worst peer; None if there are too few."""
-        if len(self.nodes) < FEWEST:
+        if self.count(own) < FEWEST:
             return None
-        return max((one.events for one in self.nodes), key=lambda events: events.lost_us)
+        return next(one.events for one in self._worst if one.name != own.name)
 
-    @property
-    def way(self) -> str:
+    def way(self, own: NodeAllreduce) -> str:
         """What carries the data of most peers; "" if no majority does the same."""
-        ways = Counter(one.net for one in self.nodes if one.net).most_common(1)
-        return ways[0][0] if ways and ways[0][1] * 2 > len(self.nodes) >= FEWEST else ""
+        ways = (self._ways - Counter([own.net])).most_common(1)
+        return ways[0][0] if ways and ways[0][1] * 2 > self.count(own) >= FEWEST else ""
 
-    def _sizes(self, size_bytes: int) -> Sequence[SizeSummary]:
-        return [each for one in self.nodes for each in one.sizes if each.size_bytes == size_bytes]
-
-    def _share(self, speeds: Sequence[float]) -> float:
+    def _share(self, own: NodeAllreduce, size_bytes: int, middle: float) -> float:
         """Return the share of the peers' median that is still good: within scatter and effect."""
-        middle = median(speeds)
-        return healthy_share(
-            [abs(speed - middle) for speed in speeds],
-            effect=self.limit("slow_effect"),
-            scatter=self.limit("inside_scatter"),
+        limit = self.limit.of(own.backend)
+        mad = self._median(
+            own, size_bytes, middle, lambda one: abs(math.log(one.best_gbs) - middle)
         )
+        assert mad is not None
+        return healthy_share(mad, effect=limit("slow_effect"), scatter=limit("inside_scatter"))
+
+    def _median(
+        self,
+        own: NodeAllreduce,
+        size_bytes: int,
+        what: str | float,
+        value: Callable[[SizeSummary], float],
+    ) -> float | None:
+        """Return the median of the others' values at a size; None if there are too few.
+
+        `what` names the value: the nodes are sorted by it once.
+        """
+        summaries = self._summaries[size_bytes]
+        if len(summaries) <= FEWEST:
+            return None
+        key = size_bytes, what
+        if key not in self._ranked:
+            self._ranked[key] = LeaveOut((value(one), [name]) for name, one in summaries)
+        return self._ranked[key].median([own.name])
 
 
 _LEAST_EVENTS, _TIMES_PEERS = 4, 4
@@ -241,19 +275,19 @@ def judge_inside(
     samples = {one.node: one for one in sweep.inside}
     measured = {name: measure_inside(one, limit) for name, one in samples.items()}
     fleet = {host.name: host for host in hosts}
-    alike: dict[tuple[str, int], dict[str, NodeAllreduce]] = {}
-    for name, own in measured.items():
-        if name in fleet and own.state == "measured":
-            alike.setdefault((fleet[name].group, own.rails), {})[name] = own
+    alike = grouped(
+        ((fleet[name].group, own.rails), own)
+        for name, own in measured.items()
+        if name in fleet and own.state == "measured"
+    )
+    peers = {key: PeerNodes(nodes, limit) for key, nodes in alike.items()}
     found: dict[str, Inside] = {}
     for name, host in fleet.items():
         one = _missing(name, samples.get(name), sweep)
         if one is None:
             own = measured[name]
-            others = alike.get((host.group, own.rails), {})
-            peers = tuple(other for other in others.values() if other is not own)
-            rule = PeerNodes(peers, limit.of(own.backend))
-            one = _judged(own, samples[name], rule, host, short=name in sweep.short)
+            others = peers.get((host.group, own.rails)) or PeerNodes((), limit)
+            one = _judged(own, samples[name], others, host, short=name in sweep.short)
         found[name] = replace(one, lacks=sweep.short.get(name, ""))
     return found
 
@@ -308,7 +342,7 @@ def _judged(
     own: NodeAllreduce, samples: InsideSamples, peers: PeerNodes, host: Host, *, short: bool
 ) -> Inside:
     """Judge one node; a `short` one only by failures: limits are for nodes with all rails."""
-    plain = Inside(state=own.state, rails=own.rails, backend=own.backend, peers=len(peers.nodes))
+    plain = Inside(state=own.state, rails=own.rails, backend=own.backend, peers=peers.count(own))
     if own.state == "not_run":
         why = next(end.error for end in samples.rails if end and end.state == "not_run")
         return replace(plain, reason=why)
@@ -388,7 +422,7 @@ def _slow(own: NodeAllreduce, bound: Bound, beyond: int) -> str:
 
 def _latent(own: NodeAllreduce, peers: PeerNodes) -> str:
     least, usual_us = own.sizes[0], peers.latency_us(own)
-    limit_us = latency_limit_us(peers.limit, usual_us)
+    limit_us = latency_limit_us(peers.limit.of(own.backend), usual_us)
     if least.size_bytes >= LATENCY_BELOW or limit_us is None or least.p50_us <= limit_us:
         return ""
     return (
@@ -399,13 +433,13 @@ def _latent(own: NodeAllreduce, peers: PeerNodes) -> str:
 
 def _way(own: NodeAllreduce, peers: PeerNodes) -> str:
     """Say if its data went another way than its peers'."""
-    usual = peers.way
+    usual = peers.way(own)
     return f"; carried by {own.net}, at its peers by {usual}" if usual and own.net != usual else ""
 
 
 def _eventful(compared: Inside, own: NodeAllreduce, peers: PeerNodes) -> Inside:
     """Compare its events with the worst peer's: all machines have some."""
-    events, usual = own.events, peers.worst_events
+    events, usual = own.events, peers.worst_events(own)
     if usual is None or events.count < _LEAST_EVENTS:
         return compared
     starved = own.backend == "gloo" and own.cpu_wait_us >= _STARVED * events.lost_us
@@ -420,7 +454,7 @@ def _eventful(compared: Inside, own: NodeAllreduce, peers: PeerNodes) -> Inside:
         why = f"{who} of {own.name} kept the others waiting, up to {worst}, by its own clock"
     return replace(
         compared,
-        why=f"{why}; at the worst of its {len(peers.nodes)} peers {_often(usual)}",
+        why=f"{why}; at the worst of its {peers.count(own)} peers {_often(usual)}",
         advice=_EVENTS.format(own.name),
         events=events.count,
         operations=events.operations,
