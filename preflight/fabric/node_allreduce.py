@@ -160,7 +160,7 @@ class PeerNodes:
 
     def count(self, own: NodeAllreduce) -> int:
         """Return how many others there are."""
-        return len(self._names - {own.name})
+        return len(self._names) - (own.name in self._names)
 
     def bound(self, own: NodeAllreduce, expectation: Expected) -> tuple[Bound, int]:
         """Return the bound on the best operation at the node's largest size, GB/s.
