@@ -10,8 +10,8 @@ from preflight import __version__
 from preflight.commands import add_json, print_answer
 from preflight.core.command_line import EMPTY, FINE, FOUND, UNCLEAR, some_path
 from preflight.core.text import count, printable, wrapped
-from preflight.fleet.sources import lint_file
-from preflight.lint import LintResult
+from preflight.fleet.sources import read_script
+from preflight.lint import LintResult, lint
 from preflight.lint.script import Severity
 
 if TYPE_CHECKING:
@@ -48,9 +48,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Check every script: 0 ok, 1 error or warning, 3 one unreadable, 5 none is distributed.
 
-    UsageError (exit 4) for a file that cannot be opened or is larger than LARGEST.
+    UsageError (exit 4) for a file that cannot be opened or is too large.
     """
-    files = tuple(lint_file(path) for path in arguments.scripts)
+    scripts = map(read_script, arguments.scripts)
+    files = tuple(lint(one.content, one.path) for one in scripts)
     code = _exit_code(files)
     document = Document(preflight=__version__, exit=code, files=files)
     print_answer(arguments, document, lambda width: _lines(files, code, width))

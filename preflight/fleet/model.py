@@ -16,8 +16,6 @@ from preflight.fleet.nodeset import check_host_name
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from preflight.lint import LintResult  # noqa: TC004  never decoded; its rules take 25 ms
-
 
 _ENVIRONMENT: Final = "PET_"
 """torchrun takes each option from PET_<OPTION> where the line does not have it."""
@@ -225,6 +223,13 @@ def today() -> date:
     return datetime.now(UTC).date()
 
 
+class TrainingScript(Struct, frozen=True):
+    """A script that the operator names, as its file has it."""
+
+    path: str
+    content: bytes
+
+
 class Job(Struct, frozen=True, kw_only=True):
     """The job to be launched, as far as it is known."""
 
@@ -244,8 +249,8 @@ class Job(Struct, frozen=True, kw_only=True):
     """What the launch line starts; None without one, or if its launcher is unknown."""
     environ_unsafe: str = ""
     """As root: who else could have written it, "job.env belongs to alice"; "" if no one could."""
-    script: LintResult | None = None
-    """The linted training script; None if none is given."""
+    script: TrainingScript | None = None
+    """What its ranks run; None if it is not given."""
 
     def environ_of(self, name: str) -> dict[str, str] | None:
         """Return the job's environment on a node; None if unknown."""

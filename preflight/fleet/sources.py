@@ -35,14 +35,13 @@ from preflight.fleet.launch_line import (
     read_launch,
 )
 from preflight.fleet.leaf_switches import with_leaves
-from preflight.fleet.model import Fleet, Host, Job, Shape, shape_of
+from preflight.fleet.model import Fleet, Host, Job, Shape, TrainingScript, shape_of
 from preflight.fleet.nodeset import expand, fold, sound_name, split
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from preflight.fleet.inventory import AnyInventory
-    from preflight.lint import LintResult
 
 
 def offers_srun(environ: Mapping[str, str]) -> bool:
@@ -141,17 +140,18 @@ def _is_here(address: str) -> bool:
         return address == "localhost"
 
 
-def lint_file(path: Path) -> LintResult:
-    """Read and lint one file; UsageError if it cannot be read."""
-    from preflight.lint import lint
-    from preflight.lint.reading import LARGEST
+_LARGEST_SCRIPT = 4 << 20
+"""Bytes; a file of millions of lines is data."""
 
+
+def read_script(path: Path) -> TrainingScript:
+    """Read a training script; UsageError if that fails."""
     try:
-        content = read_regular(typed_path(path), LARGEST)
+        content = read_regular(typed_path(path), _LARGEST_SCRIPT)
     except OSError as error:
         message = f"cannot read {path}: {error.strerror}"
         raise UsageError(f"{message}; give the training script itself") from error
-    return lint(content, str(path))
+    return TrainingScript(str(path), content)
 
 
 BY_ADDRESS = ("ssh", "paramiko", "openssh")
@@ -482,12 +482,12 @@ def _shape(launch: Launch | None, environ: Mapping[str, str]) -> Shape | None:
     return shape_of(launch.launcher, launch.options, launch.before, environ, launch.nproc_per_node)
 
 
-def _script(request: FleetRequest) -> LintResult | None:
+def _script(request: FleetRequest) -> TrainingScript | None:
     if request.script is None:
         return None
     if not request.script:
         raise UsageError("--preflight-script is empty: give the training script")
-    return lint_file(Path(request.script))
+    return read_script(Path(request.script))
 
 
 def _environ(

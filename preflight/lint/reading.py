@@ -283,9 +283,6 @@ def _exit_kind(body: Sequence[ast.stmt], imports: Mapping[str, str]) -> str:
     return ""
 
 
-LARGEST: Final = 4 << 20
-"""Bytes of one script; a file of millions of lines is data."""
-
 _IGNORE: Final = re.compile(r"#\s*preflight:\s*ignore(?:\[([a-z0-9, _-]*)\])?", re.IGNORECASE)
 _PYTHON_2: Final = re.compile(
     r"^[ \t\f]*(?:print\s+[\"'\w]|except\s+[\w.]+\s*,\s*\w+\s*:|exec\s+[\"'])", re.MULTILINE
