@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from preflight import __version__
-from preflight.cli import HELP
+from preflight.commands.cli import HELP
 from preflight.core.registry import load_folder, shipped_folder
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def _checks() -> str:
 def _help(verb: str) -> str:
     """Return the section of one verb: what its own parser prints."""
     done = subprocess.run(
-        [sys.executable, "-m", "preflight.cli", *filter(None, [verb]), "--help"],
+        [sys.executable, "-m", "preflight", *filter(None, [verb]), "--help"],
         capture_output=True, text=True, check=True, env={"COLUMNS": "80"},
     )  # fmt: skip
     return f"## preflight {verb or '--help'}\n\n```text\n{done.stdout}```\n"

@@ -1,8 +1,8 @@
 """The `preflight` command begins here: a Ctrl-C waits until the rest is loaded and can answer it.
 
 Standard library only, and nothing before the signal is blocked: an interrupted import of a module
-would print a traceback. `cli` lets the signal through again. The scheduler's hook does not wait for
-the other verbs to load.
+would print a traceback. `until_interrupted` lets the signal through again. The scheduler's hook
+does not wait for the other verbs to load.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run the verb that was typed, and return its exit code."""
     open_streams()
     judge_node(sys.argv[1:] if argv is None else argv)
-    from preflight.cli import main as run_verb
+    from preflight.commands.cli import main as run_verb
 
     return run_verb(argv)
 

@@ -42,9 +42,10 @@ IMPORTED = (
     *(f"_pytest.{name}" for name in default_plugins), "_pytest._argcomplete", "pytest",
     "xdist.plugin", "xdist.looponfail", "xdist.newhooks", "execnet", "readline", "configparser",
     "jinja2", "paramiko", "sqlalchemy", "ClusterShell.NodeSet", "ClusterShell.NodeUtils",
-    "preflight.plugin", "preflight.cli", "preflight.session.session", "preflight.fabric.judge",
-    "preflight.history.queries", "preflight.history.writing", "preflight.report.page",
-    "preflight.commands.explain", "preflight.hang.explain.weigh", "preflight.hang.diagnose.places",
+    "preflight.plugin", "preflight.commands.cli", "preflight.session.session",
+    "preflight.fabric.judge", "preflight.history.queries", "preflight.history.writing",
+    "preflight.report.page", "preflight.commands.explain", "preflight.hang.explain.weigh",
+    "preflight.hang.diagnose.places",
     "hypothesis.internal.observability",  # by its plugin, at the end of each run
 )  # fmt: skip
 """What most runs of pytest with the plugin import, as `-X importtime` shows it."""
@@ -205,7 +206,8 @@ def _become(asked: _Asked, streams: Sequence[int]) -> None:
     sys.argv = [asked.module, *asked.words]
     if asked.module == "pytest" and (many := _WORKERS.search(" ".join(asked.words))):
         _Worker.fork(int(many[1]))
-    sys.modules.pop(asked.module, None)  # else runpy warns that it is loaded already
+    if "." in asked.module:
+        sys.modules.pop(asked.module, None)  # else runpy warns that it is loaded already
     _leave(lambda: runpy.run_module(asked.module, run_name="__main__", alter_sys=True))
 
 

@@ -298,7 +298,7 @@ def _measure(arguments: argparse.Namespace, folder: Path) -> int | None:
              "transport", "python", "budget", "tier")}  # fmt: skip
     words = [f"--preflight-{name}={value}" for name, value in asked.items() if value is not None]
     words += [f"--preflight-report={folder}", "--preflight-fail-fast=never"]
-    program = [sys.executable, "-I", "-m", "preflight.cli", "check", "--keep-nccl-logs"]
+    program = [sys.executable, "-I", "-m", "preflight", "check", "--keep-nccl-logs"]
     environ = {name: value for name, value in os.environ.items() if name != VARIABLE}
     shown = sys.stderr if arguments.json else None
     process = subprocess.Popen(

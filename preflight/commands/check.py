@@ -46,7 +46,7 @@ def until_interrupted(work: Callable[[], int]) -> int:
 
     Also one line, and 4, if the work needs the working folder, and that was deleted.
 
-    `cli.main` blocks SIGINT, so that it waits while Python starts or modules load; it comes here.
+    `__main__` blocks SIGINT, so that it waits while Python starts or modules load; it comes here.
     """
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])

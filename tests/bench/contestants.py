@@ -96,7 +96,7 @@ def preflight(case: Case) -> Answer:
     """`preflight explain` of the files, `preflight diagnose` of a job's recorded state."""
     import preflight.commands.diagnose
     import preflight.commands.explain  # noqa: F401  it must be there before the copies
-    from preflight import cli
+    from preflight.commands import cli
 
     verb = "diagnose" if case.kind in ("hang", "ras") else "explain"
     done = _forked(lambda: cli.main([verb, "--json", str(case.folder)]))

@@ -45,7 +45,7 @@ def measure() -> Iterator[Row]:
         log = folder / "nccl.log"
         write(log, _LINES)
         size_mb = log.stat().st_size / 1e6
-        words = [sys.executable, "-m", "preflight.cli", "explain", "--json", str(log)]
+        words = [sys.executable, "-m", "preflight", "explain", "--json", str(log)]
         runs = []
         for _ in range(_RUNS):
             spent = cost(words, folder, exits=1)

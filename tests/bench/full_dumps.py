@@ -25,7 +25,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
-from preflight import cli
+from preflight.commands import cli
 from tests.bench.outside import cost
 from tests.bench.proportion import clopper_pearson
 from tests.simulate import large_job
@@ -97,7 +97,7 @@ def large(ranks: int) -> str:
         folder = Path(name, "dumps")
         folder.mkdir()
         truth = large_job.write(folder, ranks, 2000, "host_stop")
-        words = [sys.executable, "-m", "preflight.cli", "explain", "--json", str(folder)]
+        words = [sys.executable, "-m", "preflight", "explain", "--json", str(folder)]
         spent = cost(words, Path(name), exits=1)
         named = {*json.loads(Path(name, "output.txt").read_text())["culprits"]}
     right = "right" if named == {f"rank {rank}" for rank in truth} else f"wrong: {named}"

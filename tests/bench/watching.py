@@ -48,7 +48,7 @@ def _share() -> float:
     root = str(Path(__file__).parents[2])
     with tempfile.TemporaryDirectory(prefix="preflight-bench-") as folder:
         watch = subprocess.Popen(
-            [sys.executable, "-m", "preflight.cli", "watch", "--", sys.executable, "-c", _JOB],
+            [sys.executable, "-m", "preflight", "watch", "--", sys.executable, "-c", _JOB],
             cwd=folder, env=environment() | {"PYTHONPATH": root}, process_group=0,
         )  # fmt: skip
         try:

@@ -123,7 +123,7 @@ def rows(year: Year, runs: int = _RUNS) -> Iterator[Row]:
             bound=_BOUND,
             note="in a process that has loaded the library; each opens the file anew",
         )
-    argv = [sys.executable, "-m", "preflight.cli", "history", node, "--history"]
+    argv = [sys.executable, "-m", "preflight", "history", node, "--history"]
     folder = Path(str(year.place.folder))
     whole = [cost([*argv, str(folder)], folder, exits=0).seconds for _ in range(runs)]
     yield Row(

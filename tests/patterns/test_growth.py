@@ -14,7 +14,7 @@ from msgspec.structs import replace
 import preflight
 from preflight.captured import bare_facts
 from preflight.captured.archive import Part, pack
-from preflight.cli import main
+from preflight.commands.cli import main
 from preflight.commands.read import captured, judge_captured
 from preflight.facts.model import Facts, Gpu, Nic
 from preflight.facts.node_network import Interface, Network

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from preflight import cli
+from preflight.commands import cli
 from preflight.commands.read import captured, judge_captured
 from preflight.errors import UsageError
 from preflight.facts.job import Dump

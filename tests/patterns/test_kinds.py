@@ -28,8 +28,8 @@ import msgspec
 import pytest
 import yaml
 
-from preflight import cli
 from preflight.captured.archive import Part, pack
+from preflight.commands import cli
 from preflight.errors import PreflightError, UsageError
 from preflight.fleet.job_environment import read_env_file
 from preflight.fleet.leaf_switches import read_switches

@@ -14,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec import inspect
 
-from preflight import cli
+from preflight.commands import cli
 from preflight.core.text import whole
 from preflight.errors import UsageError
 from preflight.fabric import agent_events

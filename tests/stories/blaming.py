@@ -42,5 +42,5 @@ class Blamed:
 def blame(samples: Path, *arguments: str, as_json: bool = True) -> Blamed:
     """Judge stored samples again."""
     words = ["blame", str(samples), *arguments] + ["--json"] * as_json
-    done = warm.run("preflight.cli", words, cwd=Path.cwd(), env=os.environ, timeout=LONGEST_S)
+    done = warm.run("preflight", words, cwd=Path.cwd(), env=os.environ, timeout=LONGEST_S)
     return Blamed(done.returncode, done.stdout, done.stderr)

@@ -81,7 +81,7 @@ def _preflight(
     *words: object, env: Mapping[str, str] | None = None, cwd: Path | None = None
 ) -> tuple[int, str, str]:
     done = warm.run(
-        "preflight.cli",
+        "preflight",
         list(map(str, words)),
         cwd=cwd or Path.cwd(),
         env={**clean_environment(), **(env or {})},
@@ -162,7 +162,7 @@ def test_a_capture_that_is_ended_leaves_nothing(tmp_path: Path, number: signal.S
     scratch, into = tmp_path / "scratch", tmp_path / "into"
     scratch.mkdir()
     into.mkdir()
-    words = [sys.executable, "-m", "preflight.cli", "capture", str(into), "--tier=standard"]
+    words = [sys.executable, "-m", "preflight", "capture", str(into), "--tier=standard"]
     with subprocess.Popen(words, env={**clean_environment(), "TMPDIR": str(scratch)}) as started:
         until(lambda: any(scratch.glob("preflight-capture-*/run/events.jsonl")), "its run")
         started.send_signal(number)

@@ -24,7 +24,7 @@ LONGEST_S = 120
 
 
 def _preflight(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return warm.run("preflight.cli", words, cwd=folder, env=os.environ, timeout=LONGEST_S)
+    return warm.run("preflight", words, cwd=folder, env=os.environ, timeout=LONGEST_S)
 
 
 @pytest.mark.parametrize("verb", ["check", "explain"])

@@ -33,7 +33,7 @@ def ran(folder: Path, verb: str, *words: str) -> Told:
     """Run a verb with a Python that is warm."""
     if verb not in ISOLATED:
         return within(folder, verb, *words)
-    return module(folder, "preflight.cli", verb, *words)
+    return module(folder, "preflight", verb, *words)
 
 
 def widest(text: str) -> int:
@@ -105,7 +105,7 @@ def test_an_error_fits_the_terminal(tmp_path: Path, words: tuple[str, ...], said
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     env = {name: value for name, value in environment().items() if name != "COLUMNS"}
     process = subprocess.Popen(
-        [sys.executable, "-m", "preflight.cli", *words],
+        [sys.executable, "-m", "preflight", *words],
         cwd=tmp_path, env={**env, "NO_COLOR": "1"}, stdin=theirs, stdout=theirs, stderr=theirs,
     )  # fmt: skip
     os.close(theirs)

@@ -79,7 +79,7 @@ def test_no_run_is_taken_for_a_completion(tmp_path: Path) -> None:
 
 def test_nothing_is_loaded_for_it_otherwise(tmp_path: Path) -> None:
     """Starting a command costs no more than before."""
-    program = "import sys; from preflight.cli import main; main(['lint', 'a.py'])"
+    program = "import sys; from preflight.commands.cli import main; main(['lint', 'a.py'])"
     (tmp_path / "a.py").touch()
     done = subprocess.run(
         [sys.executable, "-c", f"{program}; assert 'argcomplete' not in sys.modules"],

@@ -40,7 +40,7 @@ for step in range(2):
     dist.all_reduce(torch.ones(4))
 dist.destroy_process_group()
 """
-PREFLIGHT = (sys.executable, "-m", "preflight.cli")
+PREFLIGHT = (sys.executable, "-m", "preflight")
 
 
 def test_the_rank_is_named_in_its_allocation(slurm: Slurm, tmp_path: Path) -> None:

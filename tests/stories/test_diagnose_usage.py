@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def diagnose(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """Run the command as a user does."""
-    return warm.run("preflight.cli", ["diagnose", *words], cwd=folder, env=os.environ, timeout=120)
+    return warm.run("preflight", ["diagnose", *words], cwd=folder, env=os.environ, timeout=120)
 
 
 def test_what_was_seen_is_kept_and_judged_again(tmp_path: Path) -> None:

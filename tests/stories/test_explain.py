@@ -18,12 +18,12 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "explain.md"
 
 
 def _explain(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return warm.run("preflight.cli", ["explain", *words], cwd=folder, env=os.environ, timeout=60)
+    return warm.run("preflight", ["explain", *words], cwd=folder, env=os.environ, timeout=60)
 
 
 def _explain_piped(folder: Path, given: str, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "preflight.cli", "explain", *words, "-"],
+        [sys.executable, "-m", "preflight", "explain", *words, "-"],
         cwd=folder, input=given, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
 
@@ -75,7 +75,7 @@ def test_text_that_the_kernel_sends_is_no_file(tmp_path: Path, verb: str, text: 
     That to a pagemap had no end.
     """
     (tmp_path / "stderr.log").symlink_to(text)
-    done = warm.run("preflight.cli", [verb, "stderr.log"], cwd=tmp_path, env=os.environ, timeout=60)
+    done = warm.run("preflight", [verb, "stderr.log"], cwd=tmp_path, env=os.environ, timeout=60)
     (line,) = done.stderr.splitlines()
     assert (done.returncode, "stderr.log" in line) == (4, True), done
     assert os.access(text, os.R_OK) == ("the kernel generates its text" in line)
@@ -95,7 +95,7 @@ def test_no_word_of_a_log_drives_the_terminal_as_json(tmp_path: Path) -> None:
 
 def test_the_environment_of_a_process_is_read(tmp_path: Path) -> None:
     """/proc/PID/environ has an end, and no other process waits for its content."""
-    words = [sys.executable, "-m", "preflight.cli", "read", "/proc/self/environ"]
+    words = [sys.executable, "-m", "preflight", "read", "/proc/self/environ"]
     environ = {"NCCL_DEBUG": "INFO", "PATH": os.environ["PATH"], "MASTER_ADDR": "gpu001"}
     done = subprocess.run(
         words, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False

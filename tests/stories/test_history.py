@@ -26,7 +26,7 @@ _BENT = (
 
 def _history(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
     words = ["history", *arguments]
-    return warm.run("preflight.cli", words, cwd=folder, env=clean_environment(), timeout=LONGEST_S)
+    return warm.run("preflight", words, cwd=folder, env=clean_environment(), timeout=LONGEST_S)
 
 
 def test_three_nights_of_one_fleet(here: Here) -> None:

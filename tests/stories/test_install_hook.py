@@ -26,7 +26,7 @@ root_only = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 def _install(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     places = (f"--slurm-dir={folder}/slurm", f"--config-dir={folder}/preflight")
     words = ("install-hook", *places, *words)
-    return warm.run("preflight.cli", words, cwd=folder, env=os.environ, timeout=300)
+    return warm.run("preflight", words, cwd=folder, env=os.environ, timeout=300)
 
 
 def _actions(done: subprocess.CompletedProcess[str]) -> list[str]:

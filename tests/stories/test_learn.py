@@ -26,7 +26,7 @@ FACTS = ("-m", "preflight_reach or preflight_facts", "--preflight-fail-fast=neve
 
 def _learn(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
     words = ["learn", *map(str, arguments)]
-    return warm.run("preflight.cli", words, cwd=folder, env=clean_environment(), timeout=LONGEST_S)
+    return warm.run("preflight", words, cwd=folder, env=clean_environment(), timeout=LONGEST_S)
 
 
 def _local(folder: Path) -> Path:

@@ -34,7 +34,7 @@ for step in range(100):
 
 def _lint(folder: Path, *arguments: str) -> tuple[int, str, str]:
     done = warm.run(
-        "preflight.cli",
+        "preflight",
         ["lint", *arguments],
         cwd=folder,
         env={**os.environ, "COLUMNS": "80"},

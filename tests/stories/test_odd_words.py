@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from preflight import cli
+from preflight.commands import cli
 from preflight.hook.arguments import option_parser
 from tests.stories.test_command_line import ISOLATED, VERBS, ran
 

@@ -24,7 +24,7 @@ KILLED_AT_N3 = (
 def again(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     """Run `preflight report ...`."""
     environ = {**clean_environment(), "COLUMNS": "100"}
-    return warm.run("preflight.cli", ["report", *arguments], cwd=cwd, env=environ, timeout=120)
+    return warm.run("preflight", ["report", *arguments], cwd=cwd, env=environ, timeout=120)
 
 
 def test_nights_in_one_folder_know_each_other(here: Here) -> None:

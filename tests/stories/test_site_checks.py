@@ -148,5 +148,5 @@ def test_the_list_of_checks_has_the_sites_own(here: Here) -> None:
 def _command(here: Here, *arguments: str) -> tuple[int, str, str]:
     """Run `preflight list-checks` in the site's folder."""
     words = ["list-checks", *arguments]
-    done = warm.run("preflight.cli", words, cwd=here.folder, env=os.environ, timeout=60)
+    done = warm.run("preflight", words, cwd=here.folder, env=os.environ, timeout=60)
     return done.returncode, done.stdout, done.stderr

@@ -208,7 +208,7 @@ def test_stopping_keeps_what_had_arrived(here: Here) -> None:
 
 
 def _preflight(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return _python("-c", "import sys; from preflight.cli import main; sys.exit(main())", *arguments)
+    return _python("-m", "preflight", *arguments)
 
 
 def test_the_command_lists_and_explains_the_checks() -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from preflight.cli import main
+from preflight.commands.cli import main
 from tests import warm
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def test_wrong_usage(preflight: Callable[..., Told], arguments: list[str], said:
 
 def _in_a_deleted_folder(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     (folder / "gone").mkdir()
-    argv = ["sh", "-c", 'rmdir "$PWD" && exec "$@"', "sh", sys.executable, "-m", "preflight.cli"]
+    argv = ["sh", "-c", 'rmdir "$PWD" && exec "$@"', "sh", sys.executable, "-m", "preflight"]
     return subprocess.run(
         [*argv, *words], cwd=folder / "gone", capture_output=True, text=True, check=False,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
@@ -299,7 +299,7 @@ check --launch=torchrun\x00--nnodes={}\x00--nproc-per-node=1\x00t.py"""
 def test_a_number_has_the_digits_0_to_9(tmp_path: Path, words: str, digit: str) -> None:
     """Python also reads the digits of other alphabets, and 5_0."""
     argv = [word.replace("\0", " ").format(digit) for word in words.split(" ")]
-    told = warm.run("preflight.cli", argv, cwd=tmp_path, env=dict(os.environ), timeout=60)
+    told = warm.run("preflight", argv, cwd=tmp_path, env=dict(os.environ), timeout=60)
     assert told.returncode == 4, told.stdout + told.stderr
     (line,) = _without_variables(told.stderr)
     assert "give" in line
@@ -326,9 +326,7 @@ def _without_variables(text: str) -> list[str]:
 )
 def test_wrong_usage_of_check_is_one_line(tmp_path: Path, word: str, said: str) -> None:
     """An empty line followed; a time near the end of the calendar was a traceback."""
-    told = warm.run(
-        "preflight.cli", ["check", word], cwd=tmp_path, env=dict(os.environ), timeout=60
-    )
+    told = warm.run("preflight", ["check", word], cwd=tmp_path, env=dict(os.environ), timeout=60)
     assert (told.returncode, told.stdout) == (4, "")
     (line,) = _without_variables(told.stderr)
     assert said in line
@@ -338,7 +336,7 @@ def test_wrong_usage_of_check_is_one_line(tmp_path: Path, word: str, said: str) 
 def test_a_night_ends_within_a_month(tmp_path: Path, time: str) -> None:
     """A time near the end of the calendar cannot be converted to this machine's zone."""
     words = ["nightly", "a", f"--until={time}", "--plan"]
-    told = warm.run("preflight.cli", words, cwd=tmp_path, env=dict(os.environ), timeout=60)
+    told = warm.run("preflight", words, cwd=tmp_path, env=dict(os.environ), timeout=60)
     assert told.returncode == 4
     (line,) = _without_variables(told.stderr)
     assert "give a" in line
@@ -356,9 +354,7 @@ nightly a --whole-fleet --plan --prometheus=|nightly a --whole-fleet --plan --ex
 def test_an_empty_path_is_not_the_current_folder(tmp_path: Path, words: str) -> None:
     """An unset variable of a script: `preflight explain "$LOG"`."""
     (tmp_path / "a.log").write_text("x\n")
-    told = warm.run(
-        "preflight.cli", words.split(" "), cwd=tmp_path, env=dict(os.environ), timeout=60
-    )
+    told = warm.run("preflight", words.split(" "), cwd=tmp_path, env=dict(os.environ), timeout=60)
     assert (told.returncode, told.stdout) == (4, "")
     (line,) = _without_variables(told.stderr)
     assert "empty" in line or "there is no such folder" in line
@@ -388,7 +384,7 @@ def test_a_wrong_address_of_a_server_is_named(
 ) -> None:
     """It read as if the history held values that no run wrote; no password is printed."""
     words = [verb, f"--history=postgresql://ann:pw-secret@{server}"]
-    told = warm.run("preflight.cli", words, cwd=tmp_path, env=dict(os.environ), timeout=60)
+    told = warm.run("preflight", words, cwd=tmp_path, env=dict(os.environ), timeout=60)
     assert (told.returncode, told.stdout) == (4, "")
     (line,) = _without_variables(told.stderr)
     assert said in line

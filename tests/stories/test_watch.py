@@ -58,7 +58,7 @@ if "RANK" not in os.environ:
 
 
 def _words(*own: str, launch: list[str]) -> list[str]:
-    return [sys.executable, "-m", "preflight.cli", "watch", *own, "--", *launch]
+    return [sys.executable, "-m", "preflight", "watch", *own, "--", *launch]
 
 
 def _watch(folder: Path, *own: str, launch: list[str]) -> subprocess.CompletedProcess[str]:
@@ -284,7 +284,7 @@ def test_debug_files_keep_to_their_size(tmp_path: Path) -> None:
 def test_wrong_words(tmp_path: Path, words: list[str], code: int, error: str) -> None:
     """Of ours: exit 4, a line that says what to type. Of the launch: as a shell has it."""
     done = subprocess.run(
-        [sys.executable, "-m", "preflight.cli", *words], cwd=tmp_path, env=clean_environment(),
+        [sys.executable, "-m", "preflight", *words], cwd=tmp_path, env=clean_environment(),
         capture_output=True, text=True, timeout=LONGEST_S, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (code, "")
@@ -295,9 +295,7 @@ def test_wrong_words(tmp_path: Path, words: list[str], code: int, error: str) ->
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_closed_streams(tmp_path: Path, closed: str) -> None:
     """A launch started without them runs, and its words go into no file of ours."""
-    line = (
-        f'exec "$0" -m preflight.cli watch -- sh -c "ls -l /proc/self/fd > seen; exit 6" {closed}'
-    )
+    line = f'exec "$0" -m preflight watch -- sh -c "ls -l /proc/self/fd > seen; exit 6" {closed}'
     done = subprocess.run(
         ["sh", "-c", line, sys.executable], cwd=tmp_path, env=clean_environment(),
         timeout=LONGEST_S, check=False,

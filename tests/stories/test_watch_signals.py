@@ -94,7 +94,7 @@ def test_a_killed_watch_leaves_its_launch(watched: Watched) -> None:
 def test_the_launchs_death_is_ours(tmp_path: Path, number: signal.Signals) -> None:
     """The same wait status, by which schedulers and shells tell a crash from an exit code."""
     ended = subprocess.run(
-        [sys.executable, "-m", "preflight.cli", "watch", "--", "sh", "-c", f"kill -{number} $$"],
+        [sys.executable, "-m", "preflight", "watch", "--", "sh", "-c", f"kill -{number} $$"],
         cwd=tmp_path, env=clean_environment(), capture_output=True, timeout=LONGEST_S, check=False,
     )  # fmt: skip
     assert ended.returncode == -number
@@ -104,7 +104,7 @@ def test_at_a_terminal(tmp_path: Path) -> None:
     """It stays one, and what Ctrl-C and its like send comes to the launch once."""
     (tmp_path / "noting.py").write_text(NOTING)
     log = tmp_path / "noted"
-    words = [sys.executable, "-m", "preflight.cli", "watch", "--"]
+    words = [sys.executable, "-m", "preflight", "watch", "--"]
     words += [sys.executable, "noting.py", str(log)]
     pid, terminal = pty.fork()
     if pid == 0:

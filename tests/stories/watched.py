@@ -55,7 +55,7 @@ class Watched:
         script.write_text(NOTING)
         launch = [sys.executable, str(script), str(self.log)]
         self.started = subprocess.Popen(
-            [sys.executable, "-m", "preflight.cli", "watch", *self.words, "--", *launch],
+            [sys.executable, "-m", "preflight", "watch", *self.words, "--", *launch],
             cwd=self.folder,
             env=clean_environment(),
             stdout=subprocess.DEVNULL,

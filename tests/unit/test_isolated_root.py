@@ -6,6 +6,7 @@ import ast
 import os
 import pwd
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preflight import cli
+from preflight.commands import cli
 from preflight.core.trust import roots_paths, who_may_change
 from preflight.session.site import refuse_strangers
 
@@ -135,6 +136,8 @@ def test_every_verb_begins_with_root_own_environment(
     monkeypatch: pytest.MonkeyPatch, verb: str, words: tuple[str, ...]
 ) -> None:
     """In one place, before anything of the verb is loaded, also where Python was given -I."""
+    from preflight.__main__ import main
+
     began: list[tuple[str, ...]] = []
 
     def execve(program: str, argv: list[str], environ: dict[str, str]) -> NoReturn:
@@ -152,10 +155,11 @@ def test_every_verb_begins_with_root_own_environment(
     before = os.umask(0o022)
     try:
         with pytest.raises(SystemExit, match="7"):
-            cli.main()
+            main()  # it blocks SIGINT as soon as it is imported
         assert (os.umask(0o022) == 0o022) or verb != "watch"
     finally:
         os.umask(before)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     assert began
 
 

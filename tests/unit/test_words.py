@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from preflight import cli
+from preflight.commands import cli
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -46,5 +46,5 @@ def diagnose(inventory: Path, *words: str) -> Asked:
 
 def command(inventory: Path, *words: str) -> Sequence[str]:
     """The words of that."""
-    program = (sys.executable, "-m", "preflight.cli", "diagnose")
+    program = (sys.executable, "-m", "preflight", "diagnose")
     return (*program, "--inventory", str(inventory), *words)

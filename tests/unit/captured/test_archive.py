@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from preflight.captured import archive
 from preflight.captured.archive import MANIFEST, Manifest, Part, pack, unpack
-from preflight.cli import main
+from preflight.commands.cli import main
 from preflight.errors import UsageError
 from preflight.run.measured import Measured
 from tests.cases import draws

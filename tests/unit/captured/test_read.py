@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from preflight.cli import main
+from preflight.commands.cli import main
 from tests.unit.captured.test_topology_text import both, matrix
 
 pytestmark = pytest.mark.slow
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 def read(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     """Run it as a user does, in a terminal of 80 columns."""
     return subprocess.run(
-        [sys.executable, "-m", "preflight.cli", "read", *arguments],
+        [sys.executable, "-m", "preflight", "read", *arguments],
         input=stdin,
         capture_output=True,
         text=True,
@@ -153,7 +153,7 @@ def test_a_value_that_grows_in_each_line_takes_no_memory(tmp_path: Path, line: s
     lines = (line.format(at + 1, at, "$NCCL_DEBUG" * 300) for at in range(60))
     script = tmp_path / "launch.sh"
     script.write_text(f"export NCCL_DEBUG={long} A0=x\n" + "\n".join(lines) + "\n")
-    limited = f"ulimit -v 2000000; exec {sys.executable} -m preflight.cli read {script}"
+    limited = f"ulimit -v 2000000; exec {sys.executable} -m preflight read {script}"
     told = subprocess.run(["/bin/sh", "-c", limited], capture_output=True, text=True, check=False)
     assert told.stderr == ""
     assert told.returncode in (0, 1, 3)

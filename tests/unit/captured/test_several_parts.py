@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from preflight.cli import main
+from preflight.commands.cli import main
 from preflight.commands.read import captured_parts, judge_captured
 from tests.unit.captured.test_nvidia_smi_text import QUERY, SICK, TABLE
 from tests.unit.captured.test_rdma_text import UP, ibstat

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from preflight.captured import process_listing
-from preflight.cli import main
+from preflight.commands.cli import main
 from preflight.commands.read import captured_parts, judge_captured
 from preflight.verdict import Outcome
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from preflight.captured.unread import unread
-from preflight.cli import main
+from preflight.commands.cli import main
 from preflight.commands.read import captured_parts
 
 from .strangers import STRANGERS

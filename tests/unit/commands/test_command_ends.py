@@ -16,7 +16,7 @@ from tests import warm
 
 pytestmark = pytest.mark.slow
 
-PREFLIGHT = (sys.executable, "-m", "preflight.cli")
+PREFLIGHT = (sys.executable, "-m", "preflight")
 OF_DEVELOPMENT = ("-p", "no:hypothesispytest", "-p", "no:pytest11.testinfra")
 """Plugins without which each run of pytest begins a third sooner."""
 LOG = "RuntimeError: failed to bind to [::]:29511 (errno: 98 - Address already in use).\n"
@@ -68,7 +68,12 @@ sys.exit(main())
 
 _ALL_LOAD = ("preflight.commands", "re")
 _OTHERS_LOAD = (
-    *("preflight.cli", "argparse", "preflight.core.command_line", "preflight.commands.check"),
+    *(
+        "preflight.commands.cli",
+        "argparse",
+        "preflight.core.command_line",
+        "preflight.commands.check",
+    ),
 )
 
 
@@ -119,7 +124,7 @@ def test_too_few_descriptors_are_one_line(
 
 _LITTLE_MEMORY = """
 import resource, sys
-from preflight.cli import main
+from preflight.commands.cli import main
 import preflight.commands.read
 kib = int(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmSize")))
 resource.setrlimit(resource.RLIMIT_AS, (kib * 1024 + (8 << 20),) * 2)
@@ -164,7 +169,7 @@ def test_no_name_of_a_file_drives_the_terminal(tmp_path: Path, words: tuple[str,
     (folder / "a.py").write_text("import torch.distributed as dist\ndist.barrier()\n")
     (folder / "sweep.json").write_text('{"ladder": [], "rounds": [], "pairs": []}')
     said = [word.format(folder) for word in words]
-    done = warm.run("preflight.cli", said, cwd=Path.cwd(), env=os.environ, timeout=60)
+    done = warm.run("preflight", said, cwd=Path.cwd(), env=os.environ, timeout=60)
     assert (done.stdout + done.stderr).replace("\n", "").isprintable()
 
 
@@ -178,7 +183,7 @@ def test_no_word_that_a_parser_refuses_drives_the_terminal(
 ) -> None:
     """An unknown argument, an unknown option, a bad choice, of each parser."""
     said = [word.format("z\x1b]0;owned\x07\x1b[31mz") for word in words]
-    done = warm.run("preflight.cli", said, cwd=tmp_path, env=os.environ, timeout=60)
+    done = warm.run("preflight", said, cwd=tmp_path, env=os.environ, timeout=60)
     assert done.returncode in (2, 4)
     text = (done.stdout + done.stderr).replace("\n", "")
     assert "owned" in text

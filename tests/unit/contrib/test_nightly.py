@@ -15,7 +15,7 @@ from preflight.commands.nightly.command import read_words
 from preflight.hook.hook_values import HookConfig
 
 NIGHTLY = Path(__file__).parents[3] / "contrib" / "nightly"
-PYTHON = ["/opt/preflight/bin/python", "-I", "-m", "preflight.cli", "nightly"]
+PYTHON = ["/opt/preflight/bin/python", "-I", "-m", "preflight", "nightly"]
 
 
 def _unit() -> configparser.SectionProxy:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec.structs import replace
 
-from preflight import cli
+from preflight.commands import cli
 from preflight.hang.call_waits import follow
 from preflight.hang.flight_recorder import Recording, read
 from tests.bench.full_dumps import explained, judge, write

@@ -43,7 +43,7 @@ def test_its_commands_are_taken(typed: str) -> None:
     """Verbs, options and the ids of checks are real."""
     options = set(re.findall(r"--[a-z][a-z-]*", re.sub(r"'[^']*'", "", typed.partition(" -- ")[0])))
     if typed.startswith("preflight "):
-        helped = told_by("-m", "preflight.cli", typed.split()[1], "--help")
+        helped = told_by("-m", "preflight", typed.split()[1], "--help")
     else:
         helped = told_by("-m", "pytest", "--help")
     assert {one for one in options if one not in helped} == set()

@@ -17,8 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from preflight import cli
-from preflight.commands import read
+from preflight.commands import cli, read
 from preflight.core import files
 from preflight.errors import UsageError
 from preflight.hang.explain import log_lines

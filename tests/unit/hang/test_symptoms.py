@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from preflight import cli
-from preflight.cli import VERBS
+from preflight.commands import cli
+from preflight.commands.cli import VERBS
 from preflight.core.registry import load_folder, shipped_folder
 from preflight.errors import UsageError
 from preflight.hang.explain import symptom as symptom_files

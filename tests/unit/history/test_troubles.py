@@ -18,7 +18,7 @@ import pytest
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.schema import CreateTable
 
-from preflight import cli
+from preflight.commands import cli
 from preflight.errors import UsageError
 from preflight.history import reading, tables
 from preflight.history.place import NAME, Place, explain_refusal, parse_place
@@ -365,7 +365,7 @@ def test_a_history_that_keeps_the_reader_busy_is_a_line(
 
 _IN_LITTLE_MEMORY = """\
 import resource, sys
-from preflight import cli
+from preflight.commands import cli
 resource.setrlimit(resource.RLIMIT_AS, (1 << 29, 1 << 29))
 sys.exit(cli.main(sys.argv[1:]))
 """

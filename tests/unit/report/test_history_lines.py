@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from preflight import cli
+from preflight.commands import cli
 from preflight.fleet.nodeset import fold
 from preflight.history.place import NAME
 from preflight.history.run_record import Numbers, PairCoverage, Past

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from preflight import cli
+from preflight.commands import cli
 from preflight.errors import UsageError
 from preflight.fabric.decoding.sensitivity import SensitivityRow
 from preflight.report.document import BlameRow, PairRow, encode

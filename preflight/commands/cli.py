@@ -1,4 +1,4 @@
-"""The `preflight` command: verbs without a pytest session, and `check`, which starts one.
+"""The command line: reads which verb was typed, and runs that verb's module.
 
 Imports only the standard library at the top: `check` must not load what it isolates itself from.
 """
@@ -10,13 +10,12 @@ import errno
 import importlib
 import os
 import re
-import signal
 import sys
 import textwrap
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from preflight import __version__
-from preflight.commands import EXIT_CODES, judge_node, open_streams, start
+from preflight.commands import EXIT_CODES, start
 from preflight.core.command_line import UNCLEAR, USAGE, WIDTH, Parser, columns, say
 
 if TYPE_CHECKING:
@@ -80,7 +79,7 @@ _TOO_LITTLE = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)
 VERBS = tuple(HELP)
 
 
-_AGAIN = "import sys; from preflight.cli import main; sys.exit(main(sys.argv[1:], {}))"
+_AGAIN = "import sys; from preflight.commands.cli import main; sys.exit(main(sys.argv[1:], {}))"
 
 
 def main(argv: Sequence[str] | None = None, launch: int | None = None) -> int:
@@ -89,10 +88,7 @@ def main(argv: Sequence[str] | None = None, launch: int | None = None) -> int:
     `launch`: a descriptor that holds the environment for the launch that `watch` starts; None to
     pass on this process's own.
     """
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # until_interrupted lets it through
     words = sys.argv[1:] if argv is None else argv
-    open_streams()
-    judge_node(words)
     is_completing = not words and "_ARGCOMPLETE" in os.environ
     if code := _guarded(lambda: _isolate(words, is_first=argv is None, quiet=is_completing)):
         return code
@@ -316,7 +312,3 @@ def _page(registered: Registered) -> str:
         return page
     own = f"# {registered.check.id}\n\n{registered.about.strip()}\n\n(from {registered.path})"
     return "\n".join(line.rstrip() for line in own.splitlines())
-
-
-if __name__ == "__main__":
-    sys.exit(main())
