@@ -21,8 +21,8 @@ _TABLE = re.compile(re.escape(_HEAD) + r"(?:\|.*\|\n)*")
 
 
 @cache
-def table() -> str:
-    """Write a row for each room, those first that import others."""
+def imports() -> dict[str, set[str]]:
+    """Read which rooms each room imports."""
     graph = grimp.build_graph("preflight", include_external_packages=False)
     below: dict[str, set[str]] = {}
     for module in graph.modules:
@@ -30,10 +30,19 @@ def table() -> str:
         imported = {_room(each) for each in graph.find_modules_directly_imported_by(module)}
         below.setdefault(room, set()).update(imported - {room, "preflight"})
     del below["preflight"]
+    return below
 
-    def height(room: str) -> int:
-        return 1 + max(map(height, below[room]), default=0)
 
+@cache
+def height(room: str) -> int:
+    """Count the rooms of the longest way down from this one, which counts too."""
+    return 1 + max(map(height, imports()[room]), default=0)
+
+
+@cache
+def table() -> str:
+    """Write a row for each room, those first that import others."""
+    below = imports()
     rows = sorted(below, key=lambda room: (-height(room), room))
     return _HEAD + "".join(
         f"| `{_place(room)}` | {_purpose(room)} | {' '.join(sorted(below[room])) or 'nothing'} |\n"

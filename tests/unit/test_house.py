@@ -15,11 +15,14 @@ from pathlib import Path
 import grimp
 import pytest
 
+from tests import architecture
+
 ROOT = Path(__file__).parents[2]
 PAYLOAD = ROOT / "preflight" / "payload"
 ENTRIES = ("burn", "probe", "stacks", "sweep")
 
 MOST_IN_ROOT = 7
+MOST_FLOORS = 10
 MOST_SHARED_NAMES = 2
 MOST_FILES = {
     "checks": 55, "commands": 22, "core": 9, "fabric": 33, "facts": 12, "fleet": 14, "burn": 4,
@@ -37,6 +40,11 @@ def _files(room: str) -> list[Path]:
 def test_the_root_of_the_package_holds_few_modules() -> None:
     """What a site imports, the plugin, the command: everything else has a room."""
     assert len(list((ROOT / "preflight").glob("*.py"))) <= MOST_IN_ROOT
+
+
+def test_the_rooms_stand_on_few_floors() -> None:
+    """A change in one room is understood with few rooms below it."""
+    assert max(map(architecture.height, architecture.imports())) <= MOST_FLOORS
 
 
 def test_every_folder_is_a_room_with_a_bound() -> None:
