@@ -175,6 +175,15 @@ def test_a_healthy_launch(tmp_path: Path) -> None:
     assert not _left(tmp_path)
 
 
+@pytest.mark.parametrize("launch", ["true", "no-such-launcher", "/"])
+def test_a_launch_that_leaves_no_evidence_leaves_no_folder(tmp_path: Path, launch: str) -> None:
+    """Of --folder, what the watch made goes away; what was there before stays."""
+    (tmp_path / "there").mkdir()
+    for folder in ("new", "new/below/it", "there", "there/new"):
+        _watch(tmp_path, f"--folder={folder}", launch=[launch])
+    assert [*tmp_path.rglob("*")] == [tmp_path / "there"]
+
+
 DIES = "echo 'RuntimeError: failed to bind to [::]:29511 (errno: 98 - Address already in use).'"
 
 

@@ -257,17 +257,29 @@ def safe_base(base: Path) -> Path:
     return Path(os.path.realpath(base))
 
 
+def new_folders(base: Path) -> list[Path]:
+    """The folders that are not there yet, of this one and those above it, the innermost first."""
+    return [one for one in (base, *base.parents) if not os.path.lexists(one)]
+
+
+def discard(folder: Path, made: Iterable[Path]) -> None:
+    """Remove the evidence, and of the folders that were made for it those that are empty."""
+    shutil.rmtree(folder, ignore_errors=True)
+    with suppress(OSError):
+        for one in made:
+            one.rmdir()
+
+
 def make_folder(base: Path) -> Path:
     """Make a new folder, named by time and host; OSError if that fails.
 
     Two nodes of one job may start within a second in one shared folder.
     """
     stem, real = folder_name(), safe_base(base)
-    real.mkdir(parents=True, exist_ok=True)
     for number in range(_AS_MANY):
         folder = real / (f"{stem}-{number + 1}" if number else stem)
         try:
-            folder.mkdir(_MODE)
+            folder.mkdir(_MODE, parents=True)
         except FileExistsError:
             continue
         for below in FOLDERS:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from collections import deque
 from contextlib import suppress
@@ -19,8 +18,10 @@ from preflight.hang.watch.evidence import (
     Plan,
     Record,
     ask_for_dumps,
+    discard,
     make_folder,
     makes_pipes,
+    new_folders,
     outdated,
     plan,
     set_in_files,
@@ -78,7 +79,7 @@ def watch(options: Options) -> int:
     """Run the command and watch it; return its exit code, or die by its signal."""
     children = Children(signals.block())
     witness = Witness(children)
-    folder = _make(options.base)
+    made, folder = new_folders(options.base), _make(options.base)
     decided = _decide(options, folder)
     window_s = stalled_after_s(options)
     output, record = Output(), Record(folder, options.command, decided)
@@ -88,7 +89,7 @@ def watch(options: Options) -> int:
     except OSError as error:
         witness.dismiss()
         if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
+            discard(folder, made)
         report(f"{options.command[0]} cannot be started: {error.strerror}; check its name and path")
         return NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_RUNNABLE
     output.close_pipes()
@@ -122,7 +123,7 @@ def watch(options: Options) -> int:
     guarded(watcher.end)
     output.finish(children)
     if folder is not None:
-        closing = _Closing(options, folder, record, output, children)
+        closing = _Closing(options, folder, record, output, children, made=made)
         asked = relay.asked_to_end
         guarded(lambda: closing.close(status, watcher, trimmer, asked=asked))
     return end_as(status)
@@ -190,8 +191,11 @@ class _Closing:
         record: Record,
         output: Output,
         children: Children,
+        *,
+        made: Sequence[Path],
     ) -> None:
-        self._options, self._folder, self._record = options, folder, record
+        self._options, self._record = options, record
+        self._folder, self._made = folder, made
         self._output, self._children = output, children
 
     def close(self, status: int, watcher: Watcher, trimmer: Trimmer | None, *, asked: bool) -> None:
@@ -206,7 +210,7 @@ class _Closing:
         dumps = (self._folder / RECORDER_FOLDER).glob("*[0-9]")
         wanted = options.keep or options.debug or options.tee or any(dumps)
         if not (failed or watcher.stalls or wanted):
-            shutil.rmtree(self._folder, ignore_errors=True)
+            discard(self._folder, self._made)
             return
         self._record.ended(status)
         kept = self._output.keep(self._folder)
