@@ -5,7 +5,6 @@ It tries a rule on measured samples before the rule may take nodes out of servic
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,12 +13,12 @@ from msgspec.structs import replace
 
 from preflight import __version__
 from preflight.check import subject
-from preflight.commands import add_json, print_answer
+from preflight.commands import add_json, print_answer, print_lines
 from preflight.core.command_line import EMPTY, FOUND, UNCLEAR, some_path
 from preflight.core.files import typed_path, write_asked
 from preflight.core.registry import Entry, shipped_checks
 from preflight.core.statistics import grouped
-from preflight.core.text import count, first_few, natural, printable
+from preflight.core.text import count, first_few, natural, wrapped
 from preflight.core.thresholds import SHIPPED, Thresholds
 from preflight.errors import UsageError
 from preflight.fabric.judge import judge_sweep
@@ -35,7 +34,7 @@ from preflight.report.fabric_grid import LocatedBlame, locate_blames
 from preflight.report.fabric_page import fabric_page
 from preflight.report.findings import Finding, findings, suspicions
 from preflight.report.ready import Readiness, blame_row, exit_code, readiness, sensitivity_rows
-from preflight.report.terminal import finding_lines, labelled, missed_words
+from preflight.report.terminal import apart_lines, finding_lines, labelled, missed_words
 from preflight.verdict import Outcome
 
 if TYPE_CHECKING:
@@ -101,7 +100,7 @@ def lines(document: BlameDocument, width: int) -> list[str]:
         rows += labelled("note", note, width)
     if document.exclude:
         rows += labelled("not ready", f"{document.exclude}  --exclude={document.exclude}", width)
-    rows += [f"apart      {a} and {b} must not be in one job" for a, b in document.apart]
+    rows += apart_lines(document.apart, width)
     blamed = len(
         {name for one in document.findings if one.makes_not_ready for name in one.subjects}
     )
@@ -337,7 +336,8 @@ def run(arguments: argparse.Namespace) -> int:
         lacking = (
             f"of {document.pairs} pairs none has times" if document.pairs else "no pair was tried"
         )
-        sys.stdout.write(f"{printable(document.samples)}: {lacking}, there is nothing to judge\n")
+        words = f"{document.samples}: {lacking}, there is nothing to judge"
+        print_lines(lambda width: wrapped(words, first="", indent="  ", width=width))
     else:
         print_answer(arguments, document, lambda width: lines(document, width))
     return document.exit

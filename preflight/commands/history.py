@@ -15,7 +15,7 @@ from preflight import __version__
 from preflight.commands import add_json
 from preflight.core.command_line import EMPTY, FINE, columns, whole_number
 from preflight.core.statistics import FEWEST, grouped, median, usual
-from preflight.core.text import count, did_you_mean, plain_json, printable
+from preflight.core.text import count, did_you_mean, plain_json, wrapped
 from preflight.errors import UsageError
 from preflight.fleet.nodeset import expand, fold
 from preflight.history import reading
@@ -139,8 +139,8 @@ _MOST_LINES = 12
 def document_lines(document: HistoryDocument, width: int) -> list[str]:
     """Lay out the document."""
     if document.last is None:
-        place = printable(document.history)
-        return [f"{place}: no run is stored here; fill it with: preflight check --history=DIR"]
+        none = "no run is stored here; fill it with: preflight check --history=DIR"
+        return wrapped(f"{document.history}: {none}", first="", indent="  ", width=width)
     pieces: Iterator[tuple[str, str]]
     if document.node is not None:
         pieces = _node(document.node, document.nights)

@@ -46,7 +46,7 @@ from preflight.facts.model import WIRE, Facts
 from preflight.facts.node import Group, Net, Node, Reach
 from preflight.fleet.model import Expected, Job
 from preflight.report.document import VerdictRow
-from preflight.report.findings import counts, findings
+from preflight.report.findings import Finding, counts, findings
 from preflight.report.ready import verdict_row
 from preflight.report.terminal import finding_lines
 from preflight.verdict import Outcome, Verdict, unknown
@@ -422,8 +422,13 @@ _UNKNOWN = (
 def _lines(
     read: Mapping[str, Captured | None], entries: Sequence[Entry], code: int, width: int
 ) -> Iterator[str]:
-    by_file = _by_file(entries)
-    for name, one in read.items():
+    by_file, found = _by_file(entries), findings(entries)
+    file_of = {each.subject: each.nodes[0] for each in entries}
+    own: dict[str, list[Finding]] = {}
+    for finding in found:
+        files = {file_of.get(each, "") for each in finding.subjects}
+        own.setdefault(files.pop() if len(files) == 1 else "", []).append(finding)
+    for name, one in sorted(read.items(), key=lambda each: each[0] in own):  # faults come last
         yield printable(name)
         what = (one.kind or one.damaged) if one else _UNKNOWN
         yield from wrapped(printable(what), first=" " * 7, indent=" " * 7, width=width)
@@ -431,7 +436,10 @@ def _lines(
             if (word := _QUIET.get(each.verdict.outcome)) is not None:
                 words = f"{each.check}{each.subject.removeprefix(name)}: {each.verdict.sentence}"
                 yield from wrapped(words, first=f"{word:<6} ", indent=" " * 7, width=width)
-    for finding in findings(entries):
+        for finding in own.pop(name, ()):
+            places = tuple(each.removeprefix(name).strip() for each in finding.subjects)
+            yield from finding_lines(replace(finding, subjects=places), (), width)
+    for finding in (each for rest in own.values() for each in rest):
         yield from finding_lines(finding, (), width)
     counted = counts(entries)
     summary = ", ".join(

@@ -16,7 +16,7 @@ from preflight.report.header import after
 from preflight.verdict import Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from preflight.fabric.decoding.sensitivity import SensitivityRow, SensitivitySizeRow
     from preflight.fleet.model import Fleet
@@ -130,7 +130,8 @@ def finding_lines(finding: Finding, nodes: Collection[str], width: int) -> list[
     """Lay out one finding: its subjects, its sentence, and what to do."""
     subject = _subjects(finding.subjects, nodes)
     also = f"  (also {', '.join(finding.also)})" if finding.also else ""
-    lines = [f"{_word(finding):<6} {subject}  {finding.check}{also}"]
+    head = f"{subject}  {finding.check}{also}".lstrip()
+    lines = wrapped(head, first=f"{_word(finding):<6} ", indent=_INDENT, width=width)
     lines += wrapped(finding.sentence, first=_INDENT, indent=_INDENT, width=width)
     if finding.advice and finding.outcome is not Outcome.WAIVED:
         lines += wrapped(
@@ -165,7 +166,13 @@ def _nodes(report: Report, width: int) -> list[str]:
     for why, names in by_reason.items():
         rows.append(("left out", f"{_of_all(fleet, names)} not checked: {why}"))
     lines = [line for label, words in rows for line in labelled(label, words, width)]
-    return lines + [f"apart      {a} and {b} must not be in one job" for a, b in fleet.apart]
+    return lines + apart_lines(fleet.apart, width)
+
+
+def apart_lines(apart: Iterable[tuple[str, str]], width: int) -> list[str]:
+    """Name the pairs of which only one may be in a job."""
+    rows = (f"{a} and {b} must not be in one job" for a, b in apart)
+    return [line for row in rows for line in labelled("apart", row, width)]
 
 
 def _of_all(fleet: FleetRow, names: Sequence[str]) -> str:

@@ -84,6 +84,16 @@ def test_the_short_form_of_a_bad_path_keeps_two_nodes_apart(tmp_path: Path) -> N
     assert told.document["apart"] == [["n0001", "n0004"]]
 
 
+def test_long_names_of_nodes_fit_the_terminal(tmp_path: Path) -> None:
+    """A pair's finding, and which two must not be in one job: in 80 columns, as other lines."""
+    named = [replace(one, name=f"{one.name}-of-the-second-hall.cluster.org") for one in hosts(5)]
+    bad = {named[0].name, named[4].name}
+    swept = sweep(named, lambda a, b: 0.05 if {a, b} == bad else 1.0)
+    lines = blame(stored(tmp_path, encode_sweep(swept)), as_json=False).out.splitlines()[1:]
+    assert any(line.startswith("apart ") for line in lines), lines
+    assert max(map(len, lines)) <= 80
+
+
 def test_a_healthy_short_form_blames_nobody_unless_somebody_fell_silent(tmp_path: Path) -> None:
     """Exit 0; a node whose agent fell silent is not passed over, even if its pairs are fine."""
     observed = fabric(6)
@@ -227,11 +237,14 @@ def test_a_sweep_that_was_interrupted_clears_nobody(tmp_path: Path) -> None:
 
 
 def test_a_run_that_swept_nothing_has_nobody_to_blame(tmp_path: Path) -> None:
-    """Exit 5, as everywhere where there is nothing to check."""
-    (tmp_path / "measured.json").write_bytes(Measured(nonce="ab").encode())
-    told = blame(tmp_path, as_json=False)
+    """Exit 5, as everywhere where there is nothing to check; the line fits 80 columns."""
+    folder = tmp_path / "a night of last week"
+    folder.mkdir()
+    (folder / "measured.json").write_bytes(Measured(nonce="ab").encode())
+    told = blame(folder, as_json=False)
     assert told.exit == 5
-    assert "no pair was tried" in told.out
+    assert "no pair was tried" in " ".join(told.out.split())
+    assert len(told.out.splitlines()) > 1
 
 
 def test_pairs_without_times_clear_nobody(tmp_path: Path) -> None:
@@ -240,7 +253,7 @@ def test_pairs_without_times_clear_nobody(tmp_path: Path) -> None:
     none = stored(tmp_path, encode_observed(replace(observed, digests=())))
     told = blame(none, as_json=False)
     assert told.exit == 5
-    assert "of 10 pairs none has times, there is nothing to judge" in told.out
+    assert "of 10 pairs none has times, there is nothing to judge" in " ".join(told.out.split())
     lacking = [one for one in observed.digests if (one.a, one.b) != ("h1", "h5")]
     some = stored(tmp_path, encode_observed(replace(observed, digests=tuple(lacking))))
     assert blame(some).exit == 3

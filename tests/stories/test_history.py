@@ -57,6 +57,8 @@ def test_three_nights_of_one_fleet(here: Here) -> None:
     assert f"no run in {nights / _DB} had a node 'n9'; known: n1, n2, n3" in nobody.stderr
     empty = _history("--history", "elsewhere", folder=here.folder)
     assert (empty.returncode, "no run is stored here" in empty.stdout) == (5, True)
+    far = _history("--history", "/".join(["elsewhere"] * 5), folder=here.folder)
+    assert max(map(len, far.stdout.splitlines())) <= 80
 
 
 def test_a_damaged_history_changes_no_verdict(here: Here) -> None:

@@ -105,7 +105,7 @@ def test_parts_are_judged_as_facts_and_texts_are(
     path.write_bytes(packed(files))
     assert main(["read", str(path)]) == 1
     out = capsys.readouterr().out
-    assert "FAIL   nodes/h1/nvidia-smi-topo-m.txt  gpu.topology" in out
+    assert "nodes/h1/nvidia-smi-topo-m.txt\n       nvidia-smi topo -m\nFAIL   gpu.topology\n" in out
     assert "gpu.count" in out
     assert "ok     gpu.ecc: " in out
     assert "NCCL log" in out

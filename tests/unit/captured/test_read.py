@@ -61,6 +61,17 @@ def test_how_a_text_was_saved_hides_no_line(
     assert fault in capsys.readouterr().out
 
 
+def test_a_path_is_shown_once(texts: Path) -> None:
+    """Findings stand below their file, files with findings last; one of two files names both."""
+    whole, torn = str(texts / "whole.txt"), str(texts / "torn.txt")
+    shown = read(torn, whole).stdout
+    assert (shown.count(torn), shown.count(whole)) == (1, 1)
+    assert shown.index("\nok     gpu.topology: ") < shown.index("\nFAIL   gpu.topology\n")
+    (texts / "twin.txt").write_text((texts / "torn.txt").read_text())
+    both = read(torn, str(texts / "twin.txt")).stdout
+    assert [both.count(torn), both.count("gpu.topology")] == [2, 1]
+
+
 def test_each_exit_code(texts: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """0 fine, 1 a fault, 3 not all judged, 4 cannot be opened, 5 of no known kind."""
 
