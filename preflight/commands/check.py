@@ -338,16 +338,21 @@ class _Parser(Parser):
         for folder in asked.folder:
             if not folder or not Path(folder).is_dir():
                 self.error(f"--site-checks={folder}: there is no such folder")
-        self._refuse_checks(asked.nodes, asked.words)
+        self._refuse_checks(asked.nodes, asked.words, has_own=bool(asked.folder))
         if asked.nodes:
             if any(word.startswith("--preflight-nodes=") for word in asked.words):
                 self.error("nodes are given twice: as NODES and as --nodes; give them once")
             asked.words.append(f"--preflight-nodes={','.join(asked.nodes)}")
         return asked
 
-    def _refuse_checks(self, nodes: Sequence[str], words: Sequence[str]) -> None:
-        """Refuse ids of checks among the nodes: `--checks a b` takes one word."""
-        from preflight.core.registry import shipped_folder
+    def _refuse_checks(self, nodes: Sequence[str], words: Sequence[str], *, has_own: bool) -> None:
+        """Refuse ids of checks among the nodes: `--checks a b` takes one word.
+
+        Also unknown ids, before an inventory or Slurm is asked. `has_own`: the site's checks, which
+        the session loads, may have these ids.
+        """
+        from preflight.core.registry import shipped_checks, shipped_folder
+        from preflight.errors import UsageError
 
         given = [word for word in words if word.startswith("--preflight-checks=")]
         wrong = [word for word in nodes if re.fullmatch(r"[a-z]+\.[a-z_]+", word)
@@ -355,6 +360,11 @@ class _Parser(Parser):
         if wrong:
             ids = [each.partition("=")[2] for each in given] + wrong
             self.error(f"{wrong[0]!a} is a check, not a node: type --checks={','.join(ids)}")
+        try:
+            for check_id in "" if has_own else given[-1:]:
+                shipped_checks().select(check_id.partition("=")[2])
+        except UsageError as error:
+            self.error(short_names(str(error), self.others))
 
     def addini(self, *_: object, **__: object) -> None:
         """Ignore the ini keys: there is no ini file."""

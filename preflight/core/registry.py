@@ -19,6 +19,7 @@ import msgspec
 from msgspec import Struct
 
 from preflight.check import STAGES, TIERS, Check, is_check_id, subject
+from preflight.core.text import either
 from preflight.errors import UsageError
 from preflight.verdict import Conclude, Outcome, Verdict, not_run
 
@@ -165,13 +166,20 @@ class Registry:
             path, words = self._by_id[ring[0]].path, " requires ".join(ring)
             raise UsageError(f"{path}: {words}: break the circle") from error
 
+    def select(self, typed: str) -> frozenset[str]:
+        """Read the value of --preflight-checks, ids with commas between them."""
+        ids = [word.strip() for word in typed.split(",") if word.strip()]
+        if not ids:
+            raise UsageError("--preflight-checks is empty: give ids, see: preflight list-checks")
+        return frozenset(self.find(check_id).check.id for check_id in ids)
+
     def find(self, check_id: str) -> Registered:
-        """Return the check of that id; UsageError with the nearest one if there is none."""
+        """Return the check of that id; UsageError with the nearest ones if there is none."""
         if check_id not in self._by_id:
             import difflib
 
-            near = difflib.get_close_matches(check_id, self._by_id, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else "see: preflight list-checks"
+            near = [repr(each) for each in difflib.get_close_matches(check_id, self._by_id)]
+            hint = f"did you mean {either(near)}?" if near else "see: preflight list-checks"
             subject = check_id.rstrip(".*") + "."
             if family := [each for each in self._by_id if each.startswith(subject)]:
                 hint = f"give one of {', '.join(family)}"

@@ -180,7 +180,8 @@ def read_options(config: pytest.Config) -> Chosen:
     """Read everything; UsageError in one line that says what to type."""
     _refuse_rivals(config)
     handoff = Handoff.to(config)
-    registry = _registry(config)
+    registry, typed = _registry(config), config.getoption("preflight_checks")
+    wanted = None if typed is None else registry.select(typed)
     began_s = time.time()
     replay = _replay_file(config)
     need = config.getoption("preflight_need")
@@ -211,7 +212,6 @@ def read_options(config: pytest.Config) -> Chosen:
         nodes = count(len(fleet.hosts), "node")
         raise UsageError(f"--preflight-need={need}: the fleet has only {nodes}")
     replayed = _replayed(replay, fleet)
-    wanted = _wanted(config.getoption("preflight_checks"), registry)
     checks = [one.check for one in registry if one.check.within(settings.tier)]
     asked = [check.id for check in checks if wanted is None or check.id in wanted]
     stages = stages_needed(registry, asked)
@@ -289,15 +289,6 @@ def _registry(config: pytest.Config) -> Registry:
     return Registry(
         [check for folder in (shipped_folder(), *site) for check in load_folder(folder)]
     )
-
-
-def _wanted(text: str | None, registry: Registry) -> frozenset[str] | None:
-    if text is None:
-        return None
-    ids = [word.strip() for word in text.split(",") if word.strip()]
-    if not ids:
-        raise UsageError("--preflight-checks is empty: give ids, see: preflight list-checks")
-    return frozenset(registry.find(check_id).check.id for check_id in ids)
 
 
 def _found(config: pytest.Config) -> SiteNodes | None:

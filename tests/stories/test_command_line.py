@@ -17,6 +17,7 @@ import pytest
 
 from preflight.core.registry import page_of
 from tests.frozen.command import LONGEST_S, Told, environment, module, within
+from tests.unit.core.site_checks import write_check
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -74,6 +75,8 @@ def test_an_unknown_option_names_the_verb_and_the_nearest(tmp_path: Path, verb: 
         (("--checks", "gpu.count", "gpu.ecc"), "type --checks=gpu.count,gpu.ecc"),
         (("--checks", "gpu.count", "gpu.eccc"), "'gpu.eccc' is a check, not a node"),
         (("--budgte=3",), "did you mean '--budget'?"),
+        (("--checks=gpu.cuont", "@no-group"), "no check 'gpu.cuont': did you mean 'gpu.count' or"),
+        (("--checks=gpu.count,", "--checks=,", "@no-group"), "--checks is empty: give ids, see"),
     ],
 )
 def test_check_refuses_before_it_shows_a_header(
@@ -116,6 +119,17 @@ def test_an_error_fits_the_terminal(tmp_path: Path, words: tuple[str, ...], said
     assert process.wait(LONGEST_S) == 4, shown
     assert said in " ".join(shown.decode().split())
     assert widest(shown.decode()) <= 80
+
+
+@pytest.mark.parametrize("verb", ["check", "nightly"])
+def test_an_unknown_check_is_refused_before_an_inventory_is_read(tmp_path: Path, verb: str) -> None:
+    """Before Slurm is asked, too; a check of the site's own is known."""
+    told = ran(tmp_path, verb, "--checks=gpu.count,gpu.cuont", "--inventory=none.toml")
+    assert (told.exit, told.out) == (4, "")
+    assert "there is no check 'gpu.cuont': did you mean 'gpu.count'" in told.err
+    write_check(tmp_path, "site.own", "conclude(ok('it is'))")
+    told = ran(tmp_path, verb, "--checks=site.own", "--site-checks=.", "--inventory=none.toml")
+    assert "cannot read the inventory none.toml" in told.err
 
 
 @pytest.mark.parametrize("verb", VERBS)

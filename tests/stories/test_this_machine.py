@@ -226,7 +226,7 @@ def test_the_command_lists_and_explains_the_checks() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("list-checks", "gpu.cuont"), "did you mean 'gpu.count'?"),
+        (("list-checks", "gpu.cuont"), "did you mean 'gpu.count' or 'gpu.ecc'?"),
         (("list-checks", "ib.*"), "give one of ib."),
         (("list-checks", "gpu"), " gpu.count, "),
         (("chekcs",), "did you mean 'check'? See: preflight --help"),
