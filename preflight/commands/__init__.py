@@ -65,7 +65,38 @@ def folder_among(arguments: argparse.Namespace) -> Path | None:
     paths = [word for word in words if "/" in word or word.isdecimal() or os.path.lexists(word)]
     if paths and len(words) > 1:
         raise UsageError(f"{paths[0]!a:.80} is taken for a path: give one folder, or only nodes")
+    if len(words) == 1 and not paths:
+        _refuse_mistyped(words[0])
     return typed_path(paths[0]) if paths else None
+
+
+FILE_NAME: Final = re.compile(r".+\.(json|toml|ya?ml|html|gz|log|txt)")
+"""What stands for a node, but was meant as a file."""
+
+
+def _refuse_mistyped(word: str) -> None:
+    """Refuse a file's name, and one like that of a folder with JSON files.
+
+    If only digits differ, it is another node.
+    """
+    from difflib import get_close_matches
+    from glob import escape, glob
+
+    from preflight.errors import UsageError
+
+    letters = re.sub(r"\d", "", word)
+    alike = get_close_matches(word, glob("*"), cutoff=0.8)  # noqa: PTH207  no OSError
+    near = [
+        one
+        for one in alike
+        if re.sub(r"\d", "", one) != letters and glob(f"{escape(one)}/*.json")  # noqa: PTH207
+    ]
+    if near or FILE_NAME.fullmatch(word):
+        hint = f"did you mean {near[0]!a}?" if near else "give one that exists."
+        raise UsageError(
+            f"there is no file or folder {word!a:.80}; {hint} To ask a node of this name, type "
+            f"--nodes={word:.80}"
+        )
 
 
 _LONG = re.compile(r"(?<!-m )pytest\s+--preflight(?![\w-])|--preflight-(?=[a-z])([a-z-]*)")

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TextIO, TypeVar, cast
 
-from preflight.commands import EXIT_CODES, NO_OTHERS, short_names
+from preflight.commands import EXIT_CODES, FILE_NAME, NO_OTHERS, short_names
 from preflight.core.command_line import INTERRUPTED, UNCLEAR, USAGE, Parser, whole_number
 
 if TYPE_CHECKING:
@@ -340,6 +340,9 @@ class _Parser(Parser):
                 self.error(f"--site-checks={folder}: there is no such folder")
         self._refuse_checks(asked.nodes, asked.words, has_own=bool(asked.folder))
         if asked.nodes:
+            if len(asked.nodes) == 1 and FILE_NAME.fullmatch(asked.nodes[0]):
+                name = asked.nodes[0][:80]
+                self.error(f"{name!a} is no node; give an inventory as --inventory={name}")
             if any(word.startswith("--preflight-nodes=") for word in asked.words):
                 self.error("nodes are given twice: as NODES and as --nodes; give them once")
             asked.words.append(f"--preflight-nodes={','.join(asked.nodes)}")

@@ -7,6 +7,8 @@ import os
 import subprocess
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests import warm
 
 if TYPE_CHECKING:
@@ -15,7 +17,12 @@ if TYPE_CHECKING:
 
 def diagnose(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """Run the command as a user does."""
-    return warm.run("preflight", ["diagnose", *words], cwd=folder, env=os.environ, timeout=120)
+    return run_verb(folder, "diagnose", *words)
+
+
+def run_verb(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """The same for a verb of one's choice."""
+    return warm.run("preflight", words, cwd=folder, env=os.environ, timeout=120)
 
 
 def test_what_was_seen_is_kept_and_judged_again(tmp_path: Path) -> None:
@@ -68,6 +75,24 @@ def test_wrong_usage_is_one_line(tmp_path: Path) -> None:
         assert (told.returncode, told.stdout) == (4, ""), words
         assert said in told.stderr
         assert told.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("verb", ["diagnose", "learn"])
+def test_a_mistyped_folder_is_not_taken_for_a_node(tmp_path: Path, verb: str) -> None:
+    """The refusal names the folder and how to ask a node; a node numbered otherwise is asked."""
+    (tmp_path / "saved-n1.invalid").mkdir()
+    (tmp_path / "saved-n1.invalid" / "state.json").write_text("{}")
+    (tmp_path / "train").mkdir()
+    for word, hint in (("savd-n1.invalid", "did you mean 'saved-n1.invalid'?"),
+                       ("state.jsn.gz", "give one that exists.")):  # fmt: skip
+        told = run_verb(tmp_path, verb, word)
+        assert (told.returncode, told.stdout) == (4, "")
+        assert told.stderr == (
+            f"preflight: there is no file or folder '{word}'; {hint} "
+            f"To ask a node of this name, type --nodes={word}\n"
+        )
+    for word in ("saved-n2.invalid", "trai"):
+        assert "there is no" not in run_verb(tmp_path, verb, word).stderr
 
 
 def test_an_answer_that_cannot_be_kept_is_told_all_the_same(tmp_path: Path) -> None:
