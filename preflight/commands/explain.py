@@ -12,10 +12,11 @@ from preflight.core.command_line import EMPTY, FINE, FOUND, UNCLEAR, some_path
 from preflight.core.files import typed_path
 from preflight.errors import UsageError
 from preflight.hang.explain.dumps import Dumps, explain_dumps, joined, separate
+from preflight.hang.explain.explanation import lines
 from preflight.hang.explain.log_lines import logs_of
 from preflight.hang.explain.scan import Scanner
 from preflight.hang.explain.symptom import Symptom, load_symptoms, shipped
-from preflight.hang.explain.weigh import explain, lines
+from preflight.hang.explain.weigh import explain
 
 if TYPE_CHECKING:
     import argparse

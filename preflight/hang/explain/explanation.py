@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -10,7 +11,7 @@ from msgspec.structs import replace
 
 from preflight.core.text import whole
 from preflight.facts.boards import xid_info
-from preflight.hang.answer_text import Alternative
+from preflight.hang.answer_text import Alternative, rows
 from preflight.hang.call_waits import Wait
 from preflight.hang.diagnose.job_state import ranks
 from preflight.hang.explain.symptom import Category, Symptom
@@ -100,10 +101,14 @@ class Explanation(Struct, frozen=True, kw_only=True):
     """What the dumps do not show."""
 
 
+LIKELY = 0.5
+"""Confidence below which an answer is shown as unclear."""
 _MOST = 16
 _PROOFS = 6
 _LONGEST = 240
 """Characters shown of a line."""
+_ROWS = 8
+"""Rows of the table of waits on a terminal."""
 _WORDS = {
     "rank2": "rank",
     "missing": "rank",
@@ -224,3 +229,36 @@ def number_of(hit: Hit, field: str) -> int:
     names = hit.symptom.numbers.get(field, {})
     texts = hit.fields.values()
     return int(next((names[name] for name in names if any(name in one for one in texts)), 0))
+
+
+def lines(answer: Explanation, width: int) -> list[str]:
+    """The lines of the answer, wrapped."""
+    read = "dumps" if answer.waits else "lines"
+    labelled = (
+        ("what", [answer.sentence]),
+        ("who", [", ".join(answer.culprits) or f"not shown by these {read}"]),
+        ("line", [answer.line]),
+        ("why", [answer.cause]),
+        ("do", [answer.advice]),
+        ("next", [answer.next]),
+        ("proof", [f"{proof.source}:{proof.line}: {proof.text}" for proof in answer.evidence]),
+        ("then", answer.consequences),
+        ("waits", _waits(answer)),
+        ("unseen", answer.unseen),
+        ("or", [other.words for other in answer.alternatives]),
+    )
+    category: str = answer.category
+    if 0 < answer.confidence < LIKELY:
+        category = "unclear" if category == "unknown" else f"unclear: {category}"
+    return rows(category, answer.confidence, labelled, width)
+
+
+def _waits(answer: Explanation) -> list[str]:
+    """What each rank waits for: `ranks 0-7: send in PIPELINE, for ranks 8-15`."""
+    rows = []
+    for row in islice(answer.waits, _ROWS):
+        number = f" {row.number}" if row.number else ""
+        away = f"for {ranks(row.waits_for)}" if row.waits_for else "all ranks are there"
+        rows.append(f"{ranks(row.ranks)}: {row.call}{number} in {row.group}, {row.state}: {away}")
+    left = len(answer.waits) - _ROWS
+    return rows + [f"... {left} more: --json has them"] * (left > 0)

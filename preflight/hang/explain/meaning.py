@@ -6,10 +6,19 @@ import re
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from preflight.core.text import whole
 from preflight.facts.boards import GRADES, xid_info
-from preflight.hang.explain.explanation import number_of
+from preflight.hang.explain.attempts import DOUBTED, exit_code
+from preflight.hang.explain.explanation import (
+    Explanation,
+    Speaker,
+    culprits,
+    number_of,
+    proofs,
+    with_meanings,
+)
 from preflight.hang.explain.symptom import Category
 
 if TYPE_CHECKING:
@@ -134,3 +143,50 @@ def gravest_first(some: Sequence[Hit], found: ScanResult) -> list[Hit]:
         return refine(hit, (), found).category != "gpu_hardware", GRADES.index(_grade(hit))
 
     return sorted(some, key=order) if some and some[0].symptom.reads == "xid" else [*some]
+
+
+def of_hit(hit: Hit, hits: Sequence[Hit], found: ScanResult) -> Explanation:
+    """The answer if this hit shows the first failure."""
+    symptom = hit.symptom
+    weight = lesser(hit, found)
+    same = [o for o in hits if o.symptom.id == symptom.id and lesser(o, found) == weight]
+    same = [o for o in same if o.fields.get("xid") == hit.fields.get("xid")]
+    if hit.speaker.rank is None and (only := _rank_by_exit(found, symptom.exits)) is not None:
+        hit = replace(hit, speaker=only.joined(hit.speaker))
+        same = [hit, *same]
+    fields = _fields_with_speaker(hit, same)
+    xid = xid_info(int(fields.get("xid", "0"))) if symptom.reads == "xid" else None
+    here = refine(hit, same, found)
+    named = here.category != "unknown" or symptom.role == "echo" or symptom.dies
+    return Explanation(
+        category=here.category,
+        culprits=culprits(same if symptom.role != "echo" else (), hit) if named else (),
+        sentence=symptom.sentence(fields) + here.remark,
+        cause=symptom.cause,
+        advice=xid.advice if xid is not None and xid.source else symptom.advice,
+        next=symptom.check,
+        evidence=proofs(one.place for one in same),
+        confidence=min(here.confidence, DOUBTED) if hit.tried_again else here.confidence,
+    )
+
+
+def _rank_by_exit(found: ScanResult, codes: Sequence[int]) -> Speaker | None:
+    """The only rank that a launcher saw end with one of these codes, and its node."""
+    ended = {
+        int(hit.fields["rank"]): hit.fields.get("node", "")
+        for hit in found.hits
+        if hit.symptom.reads == "end" and exit_code(hit) in codes
+    }
+    if len(ended) != 1:
+        return None
+    ((rank, node),) = ended.items()
+    return Speaker(rank=rank, node=node)
+
+
+def _fields_with_speaker(hit: Hit, same: Sequence[Hit]) -> dict[str, str]:
+    """The hit's fields; the speaker is the only rank among its symptom's hits, if it has none."""
+    fields = with_meanings(hit)
+    ranks = {one.speaker.rank: one.speaker.words for one in same if one.speaker.rank is not None}
+    if hit.speaker.rank is None and len(ranks) == 1:
+        fields["speaker"] = next(iter(ranks.values()))
+    return fields

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from itertools import islice
 from math import inf
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from preflight.facts.boards import xid_info
-from preflight.hang.answer_text import Alternative, rows
-from preflight.hang.diagnose.job_state import ranks
+from preflight.hang.answer_text import Alternative
 from preflight.hang.explain import watchdog
 from preflight.hang.explain.attempts import (
     DOUBTED,
     IMPORTED,
     ended_well,
-    exit_code,
     is_unsettled,
     last_attempt,
     perhaps_survived,
@@ -32,67 +27,30 @@ from preflight.hang.explain.exceptions import (
     without_caught_imports,
 )
 from preflight.hang.explain.explanation import (
+    LIKELY,
     Explanation,
-    Speaker,
-    culprits,
     proofs,
     rank_words,
     with_meanings,
 )
-from preflight.hang.explain.meaning import circumstance, gravest_first, lesser, refine
-from preflight.hang.explain.symptom import RANKING, Category, next_commands
+from preflight.hang.explain.meaning import circumstance, gravest_first, lesser, of_hit
+from preflight.hang.explain.missing_ranks import (
+    ODD,
+    of_first_end,
+    of_members,
+    of_the_dead,
+    of_the_only_absent,
+    of_time_out,
+    of_watchdog,
+    with_ranks,
+)
+from preflight.hang.explain.symptom import RANKING, next_commands
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from preflight.hang.explain.explanation import Hit
     from preflight.hang.explain.scan import ScanResult
-
-
-_ROWS = 8
-"""Rows of the table of waits on a terminal."""
-_LATER = 10
-"""This many lines may follow: warnings printed during the wait."""
-
-
-def of_members(found: ScanResult) -> Explanation | None:
-    """An explanation from the processes' first lines, if there is nothing else; or None.
-
-    It names no culprit: the processes of another node may write elsewhere. Only rank 0 reports
-    that all ranks joined, so a log without rank 0 proves nothing.
-    """
-    facts = [hit for hit in found.hits if hit.symptom.reads == "member"]
-    came = Counter(int(hit.fields["member"]) for hit in facts if "member" in hit.fields)
-    sizes = {int(hit.fields["of"]) for hit in facts if "of" in hit.fields}
-    if 0 not in came or len(sizes) != 1 or any("registered" in hit.fields for hit in facts):
-        return None
-    missing = list(islice((rank for rank in range(max(sizes)) if rank not in came), 9))
-    if not missing or found.lines - max(hit.order for hit in facts) > _LATER:
-        return None
-    words = ", ".join(map(str, missing[:8])) + " ..." * (len(missing) > 8)  # noqa: PLR2004
-    away = f"{len(came)} of {max(sizes)} ranks joined, and the log ends there; missing: {words}"
-    evidence = proofs(hit.place for hit in facts)
-    if came[0] > 1 and not any("waits" in hit.fields for hit in facts):
-        return Explanation(
-            category="env_misconfig",
-            sentence=f"two processes joined as rank 0, and none as {words}",
-            cause="two nodes were started with the same NODE_RANK, or two jobs write this log",
-            advice="give each node a different NODE_RANK, and start with only one launcher",
-            next="launch.fits, env.ranks",
-            evidence=evidence,
-            confidence=0.7,
-            alternatives=(Alternative("timeout_rank_missing", away, 0.0),),
-        )
-    return Explanation(
-        category="timeout_rank_missing",
-        sentence=away,
-        cause="a node did not start its processes, or they cannot reach the first one",
-        advice="check that the other nodes' processes run, their NODE_RANK and MASTER_ADDR, and "
-        "the network path to that port",
-        next="net.ports, launch.fits",
-        evidence=evidence,
-        confidence=0.5,
-    )
 
 
 NOTHING = Explanation(
@@ -124,11 +82,7 @@ ENDED = Explanation(
 
 _SAYS_LITTLE = 0.2
 """Confidence of an echo that shows only that something had failed."""
-ODD = ("mismatch", "behind", "missing")
-"""Kinds of verdicts in which the timeouts of several ranks show an odd one."""
 _ALTERNATIVES = 3
-_LIKELY = 0.5
-"""Confidence that a hint needs to be the answer for a job that did not fail."""
 
 
 def explain(found: ScanResult) -> Explanation:
@@ -169,11 +123,11 @@ def explain(found: ScanResult) -> Explanation:
     if ended_well(hits, failures, found):
         answer, doubt = _of_hints(hits, found) or ENDED, ""
     elif causes:
-        answer = _with_ranks(_of_hit(causes[0], hits, found), late)
+        answer = with_ranks(of_hit(causes[0], hits, found), late)
     elif thrown and not _before(telling, thrown):
         answer = of_exceptions(thrown, roots)
     elif late is not None and late.kind in ODD and not _follows(late.proofs[0], _first(before)):
-        answer = _of_the_dead(late, telling, hits, found) or _of_watchdog(late)
+        answer = of_the_dead(late, telling, hits, found) or of_watchdog(late)
     else:
         answer = _of_signs(telling or own, signs, hits, found) or _of_rest(hits, found)
     if doubt or (failures and (doubt := perhaps_survived(hits, found))):
@@ -200,8 +154,6 @@ def _of_first_root(
 
 
 _MOST_CONSEQUENCES = 4
-_FEWEST = 2
-"""Ranks that waited, so that the only other one is missing."""
 
 
 def _consequences(answer: Explanation, hits: Sequence[Hit]) -> tuple[str, ...]:
@@ -217,7 +169,7 @@ def _consequences(answer: Explanation, hits: Sequence[Hit]) -> tuple[str, ...]:
         ranks = {hit.speaker.rank for hit in same if hit.speaker.rank is not None}
         who = f"{rank_words(ranks)}: " if ranks else ""
         sentences.append(f"{who}{same[0].symptom.sentence(with_meanings(same[0]))}")
-    return tuple(sentences[:_MOST_CONSEQUENCES]) if answer.confidence >= _LIKELY else ()
+    return tuple(sentences[:_MOST_CONSEQUENCES]) if answer.confidence >= LIKELY else ()
 
 
 def _of_rest(hits: Sequence[Hit], found: ScanResult) -> Explanation:
@@ -225,11 +177,11 @@ def _of_rest(hits: Sequence[Hit], found: ScanResult) -> Explanation:
     echoes = [hit for hit in hits if hit.symptom.role == "echo"]
     if echoes:
         telling = [hit for hit in echoes if hit.symptom.confidence > _SAYS_LITTLE]
-        return _of_hit(in_order_of_time(telling or echoes)[0], hits, found)
+        return of_hit(in_order_of_time(telling or echoes)[0], hits, found)
     hints = [hit for hit in hits if _is_relevant_hint(hit, found)]
     known = of_members(found)
     if known is not None or hints:
-        return known or _of_hit(in_order_of_time(hints)[0], hits, found)
+        return known or of_hit(in_order_of_time(hints)[0], hits, found)
     if found.failure is None and not found.troubles:
         return NO_FAILURE
     if found.failure is None:
@@ -242,9 +194,9 @@ def _of_rest(hits: Sequence[Hit], found: ScanResult) -> Explanation:
 def _of_hints(hits: Sequence[Hit], found: ScanResult) -> Explanation | None:
     """What may have slowed a job that ended normally; None if it is only a guess."""
     sure = [
-        hit for hit in hits if _is_relevant_hint(hit, found) and hit.symptom.confidence >= _LIKELY
+        hit for hit in hits if _is_relevant_hint(hit, found) and hit.symptom.confidence >= LIKELY
     ]
-    return _of_hit(in_order_of_time(sure)[0], hits, found) if sure else None
+    return of_hit(in_order_of_time(sure)[0], hits, found) if sure else None
 
 
 def _is_relevant_hint(hit: Hit, found: ScanResult) -> bool:
@@ -274,198 +226,25 @@ def _before(telling: Sequence[Hit], thrown: Sequence[LoggedException]) -> bool:
     return any(sign.order <= first.order for sign in telling)
 
 
-def _of_hit(hit: Hit, hits: Sequence[Hit], found: ScanResult) -> Explanation:
-    symptom = hit.symptom
-    weight = lesser(hit, found)
-    same = [o for o in hits if o.symptom.id == symptom.id and lesser(o, found) == weight]
-    same = [o for o in same if o.fields.get("xid") == hit.fields.get("xid")]
-    if hit.speaker.rank is None and (only := rank_by_exit(found, symptom.exits)) is not None:
-        hit = replace(hit, speaker=only.joined(hit.speaker))
-        same = [hit, *same]
-    fields = _fields_with_speaker(hit, same)
-    xid = xid_info(int(fields.get("xid", "0"))) if symptom.reads == "xid" else None
-    here = refine(hit, same, found)
-    named = here.category != "unknown" or symptom.role == "echo" or symptom.dies
-    return Explanation(
-        category=here.category,
-        culprits=culprits(same if symptom.role != "echo" else (), hit) if named else (),
-        sentence=symptom.sentence(fields) + here.remark,
-        cause=symptom.cause,
-        advice=xid.advice if xid is not None and xid.source else symptom.advice,
-        next=symptom.check,
-        evidence=proofs(one.place for one in same),
-        confidence=min(here.confidence, DOUBTED) if hit.tried_again else here.confidence,
-    )
-
-
-def rank_by_exit(found: ScanResult, codes: Sequence[int]) -> Speaker | None:
-    """The only rank that a launcher saw end with one of these codes, and its node."""
-    ended = {
-        int(hit.fields["rank"]): hit.fields.get("node", "")
-        for hit in found.hits
-        if hit.symptom.reads == "end" and exit_code(hit) in codes
-    }
-    if len(ended) != 1:
-        return None
-    ((rank, node),) = ended.items()
-    return Speaker(rank=rank, node=node)
-
-
-def _fields_with_speaker(hit: Hit, same: Sequence[Hit]) -> dict[str, str]:
-    """The hit's fields; the speaker is the only rank among its symptom's hits, if it has none."""
-    fields = with_meanings(hit)
-    ranks = {one.speaker.rank: one.speaker.words for one in same if one.speaker.rank is not None}
-    if hit.speaker.rank is None and len(ranks) == 1:
-        fields["speaker"] = next(iter(ranks.values()))
-    return fields
-
-
-_ABORTED = (-6, -15)
-"""Exit codes of ranks that torch's watchdog or the launcher ended."""
-
-
-def _of_the_dead(
-    late: watchdog.Verdict, telling: Sequence[Hit], hits: Sequence[Hit], found: ScanResult
-) -> Explanation | None:
-    """Why a rank that did not come had ended, as its launcher reports later; None if it lived."""
-    ended = {
-        int(hit.fields["rank"]): exit_code(hit) for hit in found.hits if hit.symptom.reads == "end"
-    }
-    dead = {
-        rank: code
-        for rank, code in ended.items()
-        if code not in (0, *_ABORTED) and rank in late.ranks
-    }
-    if late.kind == "mismatch" or not dead:
-        return None
-    why = [hit for hit in telling if set(hit.symptom.exits) & set(dead.values())]
-    summaries = [hit for hit in hits if hit.symptom.reads == "summary"]
-    first = why or [hit for hit in summaries if int(hit.fields["rank"]) in dead]
-    return _of_hit(first[0], hits, found) if first else None
-
-
-def _of_watchdog(late: watchdog.Verdict) -> Explanation:
-    category: Category = (
-        "collective_mismatch" if late.kind == "mismatch" else "timeout_rank_missing"
-    )
-    if late.kind == "mismatch":
-        cause = "the ranks' code took different paths: a branch by rank, data that ends on one rank"
-        advice = "compare what these ranks do at that step; TORCH_DISTRIBUTED_DEBUG=DETAIL names it"
-    else:
-        cause = "that rank was elsewhere: in its data loader, in saving, dead, or stopped"
-        advice = "check that rank's log, and its node at that time"
-    return Explanation(
-        category=category,
-        culprits=tuple(f"rank {rank}" for rank in late.ranks),
-        sentence=late.sentence,
-        cause=cause,
-        advice=advice,
-        next="preflight lint SCRIPT",
-        evidence=proofs(hit.place for hit in late.proofs),
-        confidence=min(late.confidence, 0.85 if late.kind != "missing" else 0.75),
-    )
-
-
-def _with_ranks(answer: Explanation, late: watchdog.Verdict | None) -> Explanation:
-    """Add the ranks that the watchdog's lines show to a cause that names none."""
-    if late is None or late.kind not in ODD or late.confidence < _LIKELY or answer.culprits:
-        return answer
-    shown = _of_watchdog(late)
-    if shown.category != answer.category:
-        return answer
-    return replace(shown, evidence=proofs((*shown.evidence, *answer.evidence)))
-
-
 def _of_signs(
     telling: Sequence[Hit], signs: Sequence[Hit], hits: Sequence[Hit], found: ScanResult
 ) -> Explanation | None:
     """Without a cause: the best sign, or the timeouts as such."""
     if telling:
-        return _of_hit(telling[0], hits, found)
+        return of_hit(telling[0], hits, found)
     timed_out = [hit for hit in signs if hit.symptom.reads == "timeout"]
     if timed_out:
-        return _of_time_out(_of_hit(timed_out[0], hits, found), hits, found)
+        return of_time_out(of_hit(timed_out[0], hits, found), hits, found)
     waited = [hit for hit in signs if hit.symptom.waits]
-    if (absent := _the_only_absent(waited, signs, found)) is not None:
+    if (absent := of_the_only_absent(waited, signs, found)) is not None:
         return absent
     tried = [hit for hit in signs if hit.retried and hit.symptom.category != "unknown"]
     # A launcher that reports the end of a process says more than its peers' lost connections.
     ended = [hit for hit in hits if hit.symptom.role == "echo" and hit.symptom.dies]
-    if not ended and (first := _of_first_end(signs, hits, found)) is not None:
+    if not ended and (first := of_first_end(signs, hits, found)) is not None:
         return first
     rest = ended or waited or tried or signs
-    return _of_hit(rest[0], hits, found) if rest else None
-
-
-def _the_only_absent(
-    waited: Sequence[Hit], signs: Sequence[Hit], found: ScanResult
-) -> Explanation | None:
-    """The only rank that a launcher ended and that reports no wait, if the others waited."""
-    ended = {int(hit.fields["rank"]) for hit in found.hits if hit.symptom.reads == "end"}
-    there = {hit.speaker.rank for hit in waited if hit.speaker.rank is not None}
-    absent = ended - {hit.speaker.rank for hit in signs}
-    if len(absent) != 1 or len(there) < _FEWEST:
-        return None
-    (rank,) = absent
-    who, ms = rank_words(there), waited[0].fields.get("timeout_ms", "?")
-    sentence = f"{who} waited {ms} ms in gloo, and rank {rank} reports no wait"
-    return _of_watchdog(
-        watchdog.Verdict(
-            kind="missing",
-            ranks=(rank,),
-            sentence=sentence,
-            proofs=tuple(waited[:3]),
-            confidence=0.55,
-        )
-    )
-
-
-def _of_first_end(
-    signs: Sequence[Hit], hits: Sequence[Hit], found: ScanResult
-) -> Explanation | None:
-    """The only rank that torchrun saw end first, if its peers lost it or it logged a failure."""
-    bereft = {hit.speaker.rank for hit in signs} - {None}
-    summaries = {
-        hit.fields["rank"]: hit
-        for hit in hits
-        if hit.symptom.reads == "summary" and int(hit.fields["rank"]) not in bereft
-    }
-    if len(summaries) != 1:
-        return None
-    ((rank, summary),) = summaries.items()
-    answer = _of_hit(summary, hits, found)
-    if found.failure and found.failed == int(rank) and "Traceback" not in found.failure.text:
-        evidence = proofs((found.failure, summary.place))
-        return replace(
-            answer,
-            category="other",
-            sentence=f"rank {rank} ended first, and had written: {evidence[0].text}",
-            cause="what that line reports; later errors of other ranks are echoes",
-            advice="correct what that line reports; @record on main() keeps the whole exception",
-            evidence=evidence,
-            confidence=0.6,
-        )
-    if not bereft:
-        return None
-    return replace(
-        answer,
-        category="other",
-        cause="its process ended without a line: sys.exit(), abort(), a signal, or lost output",
-        confidence=0.6,
-    )
-
-
-def _of_time_out(base: Explanation, hits: Sequence[Hit], found: ScanResult) -> Explanation:
-    """Which ranks waited, and that these lines do not show for which."""
-    late = watchdog.judge(hits, found)
-    finding = late.sentence if late is not None else base.sentence
-    absence = (
-        "no rank is missing: the data did not get through, or the GPUs hang"
-        if late is not None and late.kind == "all"
-        else "these lines do not show which rank is missing"
-    )
-    sentence = f"{finding}; {absence}"
-    return replace(base, category="unknown", sentence=sentence, confidence=0.3, culprits=())
+    return of_hit(rest[0], hits, found) if rest else None
 
 
 def _others(hits: Sequence[Hit]) -> list[Alternative]:
@@ -504,36 +283,3 @@ def _with_alternatives(
         next=with_script(next_commands(answer.next), found.raised),
         lines=found.lines,
     )
-
-
-def lines(answer: Explanation, width: int) -> list[str]:
-    """The lines of the answer, wrapped."""
-    read = "dumps" if answer.waits else "lines"
-    labelled = (
-        ("what", [answer.sentence]),
-        ("who", [", ".join(answer.culprits) or f"not shown by these {read}"]),
-        ("line", [answer.line]),
-        ("why", [answer.cause]),
-        ("do", [answer.advice]),
-        ("next", [answer.next]),
-        ("proof", [f"{proof.source}:{proof.line}: {proof.text}" for proof in answer.evidence]),
-        ("then", answer.consequences),
-        ("waits", _waits(answer)),
-        ("unseen", answer.unseen),
-        ("or", [other.words for other in answer.alternatives]),
-    )
-    category: str = answer.category
-    if 0 < answer.confidence < _LIKELY:
-        category = "unclear" if category == "unknown" else f"unclear: {category}"
-    return rows(category, answer.confidence, labelled, width)
-
-
-def _waits(answer: Explanation) -> list[str]:
-    """What each rank waits for: `ranks 0-7: send in PIPELINE, for ranks 8-15`."""
-    rows = []
-    for row in islice(answer.waits, _ROWS):
-        number = f" {row.number}" if row.number else ""
-        away = f"for {ranks(row.waits_for)}" if row.waits_for else "all ranks are there"
-        rows.append(f"{ranks(row.ranks)}: {row.call}{number} in {row.group}, {row.state}: {away}")
-    left = len(answer.waits) - _ROWS
-    return rows + [f"... {left} more: --json has them"] * (left > 0)

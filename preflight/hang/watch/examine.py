@@ -49,9 +49,10 @@ def main(words: Sequence[str]) -> int | str:
 
 def _why_it_ended(folder: Path, files: Sequence[Path]) -> int:
     """Write explanation.json and .txt, and print the latter; 3 if the cause is unknown."""
+    from preflight.hang.explain.explanation import lines
     from preflight.hang.explain.scan import Scanner
     from preflight.hang.explain.symptom import shipped
-    from preflight.hang.explain.weigh import explain, lines
+    from preflight.hang.explain.weigh import explain
 
     explanation = explain(Scanner(shipped()).read(files))
     text = "".join(f"{line}\n" for line in lines(explanation, _WIDTH))

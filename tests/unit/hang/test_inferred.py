@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from preflight.facts.boards import xid_info
+from preflight.hang.explain.explanation import lines
 from preflight.hang.explain.symptom import shipped
-from preflight.hang.explain.weigh import lines
 from tests.bench.logs_of_hangs import case, verdict
 from tests.unit.hang.logs import communicator, explained, status, timed_out
 

@@ -21,9 +21,10 @@ from preflight.commands import cli, read
 from preflight.core import files
 from preflight.errors import UsageError
 from preflight.hang.explain import log_lines
+from preflight.hang.explain.explanation import lines
 from preflight.hang.explain.scan import Scanner
 from preflight.hang.explain.symptom import shipped
-from preflight.hang.explain.weigh import explain, lines
+from preflight.hang.explain.weigh import explain
 from preflight.hang.watch.output import logs
 from tests.cases import draws
 from tests.unit.hang.logs import communicator, explained, status, timed_out

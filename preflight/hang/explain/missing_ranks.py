@@ -1,0 +1,196 @@
+"""Answers that name the rank for which the others waited, and why it did not come."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from preflight.hang.answer_text import Alternative
+from preflight.hang.explain import watchdog
+from preflight.hang.explain.attempts import exit_code
+from preflight.hang.explain.explanation import LIKELY, Explanation, proofs, rank_words
+from preflight.hang.explain.meaning import of_hit
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from preflight.hang.explain.explanation import Hit
+    from preflight.hang.explain.scan import ScanResult
+    from preflight.hang.explain.symptom import Category
+
+
+_LATER = 10
+"""This many lines may follow: warnings printed during the wait."""
+ODD = ("mismatch", "behind", "missing")
+"""Kinds of verdicts in which the timeouts of several ranks show an odd one."""
+_ABORTED = (-6, -15)
+"""Exit codes of ranks that torch's watchdog or the launcher ended."""
+_FEWEST = 2
+"""Ranks that waited, so that the only other one is missing."""
+
+
+def of_members(found: ScanResult) -> Explanation | None:
+    """An explanation from the processes' first lines, if there is nothing else; or None.
+
+    It names no culprit: the processes of another node may write elsewhere. Only rank 0 reports
+    that all ranks joined, so a log without rank 0 proves nothing.
+    """
+    facts = [hit for hit in found.hits if hit.symptom.reads == "member"]
+    came = Counter(int(hit.fields["member"]) for hit in facts if "member" in hit.fields)
+    sizes = {int(hit.fields["of"]) for hit in facts if "of" in hit.fields}
+    if 0 not in came or len(sizes) != 1 or any("registered" in hit.fields for hit in facts):
+        return None
+    missing = list(islice((rank for rank in range(max(sizes)) if rank not in came), 9))
+    if not missing or found.lines - max(hit.order for hit in facts) > _LATER:
+        return None
+    words = ", ".join(map(str, missing[:8])) + " ..." * (len(missing) > 8)  # noqa: PLR2004
+    away = f"{len(came)} of {max(sizes)} ranks joined, and the log ends there; missing: {words}"
+    evidence = proofs(hit.place for hit in facts)
+    if came[0] > 1 and not any("waits" in hit.fields for hit in facts):
+        return Explanation(
+            category="env_misconfig",
+            sentence=f"two processes joined as rank 0, and none as {words}",
+            cause="two nodes were started with the same NODE_RANK, or two jobs write this log",
+            advice="give each node a different NODE_RANK, and start with only one launcher",
+            next="launch.fits, env.ranks",
+            evidence=evidence,
+            confidence=0.7,
+            alternatives=(Alternative("timeout_rank_missing", away, 0.0),),
+        )
+    return Explanation(
+        category="timeout_rank_missing",
+        sentence=away,
+        cause="a node did not start its processes, or they cannot reach the first one",
+        advice="check that the other nodes' processes run, their NODE_RANK and MASTER_ADDR, and "
+        "the network path to that port",
+        next="net.ports, launch.fits",
+        evidence=evidence,
+        confidence=0.5,
+    )
+
+
+def of_watchdog(late: watchdog.Verdict) -> Explanation:
+    """Which ranks the timeouts show to be odd."""
+    category: Category = (
+        "collective_mismatch" if late.kind == "mismatch" else "timeout_rank_missing"
+    )
+    if late.kind == "mismatch":
+        cause = "the ranks' code took different paths: a branch by rank, data that ends on one rank"
+        advice = "compare what these ranks do at that step; TORCH_DISTRIBUTED_DEBUG=DETAIL names it"
+    else:
+        cause = "that rank was elsewhere: in its data loader, in saving, dead, or stopped"
+        advice = "check that rank's log, and its node at that time"
+    return Explanation(
+        category=category,
+        culprits=tuple(f"rank {rank}" for rank in late.ranks),
+        sentence=late.sentence,
+        cause=cause,
+        advice=advice,
+        next="preflight lint SCRIPT",
+        evidence=proofs(hit.place for hit in late.proofs),
+        confidence=min(late.confidence, 0.85 if late.kind != "missing" else 0.75),
+    )
+
+
+def with_ranks(answer: Explanation, late: watchdog.Verdict | None) -> Explanation:
+    """Add the ranks that the watchdog's lines show to a cause that names none."""
+    if late is None or late.kind not in ODD or late.confidence < LIKELY or answer.culprits:
+        return answer
+    shown = of_watchdog(late)
+    if shown.category != answer.category:
+        return answer
+    return replace(shown, evidence=proofs((*shown.evidence, *answer.evidence)))
+
+
+def of_the_dead(
+    late: watchdog.Verdict, telling: Sequence[Hit], hits: Sequence[Hit], found: ScanResult
+) -> Explanation | None:
+    """Why a rank that did not come had ended, as its launcher reports later; None if it lived."""
+    ended = {
+        int(hit.fields["rank"]): exit_code(hit) for hit in found.hits if hit.symptom.reads == "end"
+    }
+    dead = {
+        rank: code
+        for rank, code in ended.items()
+        if code not in (0, *_ABORTED) and rank in late.ranks
+    }
+    if late.kind == "mismatch" or not dead:
+        return None
+    why = [hit for hit in telling if set(hit.symptom.exits) & set(dead.values())]
+    summaries = [hit for hit in hits if hit.symptom.reads == "summary"]
+    first = why or [hit for hit in summaries if int(hit.fields["rank"]) in dead]
+    return of_hit(first[0], hits, found) if first else None
+
+
+def of_the_only_absent(
+    waited: Sequence[Hit], signs: Sequence[Hit], found: ScanResult
+) -> Explanation | None:
+    """The only rank that a launcher ended and that reports no wait, if the others waited."""
+    ended = {int(hit.fields["rank"]) for hit in found.hits if hit.symptom.reads == "end"}
+    there = {hit.speaker.rank for hit in waited if hit.speaker.rank is not None}
+    absent = ended - {hit.speaker.rank for hit in signs}
+    if len(absent) != 1 or len(there) < _FEWEST:
+        return None
+    (rank,) = absent
+    who, ms = rank_words(there), waited[0].fields.get("timeout_ms", "?")
+    sentence = f"{who} waited {ms} ms in gloo, and rank {rank} reports no wait"
+    return of_watchdog(
+        watchdog.Verdict(
+            kind="missing",
+            ranks=(rank,),
+            sentence=sentence,
+            proofs=tuple(waited[:3]),
+            confidence=0.55,
+        )
+    )
+
+
+def of_first_end(
+    signs: Sequence[Hit], hits: Sequence[Hit], found: ScanResult
+) -> Explanation | None:
+    """The only rank that torchrun saw end first, if its peers lost it or it logged a failure."""
+    bereft = {hit.speaker.rank for hit in signs} - {None}
+    summaries = {
+        hit.fields["rank"]: hit
+        for hit in hits
+        if hit.symptom.reads == "summary" and int(hit.fields["rank"]) not in bereft
+    }
+    if len(summaries) != 1:
+        return None
+    ((rank, summary),) = summaries.items()
+    answer = of_hit(summary, hits, found)
+    if found.failure and found.failed == int(rank) and "Traceback" not in found.failure.text:
+        evidence = proofs((found.failure, summary.place))
+        return replace(
+            answer,
+            category="other",
+            sentence=f"rank {rank} ended first, and had written: {evidence[0].text}",
+            cause="what that line reports; later errors of other ranks are echoes",
+            advice="correct what that line reports; @record on main() keeps the whole exception",
+            evidence=evidence,
+            confidence=0.6,
+        )
+    if not bereft:
+        return None
+    return replace(
+        answer,
+        category="other",
+        cause="its process ended without a line: sys.exit(), abort(), a signal, or lost output",
+        confidence=0.6,
+    )
+
+
+def of_time_out(base: Explanation, hits: Sequence[Hit], found: ScanResult) -> Explanation:
+    """Which ranks waited, and that these lines do not show for which."""
+    late = watchdog.judge(hits, found)
+    finding = late.sentence if late is not None else base.sentence
+    absence = (
+        "no rank is missing: the data did not get through, or the GPUs hang"
+        if late is not None and late.kind == "all"
+        else "these lines do not show which rank is missing"
+    )
+    sentence = f"{finding}; {absence}"
+    return replace(base, category="unknown", sentence=sentence, confidence=0.3, culprits=())
