@@ -146,7 +146,7 @@ def _starved(units: Sequence[Unit], what: str) -> Verdict | None:
     if not starved:
         return None
     worst = min(starved, key=_ratio)
-    waited = f"; it waited for a CPU for {worst.waited:.0%} of the time"
+    waited = f"; it waited for a CPU for {100 * worst.waited:.0f} % of the time"
     return warn(f"{worst.name}: {_against(worst, what)}{waited}", advice=_BUSY, **_evidence(units))
 
 

@@ -182,8 +182,8 @@ def _bandwidth(one: Culprit, rows: Sequence[PairJudgement]) -> str:
     speed, peers = worst.busbw_gbs or 0.0, worst.bound.peers_gbs or 1.0
     partner = worst.partner(one.among[0].nodes[0])
     return (
-        f"median {gbs(speed)} at {size(worst.at_bytes)} with {partner}, {1 - speed / peers:.0%} "
-        f"less than its peers' median {gbs(peers)}; {slow}"
+        f"median {gbs(speed)} at {size(worst.at_bytes)} with {partner}, "
+        f"{100 * (1 - speed / peers):.0f} % less than its peers' median {gbs(peers)}; {slow}"
     )
 
 

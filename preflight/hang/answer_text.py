@@ -23,8 +23,8 @@ class Alternative(Struct, frozen=True):
 
     @property
     def words(self) -> str:
-        """`link (40%): the data does not get through`."""
-        sure = f" ({self.confidence:.0%})" if self.confidence else ""
+        """`link (40 %): the data does not get through`."""
+        sure = f" ({100 * self.confidence:.0f} %)" if self.confidence else ""
         return f"{self.category}{sure}: {self.sentence}"
 
 
@@ -32,7 +32,7 @@ def rows(
     category: str, confidence: float, labelled: Iterable[tuple[str, Iterable[str]]], width: int
 ) -> list[str]:
     """The category, then every text, wrapped; a label stands before its first text."""
-    shown = [f"{category}  ({confidence:.0%} sure)" if confidence else category]
+    shown = [f"{category}  ({100 * confidence:.0f} % sure)" if confidence else category]
     for label, texts in labelled:
         for number, text in enumerate(texts):
             if text:

@@ -263,7 +263,7 @@ def missed_words(rows: Sequence[SensitivityRow]) -> str:
         return ""
     worst = rows[0]
     where = f"on rail {worst.rail} of {worst.node}, the least tested,"
-    slower = "" if worst.slower is None else f"a loss of {worst.slower:.0%} of bandwidth"
+    slower = "" if worst.slower is None else f"a loss of {100 * worst.slower:.0f} % of bandwidth"
     if worst.one_in is None or worst.every_s is None:
         if slower:
             return f"{where} {slower} would have been seen (99 % sure), spikes not: {_why(worst)}"

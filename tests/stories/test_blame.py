@@ -70,7 +70,7 @@ def test_the_short_form_names_the_part(tmp_path: Path) -> None:
     (found,) = told.document["blames"]
     assert (found["kind"], found["component"], found["rail"]) == ("endpoint", "n0003", 1)
     assert "0.75 GB/s at 16 MiB with n0" in found["sentence"]
-    assert "29% less than its peers' median 1.05 GB/s; rail 1 of n0003" in found["sentence"]
+    assert "29 % less than its peers' median 1.05 GB/s; rail 1 of n0003" in found["sentence"]
     assert told.document["not_ready"] == ["n0003"]
     assert "Blamed: n0003 rail 1<" in (tmp_path / "fabric.html").read_text()
 

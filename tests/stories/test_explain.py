@@ -32,7 +32,7 @@ def test_from_a_pipe(tmp_path: Path) -> None:
     """The cause, its proof and what to do; nothing on standard error."""
     done = _explain_piped(tmp_path, "step 1\n" + LOG)
     assert (done.returncode, done.stderr) == (1, "")
-    assert done.stdout.startswith("port_in_use  (95% sure)\nwhat      port 29511 was in use")
+    assert done.stdout.startswith("port_in_use  (95 % sure)\nwhat      port 29511 was in use")
     assert "proof     -:2: RuntimeError" in done.stdout
 
 

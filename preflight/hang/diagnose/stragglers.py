@@ -176,8 +176,9 @@ def _diagnose_straggler(
         category="straggler",
         culprits=(*(f"rank {rank}" for rank in slow), *(f"node {node}" for node in nodes)),
         sentence=f"it progresses, at the pace of {describe_ranks(members)}{at}: "
-        f"{verb(len(slow), 'it works', 'they work')} for {theirs:.0%} of {unit}, the "
-        f"other {count(len(rest))} for {others:.0%}, and then {verb(len(rest), 'waits', 'wait')}",
+        f"{verb(len(slow), 'it works', 'they work')} for {100 * theirs:.0f} % of {unit}, the "
+        f"other {count(len(rest))} for {100 * others:.0f} %, "
+        f"and then {verb(len(rest), 'waits', 'wait')}",
         advice="compare that rank's data, CPU and GPU with its peers': "
         + (
             f"all ranks of {', '.join(nodes)} are slow, so look at the node"
@@ -186,8 +187,8 @@ def _diagnose_straggler(
         ),
         line=line_words(line),
         evidence=(
-            *(f"rank {one.rank}: {own[one.rank]:.0%} of {unit}" for one in members[:6]),
-            f"the others: {min(rest):.0%} to {max(rest):.0%}",
+            *(f"rank {one.rank}: {100 * own[one.rank]:.0f} % of {unit}" for one in members[:6]),
+            f"the others: {100 * min(rest):.0f} % to {100 * max(rest):.0f} %",
             *_clocks(case, members),
         ),
         confidence=sure,

@@ -113,7 +113,7 @@ def test_fifteen_per_cent_less_is_reported_with_its_rail_and_numbers() -> None:
 
     (blame,) = judge_sweep(_each(measured, slow), fleet).blames
     assert (blame.kind, blame.component) == ("endpoint", "h2")
-    assert "39.1 GB/s at 64 MiB with h5, 15% less than its peers' median 46 GB/s" in blame.sentence
+    assert "39.1 GB/s at 64 MiB with h5, 15 % less than its peers' median 46 GB/s" in blame.sentence
     assert "rail 1 of h2 is slow with each of its 4 partners" in blame.sentence
 
 

@@ -50,7 +50,7 @@ def test_an_exception_without_its_beginning(tmp_path: Path) -> None:
     bare = explained(tmp_path, "KeyError: 'input_ids'\n")
     assert (bare.category, bare.confidence) == ("unknown", 0.4)
     assert "KeyError: 'input_ids' is the first error" in bare.sentence
-    assert lines(bare, 80)[0] == "unclear  (40% sure)"
+    assert lines(bare, 80)[0] == "unclear  (40 % sure)"
 
 
 def test_lines_that_a_terminal_wrapped_are_whole_again(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def test_the_lines_of_a_diagnosis() -> None:
     assert (
         "\n".join(lines(TOLD, 80))
         == """\
-odd_rank  (92% sure)
+odd_rank  (92 % sure)
 what      rank 17 (gpu003, GPU 1) is in its DataLoader at train.py:88, while 30
           ranks wait
 who       ranks 17-18, node gpu003
@@ -39,7 +39,7 @@ do        find out why its next batch does not come
 next      preflight lint SCRIPT
 proof     rank 17: train.py:88 in train
           30 of 30 that wait stood there in both looks
-or        straggler (30%): it is only slow
+or        straggler (30 %): it is only slow
 ranks     0-16,19-31  waits in all_reduce (train.py:41)
           17-18  is in its DataLoader
 unseen    node gpu009: timed out"""

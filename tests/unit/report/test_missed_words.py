@@ -21,8 +21,8 @@ def test_the_dullest_look_is_named() -> None:
         slower=0.1,
     )
     assert missed_words([row]) == (
-        "on rail 0 of h1, the least tested, a spike on 1 in 4,600 operations, and a loss of 10% of "
-        "bandwidth would have been seen (99 % sure); an event rarer than one in 2.2 s of load "
+        "on rail 0 of h1, the least tested, a spike on 1 in 4,600 operations, and a loss of 10 % "
+        "of bandwidth would have been seen (99 % sure); an event rarer than one in 2.2 s of load "
         "would not: to see more, measure longer: --preflight-tier=deep or "
         "--preflight-catch-rate=RATE"
     )
@@ -40,7 +40,7 @@ def test_a_look_that_would_have_named_no_spikes_says_why_and_what_to_do() -> Non
         every_s=None,
         slower=0.6,
     )
-    caught = "on rail 0 of h1, the least tested, a loss of 60% of bandwidth would have been seen "
+    caught = "on rail 0 of h1, the least tested, a loss of 60 % of bandwidth would have been seen "
     caught += "(99 % sure), "
     assert missed_words([row]) == (
         f"{caught}spikes not: the others had too many; run when the nodes are less busy"

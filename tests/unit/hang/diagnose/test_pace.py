@@ -37,7 +37,7 @@ def test_a_straggler_is_named_with_its_line(world: int) -> None:
     answer = diagnose(job(world, lambda r: seen(58, 2) if r == 1 else seen(20, 40)))
     assert (answer.category, answer.culprits) == ("straggler", ("rank 1",))
     assert answer.line == "/home/u/train.py:20 in forward"
-    assert "it works for 97% of the time" in answer.sentence
+    assert "it works for 97 % of the time" in answer.sentence
 
 
 def test_three_slow_of_eight_by_their_cpu_time() -> None:
