@@ -191,10 +191,12 @@ def header(
     loads: bool,
     estimate: Sequence[str],
     where: str,
+    replay: str = "",
 ) -> list[str]:
     """Lay out the header; nothing in it is secret.
 
     `keys`: check and nodes of each expected verdict. `estimate`: finished lines on the time.
+    `replay`: the recorded run that is judged again.
     """
     total = len(fleet.hosts)
     nodes = count(total, "node")
@@ -217,7 +219,7 @@ def header(
     return [
         f"preflight {__version__}",
         f"fleet    {who}  {nodes}{hardware}  (from {fleet.origin}{inventory})",
-        f"reach    {reach}, {_how_many(fleet, nodes, at_most)}",
+        f"replay   {replay}" if replay else f"reach    {reach}, {_how_many(fleet, nodes, at_most)}",
         *too_many_logins(fleet),
         f"job      master {fleet.master.name} port {port}; environment: {environ}",
         f"checks   {tier}: {per_node} per node{whole}{fabric}, {verdicts} expected",

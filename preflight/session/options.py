@@ -24,6 +24,7 @@ from preflight.fleet.inventory_tables import refuse_unknown
 from preflight.fleet.nodeset import fold
 from preflight.fleet.sources import FleetRequest, resolve
 from preflight.history.place import VARIABLE
+from preflight.report.document import moment
 from preflight.report.events import reread
 from preflight.report.outputs import KEEP, Outputs
 from preflight.run.estimate import workload
@@ -41,11 +42,12 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from preflight.check import Stage, Tier
+    from preflight.check import Stage
     from preflight.fabric.planner import Extent
     from preflight.fabric.schedule import Planned
     from preflight.fleet.model import Fleet
     from preflight.fleet.sources import SiteNodes
+    from preflight.report.document import Report
     from preflight.run.estimate import Workload
     from preflight.session.stored_run import HistorySession
     from preflight.transport.torchrun_ranks import JobRanks
@@ -162,6 +164,8 @@ class Chosen:
     registry: Registry
     wanted: frozenset[str] | None
     settings: Settings
+    replay: str
+    """The recorded run that is judged again, in words, and when it was."""
     replayed: Measured | None
     planned: Planned | None
     """The rounds of pairs; None for a replay of a run that did not record them."""
@@ -184,9 +188,10 @@ def read_options(config: pytest.Config) -> Chosen:
     wanted = None if typed is None else registry.select(typed)
     began_s = time.time()
     replay = _replay_file(config)
+    past = None if replay is None else _report_beside(replay)
     need = config.getoption("preflight_need")
     settings = Settings(
-        tier=config.getoption("preflight_tier") or _tier_of(replay),
+        tier=config.getoption("preflight_tier") or (past.tier if past else "quick"),
         # With --preflight-need all nodes are judged before the ready ones are counted.
         fail_fast=config.getoption("preflight_fail_fast") or ("stage" if need is None else "never"),
         budget_s=config.getoption("preflight_budget"),
@@ -227,6 +232,7 @@ def read_options(config: pytest.Config) -> Chosen:
         registry=registry,
         wanted=wanted,
         settings=settings,
+        replay=_replay_words(replay, past, replayed.nonce) if replay and replayed else "",
         replayed=replayed,
         planned=planned,
         history=history,
@@ -331,12 +337,16 @@ def _replay_file(config: pytest.Config) -> Path | None:
     return path / "measured.json" if path.is_dir() else path
 
 
-def _tier_of(replay: Path | None) -> Tier:
-    """Return the tier of the run that is judged again, as the report beside it says; else quick."""
-    if replay is not None:
-        with suppress(UsageError):
-            return reread(replay.parent).tier
-    return "quick"
+def _report_beside(replay: Path) -> Report | None:
+    """Read the report of the run that is judged again, if it is beside the measurements."""
+    with suppress(UsageError):
+        return reread(replay.parent)
+    return None
+
+
+def _replay_words(replay: Path, past: Report | None, run: str) -> str:
+    when = f" of {moment(past.started):%Y-%m-%d %H:%M %Z}" if past and past.run == run else ""
+    return f"the run{when} in {replay}, judged again; contacts no node"
 
 
 def _replayed(path: Path | None, fleet: Fleet) -> Measured | None:

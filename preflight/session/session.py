@@ -339,6 +339,7 @@ class Session:
             loads=any(run.registry[check].check.stage == "local" for check, _ in keys),
             estimate=self._chosen.estimate,
             where=self._chosen.outputs.shown,
+            replay=self._chosen.replay,
         )
         lines += xdist.warnings(self._config)
         history = self._chosen.history

@@ -123,6 +123,13 @@ def test_a_replay_takes_a_folder_and_its_tier(tmp_path: Path) -> None:
     shutil.copy(tmp_path / "first/measured.json", tmp_path / "alone.json")
     alone = _preflight(tmp_path, "check", ONE, "--replay=alone.json", "--json")
     assert json.loads(alone.stdout)["tier"] == "quick"
+    for told in (again, other):
+        header = " ".join(told.stderr.split())
+        date = json.loads((tmp_path / "first/report.json").read_text())["started"][:10]
+        assert f"replay the run of {date} " in header
+        assert "in first/measured.json, judged again; contacts no node" in header
+        assert "reach local" not in header
+    assert "replay the run in alone.json, judged again" in " ".join(alone.stderr.split())
 
 
 def test_nodes_are_words_of_every_verb_that_asks_them(tmp_path: Path) -> None:
