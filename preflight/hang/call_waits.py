@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
+from preflight.core.statistics import grouped
 from preflight.hang.wrong_call import Group, Made, Usual, sides, words
 
 if TYPE_CHECKING:
@@ -132,12 +133,10 @@ class _Job:
         self.stalled = self._drop_stalled()
         self.first = {rank: calls[0] for rank, calls in self.pending.items() if calls}
         self.spot = {rank: self._spot(rank, call) for rank, call in self.first.items()}
-        at: dict[Spot, list[int]] = defaultdict(list)
-        for rank, spot in self.spot.items():
-            at[spot].append(rank)
-        self.at = dict(at)
+        self.at = grouped((spot, rank) for rank, spot in self.spot.items())
         self.since_ns = {
-            spot: min(self.first[rank].begun_ns for rank in there) for spot, there in at.items()
+            spot: min(self.first[rank].begun_ns for rank in there)
+            for spot, there in self.at.items()
         }
         self.lacks = {spot: self._lacks(spot) for spot in self.at}
         self.differing = {spot for spot in self.at if len(sides(self._made(spot))) > 1}
@@ -282,13 +281,14 @@ class _Job:
             enough = (len(odd) + self.missing) * 2 < total + self.missing
             first = min(spots, key=self.since_ns.__getitem__)
             return {("extra", first): self._root("extra", first, odd if enough else ())}
-        by_spot: dict[tuple[Kind, object], list[int]] = defaultdict(list)
-        for rank, those in idle.items():
-            kind: Kind = "absent" if rank in self.recorded else "no_dump"
-            most = min(those, key=lambda one: (-len(self.at[one]), self.since_ns[one]))
-            by_spot[kind, most].append(rank)
-        found = {
-            (kind, spot): self._root(kind, spot, ranks, few=few)  # type: ignore[arg-type]
+        most = (
+            (rank, min(those, key=lambda one: (-len(self.at[one]), self.since_ns[one])))
+            for rank, those in idle.items()
+        )
+        kinds: tuple[Kind, Kind] = ("no_dump", "absent")
+        by_spot = grouped(((kinds[rank in self.recorded], spot), rank) for rank, spot in most)
+        found: dict[tuple[Kind, object], Root] = {
+            (kind, spot): self._root(kind, spot, ranks, few=few)
             for (kind, spot), ranks in by_spot.items()
         }
         if any(kind == "no_dump" for kind, _ in found) and not self._shows_death():
@@ -456,14 +456,11 @@ class _Job:
 
 def _circle_without(spot: Spot, after: Mapping[Spot, Collection[Spot]]) -> bool:
     """Whether a circle of waits is left if the ranks at `spot` did not wait."""
-    before: dict[Spot, list[Spot]] = defaultdict(list)
-    for one, those in after.items():
-        for each in those:
-            before[each].append(one)
+    before = grouped((each, one) for one, those in after.items() for each in those)
     open_waits = {one: len(those) for one, those in after.items()}
     free, gone = [spot], {spot}
     while free:
-        for one in before[free.pop()]:
+        for one in before.get(free.pop(), ()):
             open_waits[one] -= 1
             if not open_waits[one] and one not in gone:
                 gone.add(one)

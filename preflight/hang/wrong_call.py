@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Struct
 
+from preflight.core.statistics import grouped
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
@@ -77,12 +79,13 @@ def words(call: Call, *, shapes: bool = True) -> str:
 
 def sides(calls: Mapping[int, Call]) -> tuple[Side, ...]:
     """(ranks, their call), most ranks first; a call of unknown shapes is as most ranks' calls."""
-    by_call: dict[str, list[int]] = defaultdict(list)
     shapes = len({one.op for one in calls.values()}) == 1
     vague = {rank for rank, call in calls.items() if shapes and call.shapeless}
-    for rank, call in sorted(calls.items()):
-        if rank not in vague or len(vague) == len(calls):
-            by_call[words(call, shapes=shapes)].append(rank)
+    by_call = grouped(
+        (words(call, shapes=shapes), rank)
+        for rank, call in sorted(calls.items())
+        if rank not in vague or len(vague) == len(calls)
+    )
     if len(vague) < len(calls):
         max(by_call.values(), key=len).extend(vague)
     ordered = sorted(by_call.items(), key=lambda item: (-len(item[1]), item[1]))
@@ -283,11 +286,10 @@ class Usual:
 
     def elsewhere(self, pending: Mapping[int, Sequence[Call]]) -> set[int]:
         """The ranks that make some of these calls as late as most others do, and some not."""
-        places: dict[_Key, list[int]] = defaultdict(list)
-        for rank, recording in self._recorded.items():
-            for call in recording.calls if rank not in pending else ():
-                if call.pending:
-                    places[_key(call)].append(call.place)
+        others = [one for rank, one in self._recorded.items() if rank not in pending]
+        places = grouped(
+            (_key(call), call.place) for one in others for call in one.calls if call.pending
+        )
         later = defaultdict[int, set[int]](set)
         for rank, calls in pending.items():
             for call in calls:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ast
-from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from preflight.core.statistics import grouped
 from preflight.lint.script import canonical, constant, known_names, once
 
 if TYPE_CHECKING:
@@ -156,7 +156,4 @@ def inside(script: Script, function: Function) -> tuple[Operation, ...]:
 
 @once
 def _calls_by_function(script: Script) -> dict[str, list[Call]]:
-    found: dict[str, list[Call]] = defaultdict(list)
-    for call in script.calls:
-        found[call.place.function].append(call)
-    return found
+    return grouped((call.place.function, call) for call in script.calls)

@@ -6,10 +6,10 @@ import ast
 import re
 import sys
 from bisect import bisect_left, bisect_right
-from collections import defaultdict
 from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
+from preflight.core.statistics import grouped
 from preflight.lint.operations import operation, reached
 from preflight.lint.rank_conditions import partial_operations
 from preflight.lint.script import (
@@ -128,11 +128,7 @@ def _next_backward(script: Script, call: Call) -> Call | None:
 
 @once
 def _backward(script: Script) -> dict[_Loop, list[Call]]:
-    found: dict[_Loop, list[Call]] = defaultdict(list)
-    for call in script.calls:
-        if call.last == "backward":
-            found[call.place.loop].append(call)
-    return found
+    return grouped((call.place.loop, call) for call in script.calls if call.last == "backward")
 
 
 @once
@@ -283,12 +279,9 @@ def _alone_before(script: Script, barrier: Call) -> Call | None:
 @once
 def _before(script: Script) -> dict[_Loop, list[_Before]]:
     """Each loop's operations of all ranks and long work of rank 0, by line."""
-    found: dict[_Loop, list[_Before]] = defaultdict(list)
-    for call in script.calls:
-        every = operation(script, call) is not None
-        if every or _is_long(call):
-            found[call.place.loop].append((call.line, every, call))
-    return {loop: sorted(there, key=itemgetter(0, 1)) for loop, there in found.items()}
+    marked = ((call.line, operation(script, call) is not None, call) for call in script.calls)
+    kept = sorted((one for one in marked if one[1] or _is_long(one[2])), key=itemgetter(0, 1))
+    return grouped((one[2].place.loop, one) for one in kept)
 
 
 def _is_long(call: Call) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from collections import defaultdict
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from msgspec import Struct
 
 from preflight.core.files import shipped_table
+from preflight.core.statistics import grouped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -157,10 +157,7 @@ class Script:
     @cached_property
     def _places(self) -> Mapping[str, list[int]]:
         """Name → its indices in `calls`: rules look up a few names for every finding."""
-        places: dict[str, list[int]] = defaultdict(list)
-        for at, call in enumerate(self.calls):
-            places[call.name].append(at)
-        return places
+        return grouped((call.name, at) for at, call in enumerate(self.calls))
 
     def imported(self, *packages: str) -> bool:
         """Whether anything of one of these packages is imported."""

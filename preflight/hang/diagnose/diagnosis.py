@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from preflight.core.statistics import grouped
 from preflight.core.text import whole
 from preflight.fleet.nodeset import fold
 from preflight.hang.answer_text import rows
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from preflight.hang.diagnose.job_state import Category, JobState, NodeState
 
 
-_NO_ANSWER = "no answer"
+_NO_ANSWER, _NO_STACK = "no answer", "no stack was read"
 _GRANT = "run this as the job's user or as root"
 
 
@@ -160,7 +161,7 @@ def unknown(case: Case) -> Diagnosis:
 
 
 def _unreadable(case: Case) -> Diagnosis:
-    why = case.unreadable[0].look.no_stacks or "no stack was read"
+    why = case.unreadable[0].look.no_stacks or _NO_STACK
     return Diagnosis(
         sentence=f"none of {count(len(case.unreadable))} shows where it is: {why}",
         advice="make their stacks readable, then look again "
@@ -262,14 +263,14 @@ def _with_pids_for_ranks(answer: Diagnosis) -> Diagnosis:
 
 
 def _unseen(case: Case, category: Category) -> tuple[str, ...]:
-    entries = []
-    reasons: dict[str, list[int]] = {}
-    for member in (*case.in_kernel, *case.unreadable):
-        if member.look.state not in ("zombie", "gone"):
-            reasons.setdefault(member.look.no_stacks or "no stack was read", []).append(member.rank)
-    entries += [f"{ranks(some)}: {why}" for why, some in reasons.items()]
+    reasons = grouped(
+        (member.look.no_stacks or _NO_STACK, member.rank)
+        for member in (*case.in_kernel, *case.unreadable)
+        if member.look.state not in ("zombie", "gone")
+    )
+    entries = [f"{ranks(some)}: {why}" for why, some in reasons.items()]
     entries += [
-        f"node {node.node}: {node.sentence or 'no answer'}{f'; {node.advice}' * bool(node.advice)}"
+        f"node {node.node}: {node.sentence or _NO_ANSWER}{f'; {node.advice}' * bool(node.advice)}"
         for node in case.silent
     ]
     if case.absent and not case.silent and category not in _ABSENT_RANKS:
@@ -285,10 +286,8 @@ def _unseen(case: Case, category: Category) -> tuple[str, ...]:
 
 def _problems(case: Case) -> list[str]:
     """What the nodes could not read themselves, such as a driver that does not answer."""
-    nodes: dict[str, list[str]] = {}
-    for node, look in case.state.looks.items():
-        for problem in look.problems:
-            nodes.setdefault(problem, []).append(node)
+    looks = case.state.looks
+    nodes = grouped((problem, node) for node, look in looks.items() for problem in look.problems)
     return [f"{_first(some)}: {problem}" for problem, some in nodes.items()][:_PROBLEMS]
 
 

@@ -241,9 +241,7 @@ class Case:
     @cached_property
     def standings(self) -> tuple[PlaceRow, ...]:
         """The ranks in each place, most ranks first."""
-        rows: dict[tuple[str, str], list[int]] = {}
-        for member in self.members:
-            rows.setdefault(_row(member), []).append(member.rank)
+        rows = grouped((_row(member), member.rank) for member in self.members)
         ordered = sorted(rows.items(), key=lambda item: (-len(item[1]), item[1]))
         return tuple(
             PlaceRow(ranks=tuple(ranks), where=where, what=what) for (where, what), ranks in ordered
@@ -251,9 +249,7 @@ class Case:
 
     def spots(self, members: tuple[RankState, ...]) -> list[tuple[RankState, ...]]:
         """Ranks grouped by place, most ranks first."""
-        groups: dict[object, list[RankState]] = {}
-        for member in members:
-            groups.setdefault(member.place.key if member.place else None, []).append(member)
+        groups = grouped((member.place and member.place.key, member) for member in members)
         ordered = sorted(groups.values(), key=lambda group: (-len(group), group[0].rank))
         return [tuple(group) for group in ordered]
 

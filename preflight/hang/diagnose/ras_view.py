@@ -83,10 +83,8 @@ class RasView:
 
     @cached_property
     def _pids(self) -> dict[int, list[RankState]]:
-        found: dict[int, list[RankState]] = {}
-        for one in self.case.members if self.case else ():
-            found.setdefault(_inner(one.look), []).append(one)
-        return found
+        members = self.case.members if self.case else ()
+        return grouped((_inner(one.look), one) for one in members)
 
     @cached_property
     def numbers(self) -> dict[Process, int]:
@@ -266,9 +264,7 @@ def waits_of(view: RasView) -> Waits:
 
 
 def _compare(name: str, members: dict[int, dict[str, int]], waits: Waits, *, missing: bool) -> None:
-    vectors: dict[Counts, list[int]] = {}
-    for rank, counts in members.items():
-        vectors.setdefault(tuple(sorted(counts.items())), []).append(rank)
+    vectors = grouped((tuple(sorted(counts.items())), rank) for rank, counts in members.items())
     totals = {one: sum(number for _, number in one) for one in vectors}
     most, least = max(totals.values()), min(totals.values())
     usual = max(vectors, key=lambda one: (len(vectors[one]), totals[one]))

@@ -14,6 +14,7 @@ from pathlib import Path
 from threading import Thread, current_thread
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeAlias, TypeVar
 
+from preflight.core.statistics import grouped
 from preflight.core.text import whole
 
 if TYPE_CHECKING:
@@ -313,11 +314,8 @@ def _place(environ: Mapping[str, str]) -> tuple[str | None, ...]:
 
 
 def _children_by_parent() -> dict[int, list[int]]:
-    found: dict[int, list[int]] = {}
-    for pid in map(whole, os.listdir("/proc")):  # noqa: PTH208  cheaper
-        if pid is not None and (parent := parent_of(pid)):
-            found.setdefault(parent, []).append(pid)
-    return {parent: sorted(below) for parent, below in found.items()}
+    pids = [pid for name in os.listdir("/proc") if (pid := whole(name)) is not None]  # noqa: PTH208  cheaper
+    return grouped((parent_of(pid), pid) for pid in sorted(pids))
 
 
 QUIET_SHARE = 0.1
