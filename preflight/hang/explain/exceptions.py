@@ -64,6 +64,7 @@ _LIBRARY = re.compile(
 )
 
 
+_NUMBER = re.compile(r"\d+")
 _NUMBER_ONLY = re.compile(r"Unknown error -(\d{1,3})$")
 
 
@@ -88,6 +89,8 @@ class LoggedException(Struct, frozen=True, kw_only=True):
     """Only its last line is there."""
     chained: bool = False
     """It was raised while another was handled."""
+    headless: bool = False
+    """The beginning of its traceback is cut off, which may say that the process goes on."""
 
 
 class _Running:
@@ -217,6 +220,7 @@ class Tracebacks:
                 order=order,
                 cut=running.cut,
                 chained=running.chained,
+                headless=running.latest > 0,
             )
         )
 
@@ -271,9 +275,13 @@ def own_faults(
 
 IMPORTS = ("ImportError", "ModuleNotFoundError")
 """What a script may catch where it can do without a library."""
+NO_FILE = ("FileNotFoundError", "NotADirectoryError", "PermissionError")
 _INSTALL = (
     "install what is missing in the Python of every node (compare pip freeze), or correct PATHs"
 )
+_NO_FILE = "make that path exist and readable on every node (its spelling, mounts, rights)"
+_ADVICE = {**dict.fromkeys(IMPORTS, _INSTALL), **dict.fromkeys(NO_FILE, _NO_FILE)}
+_ALL_ALIKE = "; these ranks fail alike, so that it is not one node's fault"
 _UNDECIDED = "; but torchrun's summaries do not show which node's exception came first"
 
 
@@ -296,7 +304,7 @@ def of_exceptions(thrown: Sequence[LoggedException], roots: Collection[int]) -> 
     seen_first = [one for one in thrown if one.speaker.rank in roots]
     candidates = in_order_of_time(seen_first or thrown)
     first = candidates[0]
-    same = [one for one in thrown if (one.kind, one.message) == (first.kind, first.message)]
+    same = [one for one in thrown if _alike(one) == _alike(first)]
     undecided = len(roots) > 1 and any(one not in same for one in candidates)
     ranks = sorted({one.speaker.rank for one in same if one.speaker.rank is not None})
     place = f" at {first.file}:{first.line}" if first.file else ""
@@ -322,12 +330,17 @@ def of_exceptions(thrown: Sequence[LoggedException], roots: Collection[int]) -> 
         culprits=named,
         sentence=f"{subject} raised {first.kind}{message}{place}{code}" + _UNDECIDED * undecided,
         cause="an exception in the script or in a library; later errors of other ranks are echoes",
-        advice=(_INSTALL if first.kind in IMPORTS else "correct the code at that line")
-        + ("; the other ranks only waited for this one" * waited),
+        advice=_ADVICE.get(first.kind, "correct the code, or the setting, that leads to that line")
+        + (_ALL_ALIKE if len(ranks) > 1 else "; the other ranks only waited for this one" * waited),
         next=with_script("preflight lint SCRIPT", [first]),
         evidence=proofs(one.place for one in [first, *same, *thrown]),
-        confidence=0.45 if undecided else 0.8,
+        confidence=0.45 if undecided else 0.6 if first.headless else 0.8,
     )
+
+
+def _alike(one: LoggedException) -> tuple[str, str]:
+    """What exceptions of several ranks share: their messages may hold the rank."""
+    return one.kind, _NUMBER.sub("0", one.message)
 
 
 def _meaning(message: str) -> str:

@@ -23,7 +23,7 @@ _NOTICE = re.compile(
     rb"|ignor(?:ed|ing)|skipp(?:ed|ing)|falling back|deprecat|\bon[_ -]?error|\bpassed\b"
     rb"|\bsub-?optimal\b|\bgoing to \S{1,80} instead\b"
     rb"|\b(?:no|0|zero|without|any) (?:xid )?(?:error|fail)"
-    rb"|error[_ -](?:bars?|rate|func|margin|norm)"
+    rb"|(?:error|abort(?:ed)?|fail(?:ed|ure)?|timeout)[_ -](?:bars?|rate|ratio|func|margin|norm)"
     rb"|(?:error|fail(?:ed|ures?)?|killed)[_ ]?(?:rate|s)?[ =:]{1,3}0(?:\.0{0,9})?\b"
     rb"|\bwatching for\b|\bhandles? xid\b|\b(?:will|would|may|might) (?:stop|fail) with no space\b"
     rb"|[a-z] error[ =:]{1,3}\d{0,9}\.\d)"
@@ -34,6 +34,7 @@ _HARMLESS = re.compile(
     rb"cannot be preloaded .{0,200}ignored|Unable to register cu\w{1,9} factory"
     rb"|The caller indicates that this is not a failure"
     rb"|\(errno: 97 - Address family not supported by protocol\)"
+    rb"|NCCL WARN NET/OFI (?:Failed to initialize|aws-ofi-nccl initialization failed)"
     rb"|Ignoring this choice|dependency resolver does not|(?i:\b(?:errors?|xids?): (?:none|0)\b)"
 )
 """What is no failure, at whatever level it is logged."""
@@ -67,7 +68,8 @@ _REPORT = (
 """Ends the name of a field that reports a failure."""
 _SETTING = re.compile(
     r"(?:\[[^\]\s]{1,40}\]:? ?)?"
-    r"(?:\s{0,40}(?:#+(?!\d)|//|/\*|<!--|[;*•]|\d{1,2}[.)]|- [\w.-]{1,60}:)\s|\s{0,40}--[a-z]"
+    r"(?:\s{0,40}(?:#+(?!\d)|//|/\*|<!--|[;*•](?!\s(?:ERROR|FATAL|CRITICAL)\b)|\d{1,2}[.)]"
+    r"|- [\w.-]{1,60}:)\s|\s{0,40}--[a-z]"
     r"|.{0,200}\s(?:#|//)\s|[+$]\s.{0,200}\b(?:grep|rg|awk|sed)\b"
     r"|(?=\s\s|export |\w{0,60}[_=]|[\w.-]{1,60} =)"
     rf"(?!\s{{0,40}}(?!on[_-])[\w.-]{{0,60}}?{_REPORT}[\"']?\s{{0,3}}[:=])"

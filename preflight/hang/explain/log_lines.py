@@ -262,12 +262,13 @@ _LINES = re.compile(
     rf'\s{{1,80}}"(?:{"|".join(_MESSAGES)}|py_callstack)"\s?:\s("(?:[^"\\]|\\.)*+"),?'
 )
 """Lines in a field of a printed object: of torchrun's report of an error, of a pod's state."""
+_EXCEPTION = re.compile(r'"[A-Z]\w{1,60}Error: ')
 
 
 def unstructured(line: str) -> list[str]:
     """The lines that a JSON object of a structured log holds; otherwise the line itself."""
-    field = _LINES.fullmatch(line) if "\\n" in line else None
-    if field:
+    field = _LINES.fullmatch(line) if "\\n" in line or "Error: " in line else None
+    if field and ("\\n" in line or _EXCEPTION.match(field[1])):
         with suppress(msgspec.DecodeError, RecursionError):
             lines = msgspec.json.decode(field[1], type=str).splitlines()
             return [text_of(one.encode("utf-8", "replace")) for one in lines] or [line]

@@ -45,6 +45,8 @@ class Meaning(Struct, frozen=True):
     category: Category
     confidence: float
     remark: str = ""
+    cause: str = ""
+    advice: str = ""
 
 
 def lesser(hit: Hit, found: ScanResult) -> bool:
@@ -65,7 +67,8 @@ def refine(hit: Hit, same: Sequence[Hit], found: ScanResult) -> Meaning:
     if here is None:
         return Meaning(hit.symptom.category, hit.symptom.confidence)
     several = " and ".join(_values(here.several, found))
-    return Meaning(here.category, here.confidence, here.remark.format(several=several))
+    remark = here.remark.format(several=several)
+    return Meaning(here.category, here.confidence, remark, here.cause, here.advice)
 
 
 def circumstance(hit: Hit, found: ScanResult) -> Circumstance | None:
@@ -83,7 +86,17 @@ def _holds(one: Circumstance, hit: Hit, found: ScanResult) -> bool:
         and (not one.met or found.counts[one.met] > 0)
         and (not one.several or len(_values(one.several, found)) > 1)
         and one.world in (0, found.world)
+        and (not one.one_node or _are_on_one_node(found))
     )
+
+
+def _are_on_one_node(found: ScanResult) -> bool:
+    at = {
+        h.fields["rank"]: h.speaker.node
+        for h in found.hits
+        if "world" in h.fields and h.speaker.node
+    }
+    return 0 < found.world == len(at) and len({*at.values()}) == 1
 
 
 def _values(field: str, found: ScanResult) -> list[str]:
@@ -162,8 +175,8 @@ def of_hit(hit: Hit, hits: Sequence[Hit], found: ScanResult) -> Explanation:
         category=here.category,
         culprits=culprits(same if symptom.role != "echo" else (), hit) if named else (),
         sentence=symptom.sentence(fields) + here.remark,
-        cause=symptom.cause,
-        advice=xid.advice if xid is not None and xid.source else symptom.advice,
+        cause=here.cause or symptom.cause,
+        advice=xid.advice if xid is not None and xid.source else here.advice or symptom.advice,
         next=symptom.check,
         evidence=proofs(one.place for one in same),
         confidence=min(here.confidence, DOUBTED) if hit.tried_again else here.confidence,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import islice
+from math import inf
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -145,6 +146,32 @@ def of_the_only_absent(
             proofs=tuple(waited[:3]),
             confidence=0.55,
         )
+    )
+
+
+def of_ended_before(
+    timed_out: Sequence[Hit], hits: Sequence[Hit], found: ScanResult
+) -> Explanation | None:
+    """The only rank that torchrun saw end before the others' time-outs, by the times of both."""
+    waited = {-1 if hit.speaker.rank is None else hit.speaker.rank for hit in timed_out}
+    late = min((hit.time for hit in timed_out if hit.time is not None), default=-inf)
+    ended = {
+        hit.fields["rank"]: hit
+        for hit in hits
+        if hit.symptom.reads == "summary"
+        and int(hit.fields["rank"]) not in waited
+        and hit.time is not None
+        and hit.time < late
+    }
+    if len(ended) != 1 or -1 in waited:
+        return None
+    (summary,) = ended.values()
+    answer = of_hit(summary, hits, found)
+    return replace(
+        answer,
+        category="other",
+        sentence=f"{answer.sentence}; after that {rank_words(waited)} waited for it",
+        confidence=0.6,
     )
 
 

@@ -249,8 +249,13 @@ class Origins:
         of_labels = self._labels.items()
         tasks = [(_task(one), ranks | self._of_largest.get(one, set())) for one, ranks in of_labels]
         tasks = [(task, ranks) for task, ranks in tasks if task is not None]
-        several = len(tasks) > 1 or any("mpirun" in one for one in self._labels)
-        return several and not self._by_torchrun and all(ranks <= {task} for task, ranks in tasks)
+        # A single label counts if its number is that of the rank behind it: a task is 0 by chance.
+        sure = (
+            len(tasks) > 1
+            or any("mpirun" in one for one in self._labels)
+            or any(task and ranks for task, ranks in tasks)
+        )
+        return sure and not self._by_torchrun and all(ranks <= {task} for task, ranks in tasks)
 
 
 def _task(label: str) -> int | None:

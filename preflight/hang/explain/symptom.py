@@ -88,10 +88,15 @@ class Circumstance(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """A field with more than one value in the logs: `{several}` in the remark."""
     world: int = 0
     """The number of ranks."""
+    one_node: bool = False
+    """All ranks are on one node, as their communicator shows."""
     category: Category = "unknown"
     confidence: Annotated[float, Meta(ge=0, le=1)] = 0.0
     remark: str = ""
     """Added to the sentence."""
+    cause: str = ""
+    advice: str = ""
+    """Replace those of the symptom, if they are given."""
     lesser: bool = False
     """The cause is then only a sign."""
     moot: bool = False

@@ -36,6 +36,7 @@ from preflight.hang.explain.explanation import (
 from preflight.hang.explain.meaning import circumstance, gravest_first, lesser, of_hit
 from preflight.hang.explain.missing_ranks import (
     ODD,
+    of_ended_before,
     of_first_end,
     of_members,
     of_the_dead,
@@ -233,6 +234,8 @@ def _of_signs(
     if telling:
         return of_hit(telling[0], hits, found)
     timed_out = [hit for hit in signs if hit.symptom.reads == "timeout"]
+    if timed_out and (first := of_ended_before(timed_out, hits, found)) is not None:
+        return first
     if timed_out:
         return of_time_out(of_hit(timed_out[0], hits, found), hits, found)
     waited = [hit for hit in signs if hit.symptom.waits]

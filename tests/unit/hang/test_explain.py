@@ -404,7 +404,7 @@ CANCELLED = (
 def test_a_job_that_the_scheduler_ended_has_no_culprit(tmp_path: Path, why: str, do: str) -> None:
     """The node in the line is where slurmstepd ran; the advice fits the reason."""
     answer = explained(tmp_path, CANCELLED.format(why))
-    assert (answer.category, answer.confidence, answer.culprits) == ("other", 0.9, ())
+    assert (answer.category, answer.confidence >= 0.75, answer.culprits) == ("other", True, ())
     assert why in answer.sentence
     assert do in answer.advice
     assert "sacct" not in answer.advice

@@ -1,0 +1,107 @@
+"""Forms of public logs that were once read wrongly: each a few lines in the words of its tools."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests.unit.hang.logs import communicator, explained, timed_out
+
+LOGS = tomllib.loads(Path(__file__).with_name("public_logs.toml").read_text())
+SUMMARY = """\
+train.py FAILED
+------------------------------------------------------------
+Failures:
+  <NO_OTHER_FAILURES>
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-10-05_{at}
+  host      : n7
+  rank      : {rank} (local_rank: 0)
+  exitcode  : {code} (pid: 77)
+  error_file: <N/A>
+"""
+ENDED = "slurmstepd: error: *** JOB 7 ON n7 CANCELLED AT 2026-10-05T12:00:00 DUE TO {} ***\n"
+FRAMES = """\
+  File "/home/u/train.py", line 12, in main
+    cache.put(table)
+  File "/home/u/cache.py", line 105, in put
+    os.replace(old, new)
+"""
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_the_cause_is_named(tmp_path: Path, name: str) -> None:
+    """Although the line is broken, quoted, or followed by what looks graver."""
+    case = LOGS[name]
+    answer = explained(tmp_path, case["log"])
+    named = answer.category, case["words"] in answer.sentence
+    assert named == (case["category"], True), answer.sentence
+
+
+def test_a_rank_that_ended_before_the_others_time_outs_is_the_missing_one(tmp_path: Path) -> None:
+    """Torchrun reports its end ten minutes before; later, it may be one of those that waited."""
+    waits = timed_out(0, seq=2, at="10:10:05.1")
+    answer = explained(tmp_path, SUMMARY.format(at="10:00:00", rank=4, code=1) + waits)
+    assert answer.culprits == ("rank 4", "node n7")
+    assert "rank 0 waited for it" in answer.sentence
+    late = explained(tmp_path, SUMMARY.format(at="10:10:09", rank=4, code=1) + waits)
+    assert late.culprits == ()
+
+
+def test_an_abort_is_no_exception_without_record(tmp_path: Path) -> None:
+    """SIGABRT comes from a watchdog or a failed check: @record would not keep it."""
+    answer = explained(tmp_path, SUMMARY.format(at="10:00:00", rank=4, code=-6))
+    assert "SIGABRT" in answer.cause
+    assert "@record" not in answer.advice
+
+
+def test_ranks_whose_messages_differ_in_a_number_fail_alike(tmp_path: Path) -> None:
+    """Each names itself in its message; no single one is at fault."""
+    raised = (
+        "[rank{0}]: Traceback (most recent call last):\n"
+        '[rank{0}]:   File "/home/u/train.py", line 9, in main\n'
+        "[rank{0}]: AssertionError: [{0}]: the query does not have the required shape\n"
+    )
+    answer = explained(tmp_path, "".join(raised.format(rank) for rank in (2, 0, 1)))
+    assert answer.culprits == ("rank 0", "rank 1", "rank 2")
+    assert "not one node's fault" in answer.advice
+
+
+def test_a_traceback_without_its_beginning_is_less_sure(tmp_path: Path) -> None:
+    """The line that is cut off may report that Python ignored it."""
+    ended = "FileNotFoundError: [Errno 2] No such file or directory: '/home/u/x'\n"
+    whole = explained(tmp_path, "Traceback (most recent call last):\n" + FRAMES + ended)
+    assert whole.confidence > explained(tmp_path, FRAMES + ended).confidence
+    assert "exist and readable on every node" in whole.advice
+
+
+def test_a_hang_before_the_time_limit_is_not_denied(tmp_path: Path) -> None:
+    """More time does not help a job that stands still: the log may not show which it was."""
+    answer = explained(tmp_path, "step 1/10\n" + ENDED.format("TIME LIMIT"))
+    assert answer.confidence < 0.8
+    assert "stood still" in answer.advice
+
+
+def test_sockets_are_no_finding_where_all_ranks_are_on_one_node(tmp_path: Path) -> None:
+    """Their transport is NVLink or shared memory; on two nodes it matters."""
+    uses = "n1:100:9 [0] NCCL INFO NET/Socket : Using [0]ens5:10.1.1.1<0>\n"
+    one = uses + communicator(0, 2) + communicator(1, 2)
+    assert explained(tmp_path, one).category == "no_failure"
+    two = uses + communicator(0, 2) + communicator(1, 2, host="n2")
+    assert explained(tmp_path, two).category == "wrong_interface"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "(TaskRunner pid=7) step:6 - response/aborted_ratio:0.0 - actor/entropy:7.5",
+        "n1:5:6 [2] int create():208 NCCL WARN NET/OFI Failed to initialize sendrecv protocol",
+    ],
+)
+def test_a_healthy_line_reports_no_failure(tmp_path: Path, line: str) -> None:
+    """A measured share, and a plugin that NCCL does without."""
+    assert explained(tmp_path, f"{line}\nstep:7\n").category == "no_failure"
