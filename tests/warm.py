@@ -218,11 +218,11 @@ def _exec(path: str, words: Sequence[str], variables: Mapping[str, str]) -> NoRe
     os.environ.clear()
     os.environ.update(variables)
     del sys.path[0]
-    if words[2] == "-B":
-        sys.dont_write_bytecode = True
-        sys.argv = ["-c", *words[5:]]
-        _leave(lambda: exec(words[4], {"__name__": "__main__"}))  # noqa: S102
-    sys.argv = list(words[3:])
+    sys.dont_write_bytecode |= words[2] == "-B"
+    words = [word for word in words[:3] if word != "-B"] + [*words[3:]]
+    sys.argv = ["-c", *words[4:]] if words[2] == "-c" else list(words[3:])
+    if words[2] == "-c":
+        _leave(lambda: exec(words[3], {"__name__": "__main__"}))  # noqa: S102
     sys.modules.pop(words[3], None)
     _leave(lambda: runpy.run_module(words[3], run_name="__main__", alter_sys=True))
 

@@ -214,9 +214,11 @@ def start(
 ) -> NoReturn:
     """Become an isolated Python, with the environment that `for_root` leaves. Never returns.
 
-    `program`: lines of Python instead of a module; it writes no compiled files, which a full disk
-    could damage. `quiet`: do not name the removed variables.
+    `program`: lines of Python instead of a module. It writes no compiled files, which a full disk
+    could damage, and root's runs none that others cannot read. `quiet`: do not name the removed
+    variables.
     """
+    uncached = ["-B"] if program or os.geteuid() == 0 else []
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_DROPPED)}
     if argv:
         kept.pop("_ARGCOMPLETE", None)  # pytest would take the run for a completion, and exit 0
@@ -229,8 +231,10 @@ def start(
             print("preflight: not taken from the environment:", names, file=sys.stderr)  # noqa: T201
     if sys.stdout is not None:
         sys.stdout.flush()
-    words = [sys.executable, "-I", *(("-B", "-c", program) if program else ("-m", module)), *argv]
-    os.execve(words[0], words, {**kept, **_SET})  # noqa: S606  no shell is wanted
+    what = ("-c", program) if program else ("-m", module)
+    words = [sys.executable, "-I", *uncached, *what, *argv]
+    workers = {**_SET, "PYTHONDONTWRITEBYTECODE": "1"} if uncached else _SET
+    os.execve(words[0], words, {**kept, **workers})  # noqa: S606  no shell is wanted
 
 
 PROGRAM: Final = """
@@ -246,6 +250,12 @@ main()
 """For `python -I -c`: Python exits 1 where a module cannot be loaded, which means a bad node."""
 
 
+def hide_files() -> None:
+    """From now on, make no file that all users can read: also no compiled ones, which they need."""
+    sys.dont_write_bytecode = True
+    os.umask(0o027)
+
+
 def judge_node(words: Sequence[str]) -> None:
     """Hand over to the scheduler's hook if these words, which begin with the verb, are for it.
 
@@ -256,7 +266,7 @@ def judge_node(words: Sequence[str]) -> None:
     if words[:1] not in (["prolog"], ["healthcheck"]):
         return
     try:
-        os.umask(0o027)
+        hide_files()
         start(words, program=PROGRAM, quiet=True)
     except Exception as error:  # noqa: BLE001  a traceback would exit 1, which drains the node
         message = f"preflight: {words[0]} cannot be started ({type(error).__name__})"

@@ -15,7 +15,7 @@ import textwrap
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from preflight import __version__
-from preflight.commands import EXIT_CODES, start
+from preflight.commands import EXIT_CODES, hide_files, start
 from preflight.core.command_line import UNCLEAR, USAGE, WIDTH, Parser, columns, say
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def main(argv: Sequence[str] | None = None, launch: int | None = None) -> int:
 def _isolate(words: Sequence[str], *, is_first: bool, quiet: bool) -> int:
     """Become an isolated Python if the verb or root needs one; else return 0."""
     if words[:1] and words[0] in ISOLATED:
-        os.umask(0o027)
+        hide_files()
         start(words[1:], ISOLATED[words[0]])
     if is_first and os.geteuid() == 0:
         launch = _own_environment() if words[:1] == ["watch"] else None

@@ -681,3 +681,34 @@ def test_the_list_of_checks_reads_no_ini_file_that_may_yet_be_made(tmp_path: Pat
     told = _checks(tmp_path / "own")
     assert (told.returncode, told.stderr) == (0, "")
     assert "gpu.count" in told.stdout
+
+
+@root_only
+@pytest.mark.parametrize(
+    "words", ["prolog --plain", "healthcheck --plain", "check --co -n2", "nightly a --plan"]
+)
+def test_a_first_start_leaves_no_compiled_module_that_others_cannot_read(
+    tmp_path: Path, words: str
+) -> None:
+    """Root's runs hide their files from other users; of a module that would slow these down."""
+    package = tmp_path / "site" / "preflight"
+    shutil.copytree(REPOSITORY / "preflight", package, ignore=shutil.ignore_patterns("__pycache__"))
+    python = _python_with(tmp_path, package.parent)
+    done = subprocess.run(
+        [python, "-m", "preflight.cli", *words.split()],
+        cwd=tmp_path, env={"PATH": os.environ["PATH"]}, umask=0o022, timeout=LONGEST_S,
+        check=False, capture_output=True, text=True,
+    )  # fmt: skip
+    assert "Traceback" not in done.stderr
+    compiled = [*package.rglob("*.pyc")]
+    assert compiled, done.stderr
+    assert not [path for path in compiled if not path.stat().st_mode & 0o004]
+
+
+def _python_with(folder: Path, site: Path) -> Path:
+    """A virtual environment with this folder before ours."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True)
+    (packages,) = (folder / "venv" / "lib").glob("python*/site-packages")
+    ours = "\n".join(path for path in sys.path if path.endswith("site-packages"))
+    (packages / "paths.pth").write_text(f"{site}\n{ours}\n")
+    return folder / "venv" / "bin" / "python"

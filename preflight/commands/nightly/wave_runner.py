@@ -86,7 +86,7 @@ class WaveProcess:
         """Start the wave; OSError if its folder cannot be written or its working folder is gone."""
         self.folder = folder
         screen = open_new(folder / SCREEN)
-        argv = [sys.executable, "-I", "-m", "preflight.commands.nightly.wave_runner"]
+        argv = [sys.executable, "-IB", "-m", "preflight.commands.nightly.wave_runner"]
         argv += [str(os.getpid()), str(lock)]
         try:
             self._process = subprocess.Popen(
