@@ -104,6 +104,9 @@ _MOST_OUTPUTS: Final = 64
 
 def _of_text(name: str, text: str) -> dict[str, Captured | None]:
     """By name what a text holds: outputs of one kind one after another, as from two nodes."""
+    if not text.strip():
+        empty = "the file is empty: save the output of the tool again"
+        return {name: Captured(kind="", facts=bare_facts(), checks=(), damaged=empty)}
     text = countable(text)
     if text.count("\\n") > text.count("\n") and not text.lstrip().startswith(("{", "[")):
         text = text.replace("\\n", "\n").replace("\\t", "\t")  # a log's field: escaped line ends

@@ -172,7 +172,7 @@ _EXAMPLE = """\
 examples:
   preflight report preflight-runs/latest
       print the run's summary again
-  preflight report preflight-runs/latest --public --html for-the-vendor.html
+  preflight report preflight-runs/latest --public --html=for-the-vendor.html
       write the page, with hosts, users, serials, UUIDs and addresses numbered
 """
 

@@ -182,7 +182,7 @@ class Registry:
             hint = f"did you mean {either(near)}?" if near else "see: preflight list-checks"
             subject = check_id.rstrip(".*") + "."
             if family := [each for each in self._by_id if each.startswith(subject)]:
-                hint = f"give one of {', '.join(family)}"
+                hint = f"give one of {', '.join(sorted(family))}"
             raise UsageError(f"there is no check {check_id[:80]!r}: {hint}")
         return self._by_id[check_id]
 

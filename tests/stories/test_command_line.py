@@ -101,6 +101,7 @@ def test_check_refuses_before_it_shows_a_header(
         (("capture",), "arguments are required: DIR; see: preflight capture --help"),
         (("check", "--checks", "gpu.count", "gpu.ecc"), "type --checks=gpu.count,gpu.ecc"),
         (("check", "--inventory=~nouser/x"), "no user 'nouser' is known"),
+        (("nightly", "-i", "none.toml"), "cannot read the inventory none.toml: No such file"),
     ],
 )
 def test_an_error_fits_the_terminal(tmp_path: Path, words: tuple[str, ...], said: str) -> None:

@@ -47,9 +47,17 @@ from preflight.commands.nightly.state import (
     latest,
 )
 from preflight.commands.nightly.wave_runner import LEAVE_S, WaveRunner, locked
-from preflight.core.command_line import EMPTY, UNCLEAR, USAGE, Interrupts, some_path, whole_number
+from preflight.core.command_line import (
+    EMPTY,
+    UNCLEAR,
+    USAGE,
+    Interrupts,
+    say,
+    some_path,
+    whole_number,
+)
 from preflight.core.files import typed_path
-from preflight.core.text import legible, plain_json, printable, whole
+from preflight.core.text import legible, plain_json, whole
 from preflight.errors import PreflightError, UsageError
 from preflight.fleet.nodeset import fold
 from preflight.fleet.sources import FleetRequest, resolve
@@ -69,12 +77,8 @@ def main(argv: Sequence[str]) -> int:
     try:
         return _sweep(read_words(argv))
     except PreflightError as error:
-        _say(str(error))
+        say(f"preflight nightly: {error}")
         return USAGE if isinstance(error, UsageError) else UNCLEAR
-
-
-def _say(words: str) -> None:
-    print(f"preflight nightly: {printable(words)}", file=sys.stderr)  # noqa: T201  a command
 
 
 def _sweep(asked: NightlyArguments) -> int:
@@ -441,7 +445,8 @@ def _latest(asked: NightlyArguments, into: Path) -> tuple[Path, NightlyRun] | No
     except UsageError as error:
         if not asked.names_a_fleet:
             raise
-        _say(str(error).replace(ANEW, "so a new nightly run begins"))
+        words = str(error).replace(ANEW, "so a new nightly run begins")
+        say(f"preflight nightly: {words}")
         return None
 
 

@@ -72,6 +72,17 @@ def test_a_path_is_shown_once(texts: Path) -> None:
     assert [both.count(torn), both.count("gpu.topology")] == [2, 1]
 
 
+def test_an_empty_file_is_called_empty(tmp_path: Path) -> None:
+    """Its tool is not the question: exit 5, and 3 beside a file that was checked."""
+    (tmp_path / "whole.txt").write_text(matrix({}, 8))
+    (tmp_path / "empty.txt").write_text(" \n")
+    alone, both = (read(*map(str, files)) for files in
+                   ((tmp_path / "empty.txt",), sorted(tmp_path.iterdir())))  # fmt: skip
+    assert (alone.returncode, both.returncode) == (5, 3)
+    assert "the file is empty" in alone.stdout
+    assert "unknown kind" not in alone.stdout
+
+
 def test_each_exit_code(texts: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """0 fine, 1 a fault, 3 not all judged, 4 cannot be opened, 5 of no known kind."""
 
