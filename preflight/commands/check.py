@@ -338,6 +338,8 @@ class _Parser(Parser):
         for folder in asked.folder:
             if not folder or not Path(folder).is_dir():
                 self.error(f"--site-checks={folder}: there is no such folder")
+        if asked.json and {"--co", "--collect-only"} & {*asked.words}:
+            self.error("--json prints the report, and --co makes none: leave one of them out")
         self._refuse_checks(asked.nodes, asked.words, has_own=bool(asked.folder))
         if asked.nodes:
             if len(asked.nodes) == 1 and FILE_NAME.fullmatch(asked.nodes[0]):

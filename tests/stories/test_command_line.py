@@ -74,6 +74,7 @@ def test_an_unknown_option_names_the_verb_and_the_nearest(tmp_path: Path, verb: 
         (("--report=-",), "give a folder"),
         (("--checks", "gpu.count", "gpu.ecc"), "type --checks=gpu.count,gpu.ecc"),
         (("--checks", "gpu.count", "gpu.eccc"), "'gpu.eccc' is a check, not a node"),
+        (("--json", "--co"), "--json prints the report, and --co makes none: leave one of them"),
         (("fleet.toml",), "'fleet.toml' is no node; give an inventory as --inventory=fleet.toml"),
         (("--budgte=3",), "did you mean '--budget'?"),
         (("--checks=gpu.cuont", "@no-group"), "no check 'gpu.cuont': did you mean 'gpu.count' or"),

@@ -218,6 +218,8 @@ def test_a_copy_of_the_output(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (3, DIES[6:-1] + "\n")
     assert done.stderr.startswith("err\n")
     assert "preflight: port_in_use" in done.stderr
+    lines = [line for line in done.stderr.splitlines() if str(tmp_path) not in line]
+    assert max(map(len, lines)) <= 80, lines
     (folder,) = set(_left(tmp_path)) - {first}
     assert (folder / "stdout.log").read_text() == done.stdout
     assert {path.stat().st_mode & 0o777 for path in folder.glob("std*.log")} == {0o640}

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from preflight.hang.diagnose.job_state import JobState, NodeState
     from preflight.hang.look import RasPolicy
 
-_WIDTH = 100
+_WIDTH = 69
+"""Of 80 columns: the watch puts "preflight: " before each line."""
 
 
 def main(words: Sequence[str]) -> int | str:
