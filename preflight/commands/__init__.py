@@ -65,8 +65,8 @@ def folder_among(arguments: argparse.Namespace) -> Path | None:
     paths = [word for word in words if "/" in word or word.isdecimal() or os.path.lexists(word)]
     if paths and len(words) > 1:
         raise UsageError(f"{paths[0]!a:.80} is taken for a path: give one folder, or only nodes")
-    if len(words) == 1 and not paths:
-        _refuse_mistyped(words[0])
+    if len(words) == 1 and not paths and (hint := _mistyped(words[0])):
+        raise UsageError(f"there is no file or folder {words[0]!a:.80}; {hint}")
     return typed_path(paths[0]) if paths else None
 
 
@@ -74,29 +74,20 @@ FILE_NAME: Final = re.compile(r".+\.(json|toml|ya?ml|html|gz|log|txt)")
 """What stands for a node, but was meant as a file."""
 
 
-def _refuse_mistyped(word: str) -> None:
-    """Refuse a file's name, and one like that of a folder with JSON files.
+def _mistyped(word: str) -> str:
+    """Say what to type for a file's name, and one like that of a folder with JSON files; else "".
 
     If only digits differ, it is another node.
     """
     from difflib import get_close_matches
     from glob import escape, glob
 
-    from preflight.errors import UsageError
-
-    letters = re.sub(r"\d", "", word)
     alike = get_close_matches(word, glob("*"), cutoff=0.8)  # noqa: PTH207  no OSError
-    near = [
-        one
-        for one in alike
-        if re.sub(r"\d", "", one) != letters and glob(f"{escape(one)}/*.json")  # noqa: PTH207
-    ]
-    if near or FILE_NAME.fullmatch(word):
-        hint = f"did you mean {near[0]!a}?" if near else "give one that exists."
-        raise UsageError(
-            f"there is no file or folder {word!a:.80}; {hint} To ask a node of this name, type "
-            f"--nodes={word:.80}"
-        )
+    others = (one for one in alike if re.sub(r"\d", "", one) != re.sub(r"\d", "", word))
+    near = [one for one in others if glob(f"{escape(one)}/*.json")]  # noqa: PTH207
+    path = f"did you mean {near[0]!a}?" if near else "give one that exists."
+    hint = f"{path} To ask a node of this name, type --nodes={word:.80}"
+    return hint if near or FILE_NAME.fullmatch(word) else ""
 
 
 _LONG = re.compile(r"(?<!-m )pytest\s+--preflight(?![\w-])|--preflight-(?=[a-z])([a-z-]*)")
@@ -218,7 +209,7 @@ def start(
     could damage, and root's runs none that others cannot read. `quiet`: do not name the removed
     variables.
     """
-    uncached = ["-B"] if program or os.geteuid() == 0 else []
+    no_pyc = ["-B"] if program or os.geteuid() == 0 else []
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_DROPPED)}
     if argv:
         kept.pop("_ARGCOMPLETE", None)  # pytest would take the run for a completion, and exit 0
@@ -232,8 +223,8 @@ def start(
     if sys.stdout is not None:
         sys.stdout.flush()
     what = ("-c", program) if program else ("-m", module)
-    words = [sys.executable, "-I", *uncached, *what, *argv]
-    workers = {**_SET, "PYTHONDONTWRITEBYTECODE": "1"} if uncached else _SET
+    words = [sys.executable, "-I", *no_pyc, *what, *argv]
+    workers = {**_SET, "PYTHONDONTWRITEBYTECODE": "1"} if no_pyc else _SET
     os.execve(words[0], words, {**kept, **workers})  # noqa: S606  no shell is wanted
 
 

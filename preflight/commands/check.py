@@ -340,33 +340,32 @@ class _Parser(Parser):
                 self.error(f"--site-checks={folder}: there is no such folder")
         if asked.json and {"--co", "--collect-only"} & {*asked.words}:
             self.error("--json prints the report, and --co makes none: leave one of them out")
-        self._refuse_checks(asked.nodes, asked.words, has_own=bool(asked.folder))
+        self._refuse_checks(asked)
         if asked.nodes:
-            if len(asked.nodes) == 1 and FILE_NAME.fullmatch(asked.nodes[0]):
-                name = asked.nodes[0][:80]
+            if FILE_NAME.fullmatch(name := asked.nodes[0][:80]):
                 self.error(f"{name!a} is no node; give an inventory as --inventory={name}")
             if any(word.startswith("--preflight-nodes=") for word in asked.words):
                 self.error("nodes are given twice: as NODES and as --nodes; give them once")
             asked.words.append(f"--preflight-nodes={','.join(asked.nodes)}")
         return asked
 
-    def _refuse_checks(self, nodes: Sequence[str], words: Sequence[str], *, has_own: bool) -> None:
+    def _refuse_checks(self, asked: argparse.Namespace) -> None:
         """Refuse ids of checks among the nodes: `--checks a b` takes one word.
 
-        Also unknown ids, before an inventory or Slurm is asked. `has_own`: the site's checks, which
-        the session loads, may have these ids.
+        Also unknown ids, before an inventory or Slurm is asked; those of a folder of the site are
+        known to the session.
         """
         from preflight.core.registry import shipped_checks, shipped_folder
         from preflight.errors import UsageError
 
-        given = [word for word in words if word.startswith("--preflight-checks=")]
-        wrong = [word for word in nodes if re.fullmatch(r"[a-z]+\.[a-z_]+", word)
+        given = [word for word in asked.words if word.startswith("--preflight-checks=")]
+        wrong = [word for word in asked.nodes if re.fullmatch(r"[a-z]+\.[a-z_]+", word)
                  and (shipped_folder() / word.partition(".")[0]).is_dir()]  # fmt: skip
         if wrong:
             ids = [each.partition("=")[2] for each in given] + wrong
             self.error(f"{wrong[0]!a} is a check, not a node: type --checks={','.join(ids)}")
         try:
-            for check_id in "" if has_own else given[-1:]:
+            for check_id in () if asked.folder else given[-1:]:
                 shipped_checks().select(check_id.partition("=")[2])
         except UsageError as error:
             self.error(short_names(str(error), self.others))

@@ -153,7 +153,7 @@ def test_a_sweep_of_nobody_is_refused(night: Night) -> None:
     """Without a fleet it would be this machine, which is no fleet: one line, exit 4, no folder."""
     told = night.run(PREFLIGHT, "nightly", "--whole-fleet")
     assert told.returncode == 4
-    assert told.stderr.startswith("preflight nightly: no fleet is given: give ")
+    assert told.stderr.startswith("preflight: no fleet is given: give ")
     assert not night.sweeps
 
 

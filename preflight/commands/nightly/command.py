@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 from msgspec.structs import replace
 
 from preflight import __version__
-from preflight.commands import EXIT_CODES
+from preflight.commands import EXIT_CODES, remark
 from preflight.commands.check import (
     PrintedReport,
     add_report_json,
@@ -47,15 +47,7 @@ from preflight.commands.nightly.state import (
     latest,
 )
 from preflight.commands.nightly.wave_runner import LEAVE_S, WaveRunner, locked
-from preflight.core.command_line import (
-    EMPTY,
-    UNCLEAR,
-    USAGE,
-    Interrupts,
-    say,
-    some_path,
-    whole_number,
-)
+from preflight.core.command_line import EMPTY, UNCLEAR, USAGE, Interrupts, some_path, whole_number
 from preflight.core.files import typed_path
 from preflight.core.text import legible, plain_json, whole
 from preflight.errors import PreflightError, UsageError
@@ -77,7 +69,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         return _sweep(read_words(argv))
     except PreflightError as error:
-        say(f"preflight nightly: {error}")
+        remark(str(error))
         return USAGE if isinstance(error, UsageError) else UNCLEAR
 
 
@@ -445,8 +437,7 @@ def _latest(asked: NightlyArguments, into: Path) -> tuple[Path, NightlyRun] | No
     except UsageError as error:
         if not asked.names_a_fleet:
             raise
-        words = str(error).replace(ANEW, "so a new nightly run begins")
-        say(f"preflight nightly: {words}")
+        remark(str(error).replace(ANEW, "so a new nightly run begins"))
         return None
 
 
