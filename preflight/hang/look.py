@@ -2,8 +2,8 @@
 
 For a fleet: `look(hosts, ways, nonce)` returns a `JobState`; it also contains the nodes that cannot
 be reached, with the reason. For this machine alone: `look_here(pids=(...))`. Both only read: they
-kill nothing, and pause only some ranks at rest, for some ms, to read their native stacks
-(`native=False`: none). Pass the result to `preflight.hang.diagnose.diagnosis.diagnose`.
+kill nothing, and pause only some ranks at rest, for some ms, to read their native stacks. Pass the
+result to `preflight.hang.diagnose.diagnosis.diagnose`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import secrets
 import sys
 import time
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -68,10 +69,6 @@ class LookRequest:
     pids: Sequence[int] = ()
     """These processes, their children, and other ranks of the same job; empty for all ranks."""
     look_s: float = LOOK_S
-    native: bool = True
-    """Whether to pause ranks at rest for some ms to read their native stacks."""
-    own_spy: bool = True
-    """Whether to prefer the node's own py-spy over a copy from here."""
     ras: RasPolicy = "auto"
     """Whether to ask NCCL's RAS service: `auto` not if its version may crash when asked."""
 
@@ -120,18 +117,10 @@ def look_here(
 ) -> JobState:
     """Look at this machine: at all of its ranks, or at these processes and their fellow ranks."""
     here = Host(name=_own_name(), address="127.0.0.1", transport="local", python=(sys.executable,))
-    ways = Ways((here,))
-    try:
-        state = look(
-            (here,),
-            ways,
-            secrets.token_hex(16),
-            wanted=LookRequest(pids=pids, look_s=look_s, ras=ras),
-            job=job,
-        )
-        return replace(state, here=True, narrowed=bool(pids))
-    finally:
-        ways.close()
+    wanted = LookRequest(pids=pids, look_s=look_s, ras=ras)
+    with closing(Ways((here,))) as ways:
+        state = look((here,), ways, secrets.token_hex(16), wanted=wanted, job=job)
+    return replace(state, here=True, narrowed=bool(pids))
 
 
 def _own_name() -> str:
@@ -174,19 +163,15 @@ def _ask(
         "deadline_s": max(timeout_s - START_S, timeout_s / 2),
         "look_s": min(wanted.look_s, timeout_s / 2),
         "pids": list(wanted.pids),
-        "native": wanted.native,
-        "own_spy": wanted.own_spy,
     }
     ends = time.monotonic() + timeout_s
-    talk = start_payload(connection, host, "stacks", request, timeout_s, limit=LIMIT)
-    try:
+    started = start_payload(connection, host, "stacks", request, timeout_s, limit=LIMIT)
+    with closing(started) as talk:
         document = talk.read(timeout_s + 2)
         if document.startswith(_LACKS):
             _send_missing_file(talk, document)
             document = talk.read(_left_s(ends) + 2)
         return decode_document(NodeLook, document, nonce)
-    finally:
-        talk.close()
 
 
 def _send_missing_file(talk: PayloadSession, document: bytes) -> None:
@@ -217,17 +202,12 @@ def _ask_ras(
         question = {"address": address, "pid": pid, "always": policy == "always"}
         request = {"nonce": nonce, "name": node, "deadline_s": left_s, "ras": question}
         try:
-            connection = ways.connect(hosts[node], left_s / 2)
-            try:
-                talk = start_payload(
+            with closing(ways.connect(hosts[node], left_s / 2)) as connection:
+                started = start_payload(
                     connection, hosts[node], "stacks", request, left_s, limit=RAS_LIMIT
                 )
-                try:
+                with closing(started) as talk:
                     answer = decode_document(RasLook, talk.read(left_s), nonce)
-                finally:
-                    talk.close()
-            finally:
-                connection.close()
         except (ReachError, WireError, TimeoutError):
             continue
         if answer.content or not answer.why.startswith("RAS did not answer"):

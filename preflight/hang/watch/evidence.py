@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from preflight import __version__
-from preflight.core.files import read_regular
+from preflight.core.files import read_regular, write_typed
 from preflight.core.trust import who_may_change
 from preflight.hang.watch.progress import Reading
 
@@ -334,9 +334,6 @@ FOUND, PROGRESSES, UNKNOWN, NO_RANKS = 0, 3, 3, 5
 COLUMNS = ("at_s", "rank", "pid", *Reading._fields[1:])
 """Columns of samples.tsv: a row is one look at one rank."""
 
-_RECORD_MODE = 0o640
-
-
 _SCRIPT = re.compile(r"[\w./+][\w./+-]*\.(?:py|sh)")
 
 
@@ -393,16 +390,8 @@ class Record:
 
 
 def write(path: Path, text: str) -> None:
-    """Write a file into the folder atomically: whole, or not at all."""
-    new = path.with_suffix(".new")
-    handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, _RECORD_MODE)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", errors="replace") as file:
-            file.write(text)
-        new.replace(path)
-    except OSError:
-        new.unlink(missing_ok=True)  # a full disk would leave half of it
-        raise
+    """Write a file into the folder, whole or not at all; OSError if that fails."""
+    write_typed(path, text.encode("utf-8", "replace"))
 
 
 def _time() -> str:

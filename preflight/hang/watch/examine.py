@@ -14,6 +14,7 @@ import os
 import secrets
 import socket
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -134,11 +135,8 @@ def _look_everywhere(launch: int, nodes: str, inventory: str, ras: RasPolicy) ->
     from preflight.transport.ways import Ways
 
     fleet = _fleet(nodes, inventory, os.environ)
-    ways = Ways(fleet.hosts)
-    try:
+    with closing(Ways(fleet.hosts)) as ways:
         state = look(fleet.hosts, ways, secrets.token_hex(16), wanted=LookRequest(ras=ras))
-    finally:
-        ways.close()
     own = own_node(state, socket.gethostname())
     if own is None or not any(node.look for node in state.nodes if node is not own):
         # Login from node to node is not set up, which means nothing about the nodes.

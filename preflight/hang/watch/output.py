@@ -24,7 +24,7 @@ from preflight.hang.watch import signals
 from preflight.hang.watch.evidence import LEFT, files_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterator, Sequence
 
     from preflight.hang.watch.signals import Children
 
@@ -119,17 +119,16 @@ def _end(source: Source) -> bytes:
     try:
         size = os.fstat(handle).st_size
         began = source.began if size >= source.began else 0  # the file was truncated meanwhile
-        return _read(handle, max(began, size - LONGEST), size)
+        return b"".join(_blocks(handle, max(began, size - LONGEST), size))
     finally:
         os.close(handle)
 
 
-def _read(handle: int, start: int, end: int) -> bytes:
-    blocks = []
+def _blocks(handle: int, start: int, end: int) -> Iterator[bytes]:
+    """Read a part of a file; less if the file ends before."""
     while start < end and (block := os.pread(handle, min(_BLOCK, end - start), start)):
-        blocks.append(block)
+        yield block
         start += len(block)
-    return b"".join(blocks)
 
 
 def logs(folder: Path, kept: Sequence[Path]) -> list[Path]:
@@ -144,7 +143,6 @@ _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 _BLOCK_BYTES = 4096
 _SECTOR = 512
 _OFTEN_S, _SELDOM_S, _SLOWER = 0.1, 1.0, 1.25
-_COPIED = 1 << 20
 _BEFORE = ".before"
 """Suffix of the copy of the end of an emptied file."""
 
@@ -166,11 +164,10 @@ class Cap(NamedTuple):
 
 
 class Trimmer:
-    """Limits the log files below some folders; runs more often while one grows fast."""
+    """Limits the log files below a folder; runs more often while one grows fast."""
 
-    def __init__(self, folders: Iterable[Path], cap: Cap) -> None:
-        self._folders = tuple(folders)
-        self._cap = cap
+    def __init__(self, folder: Path, cap: Cap) -> None:
+        self._folder, self._cap = folder, cap
         self._sizes: dict[str, int] = {}
         self._emptied: dict[str, int] = {}
         self.every_s = _OFTEN_S
@@ -199,11 +196,8 @@ class Trimmer:
                 _close_up(path, self._cap, self._emptied.get(str(path), 0))
 
     def _files(self) -> list[Path]:
-        found = []
-        for folder in self._folders:
-            for place, _, names in os.walk(folder):
-                found += [Path(place, name) for name in names if name.endswith(".log")]
-        return [path for path in found if not path.is_symlink()]
+        every = (Path(place, name) for place, _, names in os.walk(self._folder) for name in names)
+        return [path for path in every if path.suffix == ".log" and not path.is_symlink()]
 
 
 def _free_middle(path: Path, cap: Cap) -> int:
@@ -253,11 +247,10 @@ def _close_up(path: Path, cap: Cap, emptied: int) -> None:
         missing = start - hole - len(kept)
         new = path.with_suffix(".new")
         with new.open("xb") as file:
-            _copy(old.fileno(), file.fileno(), 0, min(hole, cap.most))
-            os.write(file.fileno(), b"\n[preflight: %d bytes were given back here]\n" % missing)
+            file.writelines(_blocks(old.fileno(), 0, min(hole, cap.most)))
+            file.write(b"\n[preflight: %d bytes were given back here]\n" % missing)
             file.write(kept)
-            file.flush()
-            _copy(old.fileno(), file.fileno(), start, size)
+            file.writelines(_blocks(old.fileno(), start, size))
     new.replace(path)
     before.unlink(missing_ok=True)
 
@@ -270,9 +263,3 @@ def _data_after(handle: int, hole: int, size: int) -> int:
         return size
     text = os.pread(handle, _BLOCK_BYTES, block)
     return block + len(text) - len(text.lstrip(b"\0"))
-
-
-def _copy(source: int, target: int, start: int, end: int) -> None:
-    while start < end and (block := os.pread(source, min(_COPIED, end - start), start)):
-        os.write(target, block)
-        start += len(block)

@@ -54,16 +54,16 @@ def readings_of(pids: Iterable[int]) -> dict[int, Reading | None]:
 
 def reading_of(pid: int) -> Reading | None:
     """Look at a process; None if it has ended."""
-    stat, status = _stat(pid), _text(f"/proc/{pid}/status")
+    stat, status = _stat(pid), _fields(f"/proc/{pid}/status")
     if not stat or not status:
         return None
-    io = dict(line.split(": ") for line in _text(f"/proc/{pid}/io").splitlines())
+    io = _fields(f"/proc/{pid}/io")
     return Reading(
         started=int(stat[_START]),
         state=stat[_STATE],
         cpu_s=(int(stat[_UTIME]) + int(stat[_STIME])) / _TICKS,
         faults=int(stat[_MINFLT]),
-        switches=int(_field(status, "voluntary_ctxt_switches") or 0),
+        switches=int(status.get("voluntary_ctxt_switches", 0)),
         calls=int(io.get("syscr", 0)) + int(io.get("syscw", 0)),
         moved=int(io.get("rchar", 0)) + int(io.get("wchar", 0)),
     )
@@ -71,7 +71,7 @@ def reading_of(pid: int) -> Reading | None:
 
 def pending_signals(pid: int) -> frozenset[int]:
     """Signals that are pending for a whole process."""
-    bits = int(_field(_text(f"/proc/{pid}/status"), "ShdPnd") or "0", 16)
+    bits = int(_fields(f"/proc/{pid}/status").get("ShdPnd", "0"), 16)
     return frozenset(number + 1 for number in range(64) if bits >> number & 1)
 
 
@@ -112,9 +112,9 @@ def children(pid: int) -> list[int]:
     return sorted(map(int, found))
 
 
-def _field(text: str, field: str) -> str:
-    start = text.find(f"\n{field}:")
-    return text[start + len(field) + 2 : text.find("\n", start + 1)].strip() if start >= 0 else ""
+def _fields(path: str) -> dict[str, str]:
+    """The lines `name: value` of a file of /proc."""
+    return dict(line.partition(":")[::2] for line in _text(path).splitlines())
 
 
 _PATIENCE_S, _LESS_S = 1.0, 0.1

@@ -8,7 +8,7 @@ from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from preflight.core.text import whole
+from preflight.core.text import visible, whole
 from preflight.hang.watch import signals
 from preflight.hang.watch.evidence import (
     FOUND,
@@ -97,8 +97,8 @@ def watch(options: Options) -> int:
     watcher = Watcher(launch, children, folder, record, stalled_after_s=window_s, request=request)
     relay = Relay(launch, children, witness)
     writes_logs = folder is not None and (options.debug or options.tee)
-    trimmer = Trimmer([folder], Cap(options.cap_mib << 20)) if folder and writes_logs else None
-    guarded = _Guard()
+    trimmer = Trimmer(folder, Cap(options.cap_mib << 20)) if folder and writes_logs else None
+    guarded = Once().guard
     guarded(record.write)
     if decided.left:
         names = ", ".join(dict.fromkeys(one.settled_by for one in decided.left))
@@ -123,26 +123,13 @@ def watch(options: Options) -> int:
     guarded(watcher.end)
     output.finish(children)
     if folder is not None:
-        closing = _Closing(options, folder, record, output, children, made=made)
-        asked = relay.asked_to_end
-        guarded(lambda: closing.close(status, watcher, trimmer, asked=asked))
-    return end_as(status)
-
-
-class _Guard:
-    """Runs a part of the watch; if it fails, the launch goes on."""
-
-    def __init__(self) -> None:
-        self._once = Once()
-
-    def __call__(self, work: Callable[[], object]) -> None:
-        try:
-            work()
-        except Exception as error:  # noqa: BLE001  a bug of preflight must not end a job of days
-            kind = type(error).__name__
-            self._once.report(
-                kind, f"a part of the watch failed ({kind}: {error}); the launch goes on"
+        failed = status != 0 and not relay.asked_to_end
+        guarded(
+            lambda: _close(
+                options, folder, output, watcher, status, trimmer=trimmer, failed=failed, made=made
             )
+        )
+    return end_as(status)
 
 
 def _decide(options: Options, folder: Path | None) -> Plan:
@@ -181,65 +168,54 @@ def _make(base: Path) -> Path | None:
         return None
 
 
-class _Closing:
-    """The end of a watch that has a folder."""
+def _close(
+    options: Options,
+    folder: Path,
+    output: Output,
+    watcher: Watcher,
+    status: int,
+    *,
+    trimmer: Trimmer | None,
+    failed: bool,
+    made: Sequence[Path],
+) -> None:
+    """Keep what a person may want, remove the rest. OSError if the disk is full.
 
-    def __init__(
-        self,
-        options: Options,
-        folder: Path,
-        record: Record,
-        output: Output,
-        children: Children,
-        *,
-        made: Sequence[Path],
-    ) -> None:
-        self._options, self._record = options, record
-        self._folder, self._made = folder, made
-        self._output, self._children = output, children
-
-    def close(self, status: int, watcher: Watcher, trimmer: Trimmer | None, *, asked: bool) -> None:
-        """Keep what a person may want, remove the rest. OSError if the disk is full.
-
-        `asked`: whether a user ended the launch on purpose: then its end is not explained.
-        """
-        if trimmer is not None:
-            trimmer.close()
-        failed = status != 0 and not asked
-        options = self._options
-        dumps = (self._folder / RECORDER_FOLDER).glob("*[0-9]")
-        wanted = options.keep or options.debug or options.tee or any(dumps)
-        if not (failed or watcher.stalls or wanted):
-            discard(self._folder, self._made)
-            return
-        self._record.ended(status)
-        kept = self._output.keep(self._folder)
-        if failed:
-            watcher.keep_samples()
-            self._report(status, logs(self._folder, kept), in_a_stall=watcher.in_a_stall)
-        tidy(self._folder)
-
-    def _report(self, status: int, files: list[Path], *, in_a_stall: bool) -> None:
-        """Report the end. `in_a_stall`: a reported stall, of which this is probably the echo."""
-        explanation = self._explained(files) if files else ""
-        ended, see = f"the launch ended {_words(status)}", f"see {self._folder}"
-        if in_a_stall:
+    `failed`: it failed, and not because a user ended it on purpose: then its end is explained.
+    `made`: the folders that were made for it.
+    """
+    if trimmer is not None:
+        trimmer.close()
+    dumps = (folder / RECORDER_FOLDER).glob("*[0-9]")
+    wanted = options.keep or options.debug or options.tee or any(dumps)
+    if not (failed or watcher.stalls or wanted):
+        discard(folder, made)
+        return
+    watcher.record.ended(status)
+    kept = output.keep(folder)
+    if failed:
+        watcher.keep_samples()
+        is_echo = watcher.in_a_stall  # probably: the stall was reported
+        files = logs(folder, kept)
+        why = "its output was not captured: rerun with --tee to explain it"
+        why = _explained(watcher.children, folder, files) if files else why
+        ended, see = f"the launch ended {_words(status)}", f"see {folder}"
+        if is_echo:
             report(f"{ended}, after the stall reported above; {see}")
-        elif files:
-            report(f"{ended}; {see}\n{explanation}".rstrip())
         else:
-            report(f"{ended}; {see}\nits output was not captured: rerun with --tee to explain it")
+            report(f"{ended}; {see}\n{why}".rstrip())
+    tidy(folder)
 
-    def _explained(self, files: list[Path]) -> str:
-        """The explanation of its end from the files; empty if unknown."""
-        words = ["end", str(self._folder), *map(str, files)]
-        run = ModuleRun(self._children, EXAMINE, words, EXPLAIN_S)
-        while not run.over():
-            received = signals.wait(1.0)
-            if received is not None and received.number in signals.ENDING:
-                break
-        code, output = run.conclude()
-        return output.rstrip() if code == FOUND else ""
+
+def _explained(children: Children, folder: Path, files: list[Path]) -> str:
+    """The explanation of the launch's end from these files; empty if unknown."""
+    run = ModuleRun(children, EXAMINE, ["end", str(folder), *map(str, files)], EXPLAIN_S)
+    while not run.over():
+        received = signals.wait(1.0)
+        if received is not None and received.number in signals.ENDING:
+            break
+    code, output = run.conclude()
+    return output.rstrip() if code == FOUND else ""
 
 
 def _words(status: int) -> str:
@@ -283,8 +259,8 @@ class Watcher:
         stalled_after_s: float = STALLED_AFTER_S,
         request: tuple[str, str, str] = ("", "", "auto"),
     ) -> None:
-        self._launch, self._children, self._folder = launch, children, folder
-        self._record, self._request = record, request
+        self._launch, self.children, self._folder = launch, children, folder
+        self.record, self._request = record, request
         self._window_s = stalled_after_s
         self.every_s = min(_PERIOD_S, stalled_after_s / _LOOKS)
         """When to call `look` next."""
@@ -339,7 +315,7 @@ class Watcher:
 
     def keep_samples(self) -> None:
         """Write the samples."""
-        self._record.write_samples(self._seen)
+        self.record.write_samples(self._seen)
 
     def _sample(self, now: float) -> None:
         gone = self._looks % _FIND_AGAIN == 0
@@ -375,7 +351,7 @@ class Watcher:
     def _examine(self) -> None:
         self._asked_s = None
         words = ["stall", str(self._launch), str(self.stalls + 1), str(self._folder or "")]
-        self._examination = ModuleRun(self._children, EXAMINE, [*words, *self._request], EXAMINE_S)
+        self._examination = ModuleRun(self.children, EXAMINE, [*words, *self._request], EXAMINE_S)
 
     def _conclude(self, run: ModuleRun) -> None:
         self._examination = None
@@ -388,7 +364,7 @@ class Watcher:
         if code == FOUND:
             self.stalls += 1
             self._report(output)
-            self._record.stall(f"diagnosis-{self.stalls}.json")
+            self.record.stall(f"diagnosis-{self.stalls}.json")
             self.keep_samples()
             return
         why = f"it took over {EXAMINE_S:g} s" if code < 0 else output.strip() or f"exit {code}"
@@ -428,10 +404,7 @@ def report(text: str) -> None:
 
     Control characters, which names of files and processes can contain, do not reach the terminal.
     """
-    lines = (
-        "".join(char if char.isprintable() else " " for char in line) for line in text.splitlines()
-    )
-    shown = "".join(f"preflight: {line}".rstrip() + "\n" for line in lines)
+    shown = "".join(f"preflight: {visible(line)}".rstrip() + "\n" for line in text.splitlines())
     if os.isatty(2):
         shown = "\n" + shown  # after a progress bar
     with suppress(OSError):
@@ -439,7 +412,7 @@ def report(text: str) -> None:
 
 
 class Once:
-    """Prints each kind of problem once."""
+    """Reports each kind of problem once."""
 
     def __init__(self) -> None:
         self._printed: set[str] = set()
@@ -449,3 +422,11 @@ class Once:
         if kind not in self._printed:
             self._printed.add(kind)
             report(text)
+
+    def guard(self, work: Callable[[], object]) -> None:
+        """Do a part of the watch; if it fails, report that, and the launch goes on."""
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001  a bug of preflight must not end a job of days
+            kind = type(error).__name__
+            self.report(kind, f"a part of the watch failed ({kind}: {error}); the launch goes on")

@@ -37,7 +37,7 @@ def node(name: str, *python: str) -> Host:
 
 def seen(hosts: Sequence[Host], *pids: int, deadline_s: float = 20.0) -> JobState:
     """Look at nodes that are this machine."""
-    wanted = LookRequest(pids=pids, look_s=0.2, native=False)
+    wanted = LookRequest(pids=pids, look_s=0.2)
     return look(hosts, Ways(hosts), "n", wanted=wanted, deadline_s=deadline_s)
 
 

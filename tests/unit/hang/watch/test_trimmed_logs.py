@@ -37,7 +37,7 @@ def test_a_fast_writer(tmp_path: Path, holes: bool, monkeypatch: pytest.MonkeyPa
     if not holes:
         monkeypatch.setattr(output, "_punch", lambda *_: False)
     log, lines = tmp_path / "gpu001.4000.log", WRITTEN // LINE_BYTES
-    looks_after, most = Trimmer([tmp_path], Cap(MOST)), 0
+    looks_after, most = Trimmer(tmp_path, Cap(MOST)), 0
     with subprocess.Popen([sys.executable, "-c", LINES, str(log), str(lines)]) as writer:
         while writer.poll() is None:
             looks_after.sweep()
@@ -62,7 +62,7 @@ def test_small_files_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "a.log").write_bytes(b"x" * MIB)
     (tmp_path / "other.bin").write_bytes(b"x" * 9 * MIB)
     (tmp_path / "link.log").symlink_to(tmp_path / "other.bin")
-    looks_after = Trimmer([tmp_path], Cap(8 * MIB))
+    looks_after = Trimmer(tmp_path, Cap(8 * MIB))
     looks_after.sweep()
     looks_after.close()
     assert (tmp_path / "a.log").read_bytes() == b"x" * MIB
@@ -71,7 +71,7 @@ def test_small_files_are_left_alone(tmp_path: Path) -> None:
 
 def test_it_looks_seldom_once_all_is_calm(tmp_path: Path) -> None:
     """Often while something grows, at last once a second."""
-    looks_after = Trimmer([tmp_path], Cap(8 * MIB))
+    looks_after = Trimmer(tmp_path, Cap(8 * MIB))
     for _ in range(20):
         looks_after.sweep()
     assert looks_after.every_s == 1.0
@@ -87,7 +87,7 @@ def test_a_file_that_was_emptied_after_its_last_line_keeps_it(
     monkeypatch.setattr(output, "_punch", lambda *_: False)
     log = tmp_path / "gpu001.4000.log"
     log.write_bytes(b"x" * (13 * MIB) + b"the last line\n")
-    looks_after = Trimmer([tmp_path], Cap(MOST))
+    looks_after = Trimmer(tmp_path, Cap(MOST))
     looks_after.sweep()
     assert log.stat().st_size == 0
     looks_after.close()
