@@ -277,7 +277,8 @@ IMPORTS = ("ImportError", "ModuleNotFoundError")
 """What a script may catch where it can do without a library."""
 NO_FILE = ("FileNotFoundError", "NotADirectoryError", "PermissionError")
 _INSTALL = (
-    "install what is missing in the Python of every node (compare pip freeze), or correct PATHs"
+    "install what is missing, in the version that the script needs, in the Python of every node "
+    "(compare pip freeze), or correct PATHs"
 )
 _NO_FILE = "make that path exist and readable on every node (its spelling, mounts, rights)"
 _ADVICE = {**dict.fromkeys(IMPORTS, _INSTALL), **dict.fromkeys(NO_FILE, _NO_FILE)}
@@ -318,12 +319,13 @@ def of_exceptions(thrown: Sequence[LoggedException], roots: Collection[int]) -> 
     message = f": {first.message}{_meaning(first.message)}" if first.message else ""
     if first.cut and not ranks:
         return Explanation(
+            category="other" if message else "unknown",
             sentence=f"{first.kind}{message} is the first error; its traceback is not there",
-            cause="these lines begin after that, or are an excerpt",
-            advice="give the lines before it, of all ranks",
+            cause="what its message reports, unless lines before it, which are missing, show more",
+            advice="correct what it reports; if that is not enough, give the lines before it",
             next="preflight lint SCRIPT",
             evidence=proofs(one.place for one in [first, *same, *thrown]),
-            confidence=0.4,
+            confidence=0.5 if message else 0.4,
         )
     return Explanation(
         category="other",

@@ -34,7 +34,7 @@ _HARMLESS = re.compile(
     rb"cannot be preloaded .{0,200}ignored|Unable to register cu\w{1,9} factory"
     rb"|The caller indicates that this is not a failure"
     rb"|\(errno: 97 - Address family not supported by protocol\)"
-    rb"|NCCL WARN NET/OFI (?:Failed to initialize|aws-ofi-nccl initialization failed)"
+    rb"|NCCL WARN NET/OFI (?:Failed to init|Initializing plugin failed|aws-ofi-nccl init)"
     rb"|Ignoring this choice|dependency resolver does not|(?i:\b(?:errors?|xids?): (?:none|0)\b)"
 )
 """What is no failure, at whatever level it is logged."""

@@ -202,4 +202,7 @@ def _fields_with_speaker(hit: Hit, same: Sequence[Hit]) -> dict[str, str]:
     ranks = {one.speaker.rank: one.speaker.words for one in same if one.speaker.rank is not None}
     if hit.speaker.rank is None and len(ranks) == 1:
         fields["speaker"] = next(iter(ranks.values()))
+    peers = {one.fields["peer"] for one in same if "peer" in one.fields}
+    if "peer" not in fields and len(peers) == 1:
+        fields |= {"peer": peers.pop()}
     return fields

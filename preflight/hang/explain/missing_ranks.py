@@ -16,7 +16,7 @@ from preflight.hang.explain.explanation import LIKELY, Explanation, proofs, rank
 from preflight.hang.explain.meaning import of_hit
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from preflight.hang.explain.explanation import Hit
     from preflight.hang.explain.scan import ScanResult
@@ -185,6 +185,8 @@ def of_first_end(
         for hit in hits
         if hit.symptom.reads == "summary" and int(hit.fields["rank"]) not in bereft
     }
+    if not summaries:
+        return _of_only_exit(bereft, hits, found)
     if len(summaries) != 1:
         return None
     ((rank, summary),) = summaries.items()
@@ -208,6 +210,19 @@ def of_first_end(
         cause="its process ended without a line: sys.exit(), abort(), a signal, or lost output",
         confidence=0.6,
     )
+
+
+def _of_only_exit(
+    bereft: Collection[int | None], hits: Sequence[Hit], found: ScanResult
+) -> Explanation | None:
+    """The only task that srun saw end with an error, besides those that report a lost peer."""
+    ended = {
+        hit.fields["rank"]
+        for hit in found.hits
+        if hit.symptom.reads == "end" and int(hit.fields["rank"]) not in bereft and exit_code(hit)
+    }
+    first = [hit for hit in hits if {hit.fields.get("task", "")} == ended]
+    return of_hit(first[0], hits, found) if bereft and first else None
 
 
 def of_time_out(base: Explanation, hits: Sequence[Hit], found: ScanResult) -> Explanation:

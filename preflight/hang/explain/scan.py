@@ -65,6 +65,8 @@ _RISES = 3
 """Steps that rise again from a lower one: more than ranks that are late print of one step."""
 _PAUSE_S = 60
 """After a launcher's report of an end: what other ranks of that attempt print comes sooner."""
+_STILL_S = 1800
+"""After the last step: the job stood still when it was ended."""
 _LATE_S = 7200
 """After it, the time-outs and the launchers' reports of other nodes come sooner."""
 
@@ -184,8 +186,10 @@ class _File:
     def begin(self, story: _Story) -> None:
         """Begin a story that goes on in the next lines of its speaker."""
         speaker = story.line.speaker
+        going_on = (speaker.label, self._latest.get(speaker.label)) in self.stories
         self.stories.setdefault((speaker.label, speaker.rank), []).append(story)
-        self._latest[speaker.label] = speaker.rank
+        if speaker.rank is not None or not going_on:
+            self._latest[speaker.label] = speaker.rank
 
     def ended_with(self, line: Line, number: int) -> list[_Story]:
         """Add a line to its speaker's stories; one without a rank goes on with the latest, too."""
@@ -424,7 +428,10 @@ class Scanner:
             self._begin_attempt(file, settled, now.reported)
         if reports or any("CANCELLED AT" in text for text in story.texts):
             own = time_of(fields.get("time", story.line.text), story.line.when)
-            now.over = (own or self._time_of(now.line) or inf) + _PAUSE_S
+            last = self._time_of(now.line)
+            now.over = (own or last or inf) + _PAUSE_S
+            if own and last and own - last > _STILL_S:
+                fields |= {"still": "1", "still_min": f"{(own - last) / 60:.0f}"}
             now.reported = story.order
 
     def _begin_attempt(self, file: _File, since: dict[str, Any], order: int) -> None:

@@ -229,7 +229,7 @@ def test_gloos_time_out_does_not_tell_who_is_missing(tmp_path: Path) -> None:
         ("['python', 'a.py', '--local_rank=1'] exits with return code = 3\n", "unknown"),
         ("process rank 2 with PID 0 on node n4 exited on signal 9 (Killed).\n", "other"),
         ("KeyError: 'LOCAL_RANK'\n", "env_misconfig"),
-        ("KeyError: 'loss'\n", "unknown"),
+        ("KeyError: 'loss'\n", "other"),
         ("AssertionError: world size (6) is not divisible by 4\n", "env_misconfig"),
         ("OSError: [Errno 24] Too many open files\n", "env_misconfig"),
         ("NET/OFI Request 0x1 completed with error. RC: 5. Error: 9 (Gone)\n", "nic_or_ib_link"),

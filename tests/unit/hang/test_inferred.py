@@ -48,8 +48,9 @@ def test_an_exception_without_its_beginning(tmp_path: Path) -> None:
     answer = explained(tmp_path, "[rank3]: KeyError: 'input_ids'\n" + timed_out(0, 7))
     assert (answer.category, answer.culprits) == ("other", ("rank 3",))
     bare = explained(tmp_path, "KeyError: 'input_ids'\n")
-    assert (bare.category, bare.confidence) == ("unknown", 0.4)
+    assert (bare.category, bare.confidence) == ("other", 0.5)
     assert "KeyError: 'input_ids' is the first error" in bare.sentence
+    bare = explained(tmp_path, "AssertionError\n")
     assert lines(bare, 80)[0] == "unclear  (40 % sure)"
 
 

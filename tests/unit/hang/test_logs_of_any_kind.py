@@ -483,7 +483,7 @@ def test_lines_that_are_repeated_without_end_are_counted(tmp_path: Path) -> None
     assert Scanner(shipped()).read([path]).counts["ecc"] == 500
     lone, end = "KeyError: 'x'\n", "`Trainer.fit` stopped: `max_epochs=3` reached.\n"
     assert explained(tmp_path, lone * 50 + end).category == "no_failure"
-    assert explained(tmp_path, lone * 50 + end + lone).category == "unknown"
+    assert explained(tmp_path, lone * 50 + end + lone).category == "other"
 
 
 def test_tracebacks_that_are_repeated_are_read_to_the_last(tmp_path: Path) -> None:
