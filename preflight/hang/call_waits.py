@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from msgspec import Struct
@@ -242,7 +243,7 @@ class _Job:
         idle: dict[int, list[Spot]] = defaultdict(list)
         for part in self._ends():
             ranks = [one for one in part if isinstance(one, int)]
-            spots = [one for one in part if isinstance(one, Spot)]
+            spots = sorted((one for one in part if isinstance(one, Spot)), key=self._age)
             if spots and ranks:
                 root = self._crossed(spots)
                 found[root.kind, spots[0]] = root
@@ -266,6 +267,10 @@ class _Job:
             found["stalled", 0] = Root(kind="stalled", ranks=failed if few else (), few=few)
         last = ("no_dump", "idle")
         return sorted(found.values(), key=lambda one: (one.kind in last, one.since_ns, one.group))
+
+    def _age(self, spot: Spot) -> tuple[object, ...]:
+        """Orders calls: the oldest first, and those of one time always alike."""
+        return self.since_ns[spot], spot.group.name, spot.group.members, spot.number, spot.rank
 
     def _absent(self, idle: Mapping[int, Sequence[Spot]]) -> dict[tuple[Kind, object], Root]:
         """Ranks that wait nowhere, by the call that the others wait in."""
@@ -403,9 +408,7 @@ class _Job:
             ranks=tuple(sorted(ranks)),
             group=group_words(call),
             number=call.number,
-            calls=sides(
-                {rank: one for rank, one in self._made(spot).items() if rank in self.recorded}
-            ),
+            calls=sides(self._made(spot)),
             since_ns=self.since_ns[spot],
             few=few,
         )
@@ -456,16 +459,11 @@ class _Job:
 
 def _circle_without(spot: Spot, after: Mapping[Spot, Collection[Spot]]) -> bool:
     """Whether a circle of waits is left if the ranks at `spot` did not wait."""
-    before = grouped((each, one) for one, those in after.items() for each in those)
-    open_waits = {one: len(those) for one, those in after.items()}
-    free, gone = [spot], {spot}
-    while free:
-        for one in before.get(free.pop(), ()):
-            open_waits[one] -= 1
-            if not open_waits[one] and one not in gone:
-                gone.add(one)
-                free.append(one)
-    return len(gone) < len(after)
+    try:
+        TopologicalSorter({**after, spot: ()}).prepare()
+    except CycleError:
+        return True
+    return False
 
 
 def _is_world(group: Group) -> bool:
