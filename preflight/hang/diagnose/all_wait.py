@@ -336,7 +336,7 @@ def judge_calls(case: Case) -> Diagnosis | None:
     )
     return Diagnosis(
         category="desync",
-        culprits=tuple(f"rank {rank}" for rank in found.ranks),
+        culprits=rank_names(found.ranks),
         sentence=f"{found.group}, call {found.number}: {calls_made}"
         + (f"; {describe_ranks(some)} differs from the others" if len(some) == 1 else ""),
         advice="compare how these ranks got to that call: the shape of a last batch, unused "

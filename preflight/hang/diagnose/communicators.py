@@ -16,6 +16,7 @@ from preflight.hang.diagnose.job_state import (
     describe_activity,
     line_of,
     lint_of,
+    rank_names,
     ranks,
     verb,
 )
@@ -74,7 +75,7 @@ def _missing(view: RasView) -> Diagnosis | None:
         words += "; or the other half of the ranks, whose answer this is"
     return Diagnosis(
         category="link" if cut_off else category,
-        culprits=(*_culprits(absent), *(f"node {one}" for one in nodes)),
+        culprits=rank_names(absent, nodes),
         sentence=words,
         advice="look at the network interface that NCCL uses there (NCCL_SOCKET_IFNAME)"
         if cut_off
@@ -117,7 +118,7 @@ def _failed(view: RasView) -> Diagnosis | None:
         return None
     return Diagnosis(
         category="odd_rank",
-        culprits=_culprits(errors),
+        culprits=rank_names(errors),
         sentence=f"{view.names(errors)} reported: {next(iter(errors.values()))}",
         advice="read its log from the first error on: the other ranks wait for it",
         line=line_of(view.states(errors)),
@@ -149,7 +150,7 @@ def _left(view: RasView) -> Diagnosis | None:
     )
     return Diagnosis(
         category="desync",
-        culprits=_culprits(few),
+        culprits=rank_names(few),
         sentence=f"{view.names(few)} {what}",
         advice="make the ranks do equally many steps: drop_last=True, equal batches, join()",
         line=line_of(view.states(few)),
@@ -188,7 +189,7 @@ def _by_counts(view: RasView) -> Diagnosis | None:
     doing = f"; {describe_activity(states[0])}" if states and states[0].place else ""
     return Diagnosis(
         category="desync" if other else "odd_rank",
-        culprits=_culprits(few),
+        culprits=rank_names(few),
         sentence=f"{view.names(few)} {verb(len(few), does, many)} {others} for "
         f"{verb(len(few), 'it', 'them')}{doing}",
         advice=_SAME_ORDER
@@ -231,7 +232,7 @@ def _in_kernel(view: RasView, members: set[int], waits: Waits) -> Diagnosis:
     """All ranks of one communicator have launched the same, and the others wait for all of them."""
     return Diagnosis(
         category="link",
-        culprits=_culprits(members),
+        culprits=rank_names(members),
         sentence=f"{view.names(members)} launched the same collectives in a communicator of "
         f"{len(members)} and do not come out of it, and the others wait for them",
         advice="measure the links and GPUs between these ranks",
@@ -264,10 +265,6 @@ def _several(view: RasView, candidates: set[int], waits: Waits) -> Diagnosis | N
         ),
         next="preflight diagnose",
     )
-
-
-def _culprits(some: Iterable[int]) -> tuple[str, ...]:
-    return tuple(f"rank {one}" for one in sorted(some))
 
 
 _SURE = 0.97

@@ -84,7 +84,7 @@ def dead(case: Case) -> Diagnosis | None:
     if killed:
         return Diagnosis(
             category="out_of_memory",
-            culprits=_ranks_and_nodes(numbers, nodes),
+            culprits=rank_names(numbers, nodes),
             sentence=f"{ranks_and_nodes} {verb(len(numbers), 'was', 'were')} killed: out of memory"
             f"{_meanwhile(case, dead_ranks)}",
             advice="give the job more host memory, or load less data per rank; start it again",
@@ -97,7 +97,7 @@ def dead(case: Case) -> Diagnosis | None:
     waits = f"; {', '.join(case.launchers)} still waits for the others" * bool(case.launchers)
     return Diagnosis(
         category="dead_rank",
-        culprits=_ranks_and_nodes(numbers, _bare(case)),
+        culprits=rank_names(numbers, _bare(case)),
         sentence=f"{ranks_and_nodes} {verb(len(numbers), 'is', 'are')} {state}"
         f"{_meanwhile(case, dead_ranks)}",
         advice="read its log: an error ended it, or it ran out of data before the others did "
@@ -169,7 +169,7 @@ def _worker_killed(case: Case) -> Diagnosis | None:
         return None
     return Diagnosis(
         category="out_of_memory",
-        culprits=_ranks_and_nodes([one.rank for one in loading], nodes),
+        culprits=rank_names([one.rank for one in loading], nodes),
         sentence=f"{describe_ranks(loading)} {verb(len(loading), 'waits', 'wait')} for DataLoader "
         f"workers, and a process there was killed: out of memory{_meanwhile(case, loading)}",
         advice="give the job more host memory, or fewer workers and less prefetch; start it again",
@@ -221,7 +221,3 @@ def _meanwhile(case: Case, without: tuple[RankState, ...]) -> str:
         return ""
     number = len(waiting)
     return f" while {count(number)} {verb(number, 'waits', 'wait')}{case.meeting(waiting)}"
-
-
-def _ranks_and_nodes(numbers: list[int], nodes: list[str]) -> tuple[str, ...]:
-    return (*(f"rank {one}" for one in sorted(numbers)), *(f"node {one}" for one in nodes))

@@ -148,10 +148,8 @@ class RankState(Struct, frozen=True, kw_only=True):
     @property
     def steady(self) -> bool:
         """Whether two or more looks saw it in one place, and it received no data between them."""
-        if self.place is None or self.fed or (self.before is None and not self.seen):
-            return False
-        others = {one.key for one, _ in self.seen} | {(self.before or self.place).key}
-        return others == {self.place.key}
+        several = self.before is not None or bool(self.seen)
+        return self.place is not None and several and not self.went_on
 
     @property
     def went_on(self) -> bool:
@@ -188,9 +186,10 @@ def ranks(some: Iterable[int]) -> str:
     return f"rank{'s' * (len(every) > 1)} {fold_ranks(every)}"
 
 
-def rank_names(members: Iterable[RankState]) -> tuple[str, ...]:
-    """Names for `culprits`: `rank 3`."""
-    return tuple(f"rank {one.rank}" for one in members)
+def rank_names(some: Iterable[int | RankState], nodes: Iterable[str] = ()) -> tuple[str, ...]:
+    """Names for `culprits`, in order: `rank 3`, `node gpu003`."""
+    numbers = sorted(one if isinstance(one, int) else one.rank for one in some)
+    return (*(f"rank {one}" for one in numbers), *(f"node {one}" for one in nodes))
 
 
 def describe_ranks(members: Sequence[RankState]) -> str:
@@ -198,9 +197,7 @@ def describe_ranks(members: Sequence[RankState]) -> str:
     if len(members) == 1:
         return members[0].name
     if len(members) <= _FEW:
-        return " and ".join(
-            filter(None, (", ".join(s.name for s in members[:-1]), members[-1].name))
-        )
+        return f"{', '.join(one.name for one in members[:-1])} and {members[-1].name}"
     nodes = list(dict.fromkeys(one.node for one in members))
     on = f" ({', '.join(nodes)})" if len(nodes) <= _FEW else f" (on {len(nodes)} nodes)"
     return ranks(one.rank for one in members) + on

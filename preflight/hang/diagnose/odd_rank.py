@@ -205,7 +205,7 @@ def judge(case: Case) -> Diagnosis | None:
     patient = busy or _fresh(case)
     return Diagnosis(
         category="odd_rank",
-        culprits=rank_names(sorted(apart, key=lambda member: member.rank)),
+        culprits=rank_names(apart),
         sentence=f"{sentence}, while {waits_for(case, len(apart))}{comes}",
         advice=_PATIENT * patient + advice_for(groups[0][0]),
         line=line_of(groups[0]),

@@ -51,12 +51,6 @@ class Row(Native, frozen=True, kw_only=True, forbid_unknown_fields=True):
     around: bool = False
     label: str = ""
 
-    def fits(self, function: str, file: str) -> bool:
-        """Whether a frame is one of its functions."""
-        files, functions = _row(self)
-        name = function.rpartition(".")[2]
-        return functions.fullmatch(name) is not None and files.search(file) is not None
-
 
 class Channel(Struct, frozen=True, forbid_unknown_fields=True):
     """The meaning of a wait channel of the kernel."""
@@ -211,23 +205,18 @@ def _spot(frames: Sequence[Frame]) -> tuple[tuple[str, str, int], ...]:
     )
 
 
-@cache
-def _row(row: Row) -> tuple[re.Pattern[str], re.Pattern[str]]:
-    return re.compile("|".join(row.files)), re.compile(
-        "|".join(f"(?:{one})" for one in row.functions)
+@lru_cache(_KEPT)
+def _rows(function: str, file: str) -> tuple[Row, ...]:
+    """The rows that have this function."""
+    name = function.rpartition(".")[2]
+    return tuple(
+        row
+        for row in knowledge().place
+        if any(re.fullmatch(one, name) for one in row.functions)
+        and any(re.search(one, file) for one in row.files)
     )
 
 
 @lru_cache(_KEPT)
-def _rows(function: str, file: str) -> tuple[Row, ...]:
-    return tuple(row for row in knowledge().place if row.fits(function, file))
-
-
-@lru_cache(_KEPT)
 def _in_library(file: str) -> bool:
-    return not file or _library().search(file) is not None
-
-
-@cache
-def _library() -> re.Pattern[str]:
-    return re.compile("|".join(knowledge().library))
+    return not file or any(re.search(one, file) for one in knowledge().library)

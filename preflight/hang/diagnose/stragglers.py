@@ -174,7 +174,7 @@ def _diagnose_straggler(
     theirs, others = median([own[rank] for rank in slow]), median(rest)
     return Diagnosis(
         category="straggler",
-        culprits=(*(f"rank {rank}" for rank in slow), *(f"node {node}" for node in nodes)),
+        culprits=rank_names(slow, nodes),
         sentence=f"it progresses, at the pace of {describe_ranks(members)}{at}: "
         f"{verb(len(slow), 'it works', 'they work')} for {100 * theirs:.0f} % of {unit}, the "
         f"other {count(len(rest))} for {100 * others:.0f} %, "
