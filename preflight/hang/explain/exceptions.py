@@ -311,7 +311,7 @@ def of_exceptions(thrown: Sequence[LoggedException], roots: Collection[int]) -> 
     place = f" at {first.file}:{first.line}" if first.file else ""
     code = f" ({first.code})" if first.code else ""
     subject = first.speaker.words or "a rank"
-    waited = all(one.speaker.rank in (None, *ranks) for one in thrown)
+    waited = len(ranks) == 1 and all(one.speaker.rank in (None, *ranks) for one in thrown)
     named = names(first.speaker)
     if len(ranks) > 1:
         subject = rank_words(ranks)
@@ -333,7 +333,8 @@ def of_exceptions(thrown: Sequence[LoggedException], roots: Collection[int]) -> 
         sentence=f"{subject} raised {first.kind}{message}{place}{code}" + _UNDECIDED * undecided,
         cause="an exception in the script or in a library; later errors of other ranks are echoes",
         advice=_ADVICE.get(first.kind, "correct the code, or the setting, that leads to that line")
-        + (_ALL_ALIKE if len(ranks) > 1 else "; the other ranks only waited for this one" * waited),
+        + "; the other ranks only waited for this one" * waited
+        + _ALL_ALIKE * (len(ranks) > 1),
         next=with_script("preflight lint SCRIPT", [first]),
         evidence=proofs(one.place for one in [first, *same, *thrown]),
         confidence=0.45 if undecided else 0.6 if first.headless else 0.8,

@@ -44,6 +44,7 @@ _PREFIX = re.compile(
     r"|(?:[A-Z][a-z]{2} (?P<stamp>[A-Z][a-z]{2} [ \d]\d [\d:]{8}) \d{4})?"
     r"(?:\[(?:[\w.-]{1,80}@|\d{1,8},)(?:\d{1,8},)?(?P<mpi>\d{1,6})\])?<std\w{1,5}>"
     r"|\[(?:pod/|std(?:err|out))[^\]]{0,200}\]"  # kubectl logs --prefix
+    r"|(?=: \[rank)"  # whose label was cut off
     r"|\[(?!rank)[a-z_]{1,30}\d{1,4}\](?=:)"  # torchrun --tee
     rf"|{_NO_LEVEL}[A-Za-z][\w.@-]{{0,80}} {{1,20}}\|):? ?"  # docker compose
 )

@@ -324,6 +324,8 @@ class Scanner:
             elif not _is_denied(line.text, began):
                 found.failure, found.failed = place, line.speaker.joined(file.whose).rank
         for symptom in began:
+            if ignored and symptom.role != "fact":
+                continue
             story = _Story(symptom, line, [line.text], place, order)
             if symptom.span:
                 file.begin(story)
