@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from preflight.captured import nvidia_smi
@@ -566,6 +566,7 @@ def test_any_text_is_read_or_refused(text: str) -> None:
 
 @draws(60)
 @given(st.integers(0, len(SICK)), st.characters(codec="utf-8"))
+@example(SICK.index("99 %\n") + 4, "\x1f")
 def test_a_garbled_query_never_crashes(at: int, character: str) -> None:
     """One letter changed gives verdicts; with everything after it gone no fault turns to ok."""
     sound(read(SICK[:at] + character + SICK[at + 1 :]))
