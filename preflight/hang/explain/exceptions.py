@@ -287,13 +287,23 @@ _UNDECIDED = "; but torchrun's summaries do not show which node's exception came
 
 
 def without_caught_imports(thrown: Sequence[LoggedException]) -> list[LoggedException]:
-    """Leave out imports that failed before another exception of the same process ended it."""
+    """Leave out imports that failed before another exception of the same process ended it.
+
+    And those of a tool beside the ranks, if a rank raised another exception later.
+    """
     later = [one for one in thrown if one.kind not in IMPORTS and not one.chained]
     return [
         one
         for one in thrown
         if one.kind not in IMPORTS
-        or not any(other.speaker == one.speaker and other.order > one.order for other in later)
+        or not any(
+            other.order > one.order
+            and (
+                other.speaker == one.speaker
+                or (one.speaker.rank is None and other.speaker.rank is not None)
+            )
+            for other in later
+        )
     ]
 
 
