@@ -150,17 +150,17 @@ def read(
         document = _json(data) if data[:1] in b"{ \n" else plain_values(data, allowed)
     except RefusedError as error:
         return Unreadable(f"no recording: {error}")
-    if not isinstance(document, dict) or not isinstance(document.get("entries", []), list):
+    known = document if isinstance(document, dict) else {}
+    every = known.get("entries", [] if "pg_status" in known else None)
+    if not isinstance(every, list):
         return Unreadable("no recording: it has no entries")
-    if "entries" not in document and "pg_status" not in document:
-        return Unreadable("no recording: it has no entries")
-    entries = [one for one in document.get("entries", [])[-MOST_CALLS:] if isinstance(one, dict)]
+    entries = [one for one in every[-MOST_CALLS:] if isinstance(one, dict)]
     once, heads = _Once(), _Heads()
     picked = heads.calls(entries, once, latest)
     return Recording(
         calls=tuple(picked),
-        members=_members(document.get("pg_config")),
-        enqueued=_enqueued(document.get("pg_status"), heads.names),
+        members=_members(known.get("pg_config")),
+        enqueued=_enqueued(known.get("pg_status"), heads.names),
         batched=tuple(sorted(heads.batched)),
         newest_ns=max(
             (_number(one.get("time_created_ns")) or 0 for one in entries[-8:]), default=0

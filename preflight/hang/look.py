@@ -9,6 +9,7 @@ result to `preflight.hang.diagnose.diagnosis.diagnose`.
 from __future__ import annotations
 
 import secrets
+import socket
 import sys
 import time
 from contextlib import closing
@@ -116,17 +117,12 @@ def look_here(
     ras: RasPolicy = "auto",
 ) -> JobState:
     """Look at this machine: at all of its ranks, or at these processes and their fellow ranks."""
-    here = Host(name=_own_name(), address="127.0.0.1", transport="local", python=(sys.executable,))
+    name = sound_name(socket.gethostname(), "localhost")
+    here = Host(name=name, address="127.0.0.1", transport="local", python=(sys.executable,))
     wanted = LookRequest(pids=pids, look_s=look_s, ras=ras)
     with closing(Ways((here,))) as ways:
         state = look((here,), ways, secrets.token_hex(16), wanted=wanted, job=job)
     return replace(state, here=True, narrowed=bool(pids))
-
-
-def _own_name() -> str:
-    import socket
-
-    return sound_name(socket.gethostname(), "localhost")
 
 
 def _one(

@@ -73,7 +73,6 @@ class Communicator(Struct, frozen=True, kw_only=True):
 class RasReport(Struct, frozen=True, kw_only=True):
     """What one question to one rank brought about the whole job."""
 
-    version: str
     number: int = 0
     """Communicators of the job."""
     communicators: tuple[Communicator, ...] = ()
@@ -150,7 +149,6 @@ def _from_json(raw: bytes) -> RasReport:
         why = printable(str(error))[:120]
         raise ReportError(f"its report is no valid JSON of RAS: {why}") from error
     return RasReport(
-        version=printable(found.nccl_version),
         number=len(found.communicators),
         communicators=tuple(
             Communicator(
@@ -234,15 +232,9 @@ class _Section:
 
     def communicator(self, dead: set[tuple[str, int]]) -> Communicator:
         """Return it with all of its ranks, those of the largest group without their process."""
-        left = [
-            rank
-            for one in self.topics
-            for rank, value in one.values.items()
-            if value in ("NOCOMM", "UNKNOWN")
-        ]
-        missing = dict(self.missing)
-        for rank in left:
-            missing[rank] = "left"
+        every = (item for one in self.topics for item in one.values.items())
+        left = [rank for rank, value in every if value in ("NOCOMM", "UNKNOWN")]
+        missing: dict[int, Absence] = {**self.missing, **dict.fromkeys(left, "left")}
         unknown = (("", -1), -1)
         known = self.processes
         return Communicator(
@@ -284,8 +276,7 @@ _WORDS: dict[str, Status] = {
 
 def _from_text(raw: bytes) -> RasReport:
     lines = [printable(line) for line in raw.decode("utf-8", "replace").split("\n")]
-    version = _VERSION.match(lines[0])
-    if version is None:
+    if not _VERSION.match(lines[0]):
         raise ReportError(f'its report does not begin with a version: "{lines[0][:60]}"')
     if _END not in lines:
         raise ReportError("its report was cut off")
@@ -294,7 +285,6 @@ def _from_text(raw: bytes) -> RasReport:
         reader.read(line)
     dead = {(host, pid) for host, pid, why in reader.absent if why == "dead"}
     return RasReport(
-        version=version[1],
         number=reader.number,
         communicators=tuple(one.communicator(dead) for one in reader.sections.values()),
         absent=tuple(reader.absent),

@@ -311,8 +311,8 @@ def case_of(state: JobState, job: str) -> Case:
     world = len(members) if without_ranks else max(sizes, default=0)
     gone = [] if without_ranks else _gone(state, members)
     named = {rank for rank, _ in gone}
-    absent = tuple(r for r in range(world) if r not in members and r not in named)
-    absent = () if without_ranks else absent
+    expected = () if without_ranks else range(world)
+    absent = tuple(rank for rank in expected if rank not in members and rank not in named)
     wires = wires_of(((s.rank, s.node, s.look) for s in members.values()), complete=not absent)
     natives = _natives(members.values())
     launchers = [one for look in state.looks.values() for one in look.launchers]

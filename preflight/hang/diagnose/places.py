@@ -212,11 +212,10 @@ def _rows(function: str, file: str) -> tuple[Row, ...]:
     return tuple(
         row
         for row in knowledge().place
-        if any(re.fullmatch(one, name) for one in row.functions)
-        and any(re.search(one, file) for one in row.files)
+        if re.fullmatch("|".join(row.functions), name) and re.search("|".join(row.files), file)
     )
 
 
 @lru_cache(_KEPT)
 def _in_library(file: str) -> bool:
-    return not file or any(re.search(one, file) for one in knowledge().library)
+    return not file or re.search("|".join(knowledge().library), file) is not None

@@ -189,7 +189,7 @@ def _diagnose_straggler(
         evidence=(
             *(f"rank {one.rank}: {100 * own[one.rank]:.0f} % of {unit}" for one in members[:6]),
             f"the others: {100 * min(rest):.0f} % to {100 * max(rest):.0f} %",
-            *_clocks(case, members),
+            *_clocks(members),
         ),
         confidence=sure,
         next=f"preflight check --tier=standard --nodes={members[0].node}",
@@ -217,16 +217,11 @@ def _whole_nodes(case: Case, slow: tuple[int, ...]) -> list[str]:
     return [node for node, own in of_node.items() if len(own) > 1 and slow_set.issuperset(own)]
 
 
-def _clocks(case: Case, members: tuple[RankState, ...]) -> list[str]:
+def _clocks(members: tuple[RankState, ...]) -> list[str]:
     """Why the driver throttles their GPUs."""
-    theirs = {(one.node, one.gpu) for one in members}
-    throttled = [
-        (gpu, node)
-        for node, look in case.state.looks.items()
-        for gpu in look.gpus or ()
-        if gpu.throttled and (node, gpu.index) in theirs
+    found = [
+        f"GPU {gpu.index} of {one.node} is throttled: {', '.join(gpu.throttled)}"
+        for one in members
+        if (gpu := one.gpu_look) is not None and gpu.throttled
     ]
-    return [
-        f"GPU {gpu.index} of {node} is throttled: {', '.join(gpu.throttled)}"
-        for gpu, node in throttled[:4]
-    ]
+    return list(dict.fromkeys(found))[:4]

@@ -25,7 +25,7 @@ _NOTICE = re.compile(
     rb"|\b(?:no|0|zero|without|any) (?:xid )?(?:error|fail)"
     rb"|(?:error|abort(?:ed)?|fail(?:ed|ure)?|timeout)[_ -](?:bars?|rate|ratio|func|margin|norm)"
     rb"|(?:error|fail(?:ed|ures?)?|killed)[_ ]?(?:rate|s)?[ =:]{1,3}0(?:\.0{0,9})?\b"
-    rb"|\bnot be (?:abort|kill|stopp|terminat)ed"
+    rb"|\bnot be (?:aborted|killed|stopped|terminated)"
     rb"|\bwatching for\b|\bhandles? xid\b|\b(?:will|would|may|might) (?:stop|fail) with no space\b"
     rb"|[a-z] error[ =:]{1,3}\d{0,9}\.\d)"
     rb"|\[W[\d :.]{0,30}(?:TCPStore|ProcessGroupNCCL)\.cpp:|^frame #\d"

@@ -390,11 +390,8 @@ class Watcher:
 
     def _report_recovery(self) -> None:
         """Report the end of a reported stall, if the same ranks work again."""
-        if (
-            self._reported
-            and self._reported_ranks
-            and self._reported_ranks == frozenset(self._tracks)
-        ):
+        ranks = frozenset(self._tracks)
+        if self._reported and ranks and ranks == self._reported_ranks:
             report("the ranks are at work again")
             self._reported = ""
 
