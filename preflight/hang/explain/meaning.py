@@ -34,6 +34,8 @@ _WHOLE = 0.9
 """Share of the GPU: an allocation this large would have failed on any rank."""
 _FOREIGN = 0.25
 """Share of the GPU: if others use more, it is not only the driver."""
+_SEVERAL = 4
+"""Ranks that write lines: so many stand for all where no line shows how many there are."""
 _NOT_FATAL = re.compile(r"[Nn]on-?[Ff]atal")
 _PROVEN: tuple[Grade, ...] = ("fatal", "reset")
 """Xids after which the GPU is faulty, whatever ran on it."""
@@ -123,8 +125,9 @@ def _memory(hit: Hit, same: Sequence[Hit], found: ScanResult) -> Meaning:
     tried, total = _gib(hit.fields.get("tried")), _gib(hit.fields.get("total"))
     own, free = _gib(hit.fields.get("own")), _gib(hit.fields.get("free"))
     ranks = {one.speaker.rank for one in same if one.speaker.rank is not None}
-    if found.world > 1 and len(ranks) == found.world:
-        remark = f"; all {found.world} ranks did: the work does not fit these GPUs"
+    everyone = found.world or max(len(found.wrote), _SEVERAL)
+    if everyone > 1 and len(ranks) == everyone:
+        remark = f"; all {everyone} ranks did: the work does not fit these GPUs"
         return Meaning("other", 0.85, remark)
     if tried and total and tried >= _WHOLE * total:
         remark = "; nearly a whole GPU at once: it would fail on any rank"
@@ -203,6 +206,6 @@ def _fields_with_speaker(hit: Hit, same: Sequence[Hit]) -> dict[str, str]:
     if hit.speaker.rank is None and len(ranks) == 1:
         fields["speaker"] = next(iter(ranks.values()))
     peers = {one.fields["peer"] for one in same if "peer" in one.fields}
-    if "peer" not in fields and len(peers) == 1:
+    if not fields.keys() & {"peer", "node", "store"} and len(peers) == 1:
         fields |= {"peer": peers.pop()}
     return fields

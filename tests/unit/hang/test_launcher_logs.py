@@ -55,7 +55,7 @@ _NO_RANK = {
     "ray_raise": "other",
     "torchrun_argparse": "env_misconfig",
     "torchrun_config": "other",
-    "torchrun_cuda": "other",
+    "torchrun_cuda": "version_mismatch",
     "torchrun_late": "timeout_rank_missing",
     "torchrun_module": "other",
     "torchrun_nccl_cpu": "other",
