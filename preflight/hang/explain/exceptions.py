@@ -36,7 +36,7 @@ _MOST = 200
 """Limit of stored tracebacks."""
 FAR = 2000
 """Lines, of all ranks, over which a traceback or a symptom of several lines may be woven."""
-_IGNORED = re.compile(r"Exception ignored in[: ]|Error in atexit\._run_exitfuncs")
+_IGNORED = re.compile(r"Exception ignored in[: ]|Error in atexit\._run_exitfuncs|--- Logging error")
 """Python prints such an exception and goes on: in `__del__`, when it ends."""
 _OF_SPAWNED = re.compile(r"-- Process (\d{1,6}) terminated with the following error:")
 """Stands before the traceback of a process that torch.multiprocessing started."""

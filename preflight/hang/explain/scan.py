@@ -339,7 +339,8 @@ class Scanner:
             self._begin_attempt(file, self._found.settled, order)
             now = file.progress = _Progress()
         step = tuple(map(float, _STEP.findall(line.lower(), 0, LONGEST)))
-        self._found.began.setdefault(file.source, order)
+        if self._found.began.setdefault(file.source, order) == order and b"%|" not in line:
+            self._found.failure = None  # what no symptom knows did not keep it from its first step
         if step < now.step or now.reported:
             self._take_lower(file, line, step, order)
         if step > now.step:
