@@ -155,21 +155,21 @@ def read(
     if not isinstance(every, list):
         return Unreadable("no recording: it has no entries")
     entries = [one for one in every[-MOST_CALLS:] if isinstance(one, dict)]
-    once, heads = _Once(), _Heads()
-    picked = heads.calls(entries, once, latest)
+    once, reader = _Once(), _Reader()
+    picked = reader.calls(entries, once, latest)
     return Recording(
         calls=tuple(picked),
         members=_members(known.get("pg_config")),
-        enqueued=_enqueued(known.get("pg_status"), heads.names),
-        batched=tuple(sorted(heads.batched)),
+        enqueued=_enqueued(known.get("pg_status"), reader.names),
+        batched=tuple(sorted(reader.batched)),
         newest_ns=max(
             (_number(one.get("time_created_ns")) or 0 for one in entries[-8:]), default=0
         ),
-        wrapped=heads.first_pending and _is_full(entries),
+        wrapped=reader.first_pending and _is_full(entries),
     )
 
 
-class _Heads:
+class _Reader:
     """Joins coalesced calls, and corrects the states that torch does not update."""
 
     def __init__(self) -> None:

@@ -32,7 +32,7 @@ def over(case: Case) -> Diagnosis | None:
     """All ranks of the job ended during the look."""
     left = [one for one in case.members if one.look.state not in ("gone", "zombie")]
     gone = [one for one in case.members if one.look.state == "gone"]
-    if left or not gone or case.silent or case.absent:
+    if left or not gone or case.state.unanswered or case.absent:
         return None
     return Diagnosis(
         category="no_job",
@@ -116,16 +116,16 @@ def dead(case: Case) -> Diagnosis | None:
     )
 
 
-def silent(case: Case) -> Diagnosis | None:
+def unanswered(case: Case) -> Diagnosis | None:
     """Nodes without an answer, on which the absent ranks must be."""
-    lacking = case.silent
+    lacking = case.state.unanswered
     if not lacking or not case.absent:
         return None
     unreached = [one for one in lacking if not one.late]
     late = len(unreached) < len(lacking)
     refused = any(_LOGIN.search(one.sentence.lower()) for one in lacking)
     names = ", ".join(one.node for one in lacking[:4]) + (" ..." if len(lacking) > 4 else "")  # noqa: PLR2004
-    why = lacking[0].sentence or "no answer"
+    why = lacking[0].why
     absent = case.absent
     doubted = f"the node is {'slow' if late else 'healthy, and only this machine cannot reach it'}"
     return Diagnosis(
@@ -134,7 +134,7 @@ def silent(case: Case) -> Diagnosis | None:
         sentence=f"{count(len(lacking), 'node')} {verb(len(lacking), 'does', 'do')} not answer: "
         f"{names} ({why}); {ranks(absent)} must be there{_meanwhile(case, ())}",
         advice=lacking[0].advice or "look at its console; drain it and start the job without it",
-        evidence=tuple(f"{one.node}: {one.sentence or 'no answer'}" for one in lacking[:6]),
+        evidence=tuple(f"{one.node}: {one.why}" for one in lacking[:6]),
         confidence=0.35 if refused or late else 0.75,
         alternatives=(Alternative("unknown", doubted, 0.5 if refused or late else 0.2),),
         next=f"preflight check --nodes={lacking[0].node} -k reach",
@@ -143,7 +143,7 @@ def silent(case: Case) -> Diagnosis | None:
 
 def _bare(case: Case) -> list[str]:
     """Nodes that answered and show no rank of the job, although ranks are absent."""
-    if not case.absent or case.silent:
+    if not case.absent or case.state.unanswered:
         return []
     populated = {one.node for one in case.members}
     looks = case.state.looks.items()

@@ -39,24 +39,24 @@ if TYPE_CHECKING:
     from preflight.hang.diagnose.job_state import Category, JobState, NodeState
 
 
-_NO_ANSWER, _NO_STACK = "no answer", "no stack was read"
+_NO_STACK = "no stack was read"
 _GRANT = "run this as the job's user or as root"
 
 
 def diagnose_no_ranks(state: JobState) -> Diagnosis:
     """No rank was found: no job, no permission to read it, or no node that answers."""
-    silent = [node for node in state.nodes if node.look is None]
+    unanswered = state.unanswered
     looks = state.looks.values()
     hidden = sum(look.hidden for look in looks)
     launchers = sum(len(look.launchers) for look in looks)
     if launchers and not state.job:
         answer = _launchers_alone(launchers, hidden)
-    elif silent and not looks:
-        answer = _unanswered(silent)
+    elif unanswered and not looks:
+        answer = _unanswered(unanswered)
     else:
-        answer = _no_job(state, len(looks), hidden, certain=not silent)
+        answer = _no_job(state, len(looks), hidden, certain=not unanswered)
     answer = communicators.without_ranks(answer, state)
-    unseen = tuple(f"node {one.node}: {one.sentence or _NO_ANSWER}" for one in silent)
+    unseen = tuple(f"node {one.node}: {one.why}" for one in unanswered)
     return replace(answer, unseen=(*unseen, *answer.unseen))
 
 
@@ -79,16 +79,16 @@ def _launchers_alone(launchers: int, hidden: int) -> Diagnosis:
     )
 
 
-def _unanswered(silent: list[NodeState]) -> Diagnosis:
+def _unanswered(nodes: tuple[NodeState, ...]) -> Diagnosis:
     """No node answers; if there are several, the cause may be this machine."""
-    first = silent[0]
-    why = first.sentence or _NO_ANSWER
-    if len(silent) > 1:
+    first = nodes[0]
+    why = first.why
+    if len(nodes) > 1:
         return Diagnosis(
-            sentence=f"none of {count(len(silent), 'node')} answers, the first: {why}",
+            sentence=f"none of {count(len(nodes), 'node')} answers, the first: {why}",
             advice="check this machine first: its load, its network to the nodes, its login; then "
             "try again",
-            next=f"preflight check --nodes={fold(node.node for node in silent)} -k reach",
+            next=f"preflight check --nodes={fold(node.node for node in nodes)} -k reach",
         )
     if first.late:
         return Diagnosis(
@@ -202,7 +202,7 @@ _JUDGES: tuple[Callable[[Case], Diagnosis | None], ...] = (
     dead_ranks.dead,
     stragglers.judge,
     odd_rank.judge,
-    dead_ranks.silent,
+    dead_ranks.unanswered,
     all_wait.judge_calls,
     all_wait.judge_network,
     odd_rank.judge_blind,
@@ -270,10 +270,10 @@ def _unseen(case: Case, category: Category) -> tuple[str, ...]:
     )
     entries = [f"{ranks(some)}: {why}" for why, some in reasons.items()]
     entries += [
-        f"node {node.node}: {node.sentence or _NO_ANSWER}{f'; {node.advice}' * bool(node.advice)}"
-        for node in case.silent
+        f"node {node.node}: {node.why}{f'; {node.advice}' * bool(node.advice)}"
+        for node in case.state.unanswered
     ]
-    if case.absent and not case.silent and category not in _ABSENT_RANKS:
+    if case.absent and not case.state.unanswered and category not in _ABSENT_RANKS:
         entries.append(f"{ranks(case.absent)}: not on these nodes; name all nodes of the job")
     for node, look in case.state.looks.items():
         if look.hidden:

@@ -132,8 +132,6 @@ class Case:
     """(rank, node): ranks whose process their node no longer has."""
     absent: tuple[int, ...] = ()
     """Other ranks that no node shows."""
-    silent: tuple[NodeState, ...] = ()
-    """Nodes without an answer."""
     wires: tuple[Wire, ...] = ()
     """Connections between ranks."""
     without_ranks: bool = False
@@ -333,7 +331,6 @@ def case_of(state: JobState, job: str) -> Case:
         absent=absent,
         without_ranks=without_ranks,
         wires=wires,
-        silent=tuple(node for node in state.nodes if node.look is None),
         launchers=tuple(sorted({one.kind for one in launchers if one.job in (job, "")})),
     )
 

@@ -32,10 +32,15 @@ class NodeState(Struct, frozen=True, kw_only=True):
     node: str
     look: NodeLook | None = None
     sentence: str = ""
-    """Why there is no look, in the words of the `reach.*` checks."""
+    """Why there is no look, in the words of the `reach.*` checks; see `why`."""
     advice: str = ""
     late: bool = False
     """The node was reached, but no look arrived, usually not in time: it is up, perhaps slow."""
+
+    @property
+    def why(self) -> str:
+        """Why there is no look."""
+        return self.sentence or "no answer"
 
 
 class JobState(Struct, frozen=True, kw_only=True):
@@ -55,6 +60,11 @@ class JobState(Struct, frozen=True, kw_only=True):
     def looks(self) -> dict[str, NodeLook]:
         """The looks of the nodes that answered, by node."""
         return {one.node: one.look for one in self.nodes if one.look is not None}
+
+    @property
+    def unanswered(self) -> tuple[NodeState, ...]:
+        """The nodes without an answer."""
+        return tuple(one for one in self.nodes if one.look is None)
 
 
 class PlaceRow(Struct, frozen=True, kw_only=True):

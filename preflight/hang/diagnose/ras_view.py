@@ -64,7 +64,12 @@ class RasView:
 
     report: RasReport
     case: Case | None
-    """The visible ranks; None where this login may read none."""
+    """The job as its nodes show it; None where this login may read no rank."""
+
+    @property
+    def members(self) -> tuple[RankState, ...]:
+        """The visible ranks."""
+        return self.case.members if self.case else ()
 
     @cached_property
     def whole(self) -> Communicator | None:
@@ -83,8 +88,7 @@ class RasView:
 
     @cached_property
     def _pids(self) -> dict[int, list[RankState]]:
-        members = self.case.members if self.case else ()
-        return grouped((_inner(one.look), one) for one in members)
+        return grouped((_inner(one.look), one) for one in self.members)
 
     @cached_property
     def numbers(self) -> dict[Process, int]:
@@ -115,7 +119,7 @@ class RasView:
     def states(self, some: Iterable[int]) -> tuple[RankState, ...]:
         """What is known of these ranks on their nodes."""
         wanted = set(some)
-        return tuple(one for one in self.case.members if one.rank in wanted) if self.case else ()
+        return tuple(one for one in self.members if one.rank in wanted)
 
     def names(self, some: Iterable[int]) -> str:
         """`rank 17 (gpu003, GPU 1)`; the address where the node is not known."""
@@ -143,21 +147,19 @@ class RasView:
     def whole_nodes(self, some: Iterable[int]) -> list[str]:
         """Nodes all of whose ranks are among these, if the job has other nodes."""
         wanted = set(some)
-        members = self.case.members if self.case else ()
-        by_node = grouped((one.node, one.rank) for one in members)
+        by_node = grouped((one.node, one.rank) for one in self.members)
         full = [node for node, own in by_node.items() if wanted.issuperset(own)]
         return full if len(full) < len(by_node) else []
 
     @cached_property
     def busy(self) -> set[int]:
         """Ranks whose GPU works."""
-        members = self.case.members if self.case else ()
-        return {one.rank for one in members if (one.busy_percent or 0) >= _BUSY}
+        return {one.rank for one in self.members if (one.busy_percent or 0) >= _BUSY}
 
     @cached_property
     def gpu_rests(self) -> set[int]:
         """Ranks whose GPU or process is at rest, while most GPUs work."""
-        known = {one.rank: one.busy_percent for one in self.case.members} if self.case else {}
+        known = {one.rank: one.busy_percent for one in self.members}
         rest = {rank for rank, busy in known.items() if busy is not None and busy < _BUSY}
         return rest if len(rest) * 2 <= sum(busy is not None for busy in known.values()) else set()
 
@@ -356,8 +358,7 @@ def skipped(view: RasView, waits: Waits) -> set[int]:
 
     Then it has not stopped: it launched another call in place of the one that it lacks.
     """
-    members = view.case.members if view.case else ()
-    free = waits.free
+    free, members = waits.free, view.members
     if len(members) < view.world or not all(one.waits for one in members) or free in waits.equal:
         return set()
     lacks = {rank: (len(waits.behind[rank]), waits.outvoted[rank]) for rank in free}

@@ -268,7 +268,7 @@ class Watcher:
         """How many stalls were found and reported."""
         self._tracks: dict[RankProcess, Track] = {}
         self._seen: deque[tuple[object, ...]] = deque(maxlen=_ROWS)
-        self._looked_s = self._examine_s = self._stood_s = 0.0
+        self._looked_s = self._examine_s = self._quiet_s = 0.0  # when that was, or will be
         self._looks = self._examined = 0
         self._examination: ModuleRun | None = None
         self._asked_s: float | None = None
@@ -286,7 +286,7 @@ class Watcher:
         self._looked_s = now
         self._sample(now)
         if quiet := stalled(self._tracks.values()):
-            self._stood_s = now
+            self._quiet_s = now
         if self._examination is not None:
             if self._examination.over():
                 self._conclude(self._examination)
@@ -311,7 +311,7 @@ class Watcher:
     @property
     def in_a_stall(self) -> bool:
         """Whether a reported stall lasted until the launch ended or began to end."""
-        return self.stalls > 0 and time.monotonic() - self._stood_s < _ENDS_S
+        return self.stalls > 0 and time.monotonic() - self._quiet_s < _ENDS_S
 
     def keep_samples(self) -> None:
         """Write the samples."""
