@@ -46,7 +46,8 @@ def work(run: Callable[[], object]) -> int:
 def steepness(counts: list[int]) -> float:
     """Of the work for a text, twice and four times as much: 1 where it is linear, 2 the square."""
     once, twice, four = counts
-    return (four - twice) / max(1, 2 * (twice - once))
+    noise = once // 100
+    return (four - twice) / max(noise, 2 * (twice - once), 1)
 
 
 def _other(text: str, turn: int) -> str:

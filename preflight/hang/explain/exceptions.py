@@ -163,6 +163,9 @@ class Tracebacks:
                 whose = self._announced[1].joined(speaker)
             self._running[key] = _Running(whose, line, place.line, ignored=key in self._ignored)
             self._running[key].chained = key in self._handled
+            if "Original Traceback" in line.text and self._ended_just_before(speaker, place):
+                outer = self.raised.pop()  # of a worker or a thread; what follows has its cause
+                self._running[key].script, self._running[key].number = outer.script, outer.began
             self._ignored.discard(key)
             self._handled.discard(key)
         running = self._running.get(key)
@@ -182,6 +185,10 @@ class Tracebacks:
             self._end(running, ends, place, order)
             del self._running[key]
         return running.ignored
+
+    def _ended_just_before(self, speaker: Speaker, place: Place) -> bool:
+        last = self.raised[-1] if self.raised else None
+        return last is not None and (last.speaker, last.place.line) == (speaker, place.line - 1)
 
     def _outside(self, key: tuple[int | None, str], line: Line, place: Place, order: int) -> bool:
         """Take a line of no traceback: an end whose beginning is cut off (`KeyError: 'x'`)."""

@@ -23,6 +23,7 @@ _NOTICE = re.compile(
     rb"|ignor(?:ed|ing)|skipp(?:ed|ing)|falling back|deprecat|\bon[_ -]?error|\bpassed\b"
     rb"|\bsub-?optimal\b|\bgoing to \S{1,80} instead\b"
     rb"|\b(?:no|0|zero|without|any) (?:xid )?(?:error|fail)"
+    rb"|[,.;] using (?:the )?(?:default|\S{1,40}'s)\b"
     rb"|(?:error|abort(?:ed)?|fail(?:ed|ure)?|timeout)[_ -](?:bars?|rate|ratio|func|margin|norm)"
     rb"|(?:error|fail(?:ed|ures?)?|killed)[_ ]?(?:rate|s)?[ =:]{1,3}0(?:\.0{0,9})?\b"
     rb"|\bnot be (?:aborted|killed|stopped|terminated)"
@@ -33,6 +34,7 @@ _NOTICE = re.compile(
 """What is no failure, whatever words are in it, unless NCCL or an exception says it."""
 _HARMLESS = re.compile(
     rb"cannot be preloaded .{0,200}ignored|Unable to register cu\w{1,9} factory"
+    rb"|slurmstepd: error: _is_a_lwp: "
     rb"|The caller indicates that this is not a failure"
     rb"|\(errno: 97 - Address family not supported by protocol\)"
     rb"|NCCL WARN NET/OFI (?:Failed to init|Initializing plugin failed|aws-ofi-nccl init)"

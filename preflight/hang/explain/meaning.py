@@ -88,17 +88,8 @@ def _holds(one: Circumstance, hit: Hit, found: ScanResult) -> bool:
         and (not one.met or found.counts[one.met] > 0)
         and (not one.several or len(_values(one.several, found)) > 1)
         and one.world in (0, found.world)
-        and (not one.one_node or _are_on_one_node(found))
+        and (not one.one_node or found.on_one_node)
     )
-
-
-def _are_on_one_node(found: ScanResult) -> bool:
-    at = {
-        h.fields["rank"]: h.speaker.node
-        for h in found.hits
-        if "world" in h.fields and h.speaker.node
-    }
-    return 0 < found.world == len(at) and len({*at.values()}) == 1
 
 
 def _values(field: str, found: ScanResult) -> list[str]:

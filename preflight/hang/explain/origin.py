@@ -53,7 +53,7 @@ _LEVEL = re.compile(
 )
 """vLLM's logging; the tree of an exception group."""
 _KNOWN = re.compile(
-    r"Traceback \(most |\[rank ?\d{1,6}\]:|[A-Za-z0-9][\w.-]{0,252}:\d+:\d+ \[\d+\] "
+    r"(?:Original )?Traceback \(most |\[rank ?\d{1,6}\]:|[A-Za-z0-9][\w.-]{0,252}:\d+:\d+ \[\d+\] "
     r"|[EWI]\d{4} \d\d:\d\d:\d\d\.\d|\[[EWI]\d{0,4} "
 )
 _UNKNOWN_LABEL = re.compile(r"^(?:[\w./-]{1,80}:? ){1,3}$")

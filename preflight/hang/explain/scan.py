@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter, deque
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import count, islice
 from math import inf
 from operator import itemgetter
@@ -105,6 +106,8 @@ class ScanResult:
     """By file, the last line that may be of another attempt, or of another rank: it has no time."""
     world: int = 0
     """The largest number of ranks in any line of the last attempt; 0 if none."""
+    placed: dict[int, str] = field(default_factory=dict)
+    """By rank, its node, as lines of the largest communicator show."""
     wrote: set[int] = field(default_factory=set)
     """The ranks that wrote any line of the last attempt."""
     several: bool = False
@@ -115,6 +118,11 @@ class ScanResult:
     """The rank that wrote it, if its line shows one."""
     lines: int = 0
     troubles: list[str] = field(default_factory=list)
+
+    @cached_property
+    def on_one_node(self) -> bool:
+        """Whether a single node holds all ranks, as far as is known once everything is read."""
+        return 0 < self.world == len(self.placed) and len({*self.placed.values()}) == 1
 
     def attempt(self, source: str) -> tuple[float, int]:
         """What tells the attempts of the job in a file apart."""
@@ -467,13 +475,16 @@ class Scanner:
                 self._processes.clear()
                 self._begin_attempt(file, self._found.settled, order)
                 self._found.world = 0
+                self._found.placed.clear()
             first = self._processes.setdefault(here, {}).setdefault(speaker.pid, (comm, rank))
             self._found.several |= comm != first[0]
         self._found.several |= self._found.world not in (0, world)
         if world > self._found.world:
             self._found.world = world
+            self._found.placed.clear()
             self._origins.forget()
         if world == self._found.world and speaker.node and speaker.pid is not None:
+            self._found.placed[rank] = speaker.node
             self._origins.learn(speaker, speaker.pid, rank)
             gpu = whole(fields.get("gpu", ""), 1 << 16)
             if gpu is not None:
