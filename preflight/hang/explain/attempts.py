@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -116,6 +117,7 @@ def _last_failure(hits: Sequence[Hit], found: ScanResult) -> float:
 
 _SURVIVED = "; but the job goes on after that, and no line shows its end: it may have been caught"
 _AGAIN = "; but another failure stands before it, and no time shows whether of another attempt"
+_SEVERAL_TIMES = "; but one process raised it several times, so that it caught it at least once"
 IMPORTED = "; but an import failed before that, and no line shows that it was caught"
 DOUBTED = 0.45
 """Confidence of a failure after which the job seems to go on."""
@@ -134,7 +136,9 @@ def perhaps_survived(hits: Sequence[Hit], found: ScanResult) -> str:
     few = any(one.kind in IMPORTS for one in found.raised)
     if found.raised and len(sources) == 1 and after > (_FEW if few else _GOES_ON):
         return f"; but {after:g} lines follow, and none reports an end: it may have been caught"
-    return ""
+    raised = Counter((one.speaker.pid, one.kind, one.file, one.line) for one in found.raised)
+    often = any(times > _FEW for (pid, *_), times in raised.items() if pid is not None)
+    return _SEVERAL_TIMES if often and last < inf else ""
 
 
 def exit_code(hit: Hit) -> int:

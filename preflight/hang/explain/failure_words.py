@@ -34,7 +34,7 @@ _NOTICE = re.compile(
 """What is no failure, whatever words are in it, unless NCCL or an exception says it."""
 _HARMLESS = re.compile(
     rb"cannot be preloaded .{0,200}ignored|Unable to register cu\w{1,9} factory"
-    rb"|slurmstepd: error: _is_a_lwp: "
+    rb"|slurmstepd: error: _is_a_lwp: |UCX  ERROR inotify_add_watch"
     rb"|The caller indicates that this is not a failure"
     rb"|\(errno: 97 - Address family not supported by protocol\)"
     rb"|NCCL WARN NET/OFI (?:Failed to init|Initializing plugin failed|aws-ofi-nccl init)"

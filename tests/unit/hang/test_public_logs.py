@@ -101,6 +101,7 @@ def test_sockets_are_no_finding_where_all_ranks_are_on_one_node(tmp_path: Path) 
         "(TaskRunner pid=7) step:6 - response/aborted_ratio:0.0 - actor/entropy:7.5",
         "216: slurmstepd: error: _is_a_lwp: open() /proc/7/status failed: No such file",
         "Invalid or no transfer protocol specified, using default protocol.",
+        "[17.8] [n3:77:f] vfs_fuse.c:281  UCX  ERROR inotify_add_watch(/tmp) failed: No space left",
         "Job started. Streaming logs... (Ctrl-C to exit log streaming; job will not be killed)",
         "n1:5:6 [2] int create():208 NCCL WARN NET/OFI Failed to initialize sendrecv protocol",
     ],
@@ -108,3 +109,18 @@ def test_sockets_are_no_finding_where_all_ranks_are_on_one_node(tmp_path: Path) 
 def test_a_healthy_line_reports_no_failure(tmp_path: Path, line: str) -> None:
     """A measured share, and a plugin that NCCL does without."""
     assert explained(tmp_path, f"{line}\nstep:7\n").category == "no_failure"
+
+
+def test_what_one_process_raises_again_and_again_it_catches(tmp_path: Path) -> None:
+    """Such an exception did not end it, although nothing else explains the log."""
+    raised = (
+        "(Worker pid=77) Traceback (most recent call last):\n"
+        '(Worker pid=77)   File "/home/u/env.py", line 270, in extract\n'
+        "(Worker pid=77) TypeError: cannot unpack non-iterable NoneType object\n"
+        "(Worker pid=77) sample {} is left out\n"
+    )
+    once = explained(tmp_path, raised.format(1))
+    often = explained(tmp_path, "".join(map(raised.format, range(5))))
+    assert once.confidence >= 0.8
+    assert often.confidence < 0.5
+    assert "several times" in often.sentence
