@@ -311,7 +311,7 @@ def _missing(late: Sequence[Timeout], found: ScanResult) -> Verdict:
         return Verdict(
             kind="missing", ranks=tuple(sorted(missing)), sentence=sentence, proofs=proofs
         )
-    of_all = f" of {of}" if of else ""
+    of_all = f" of {of}" if of > max(there) else ""
     sentence = f"{who}{of_all} waited in {words} for {first.timeout_ms / 1000:g} s"
     return Verdict(kind="some", ranks=(), sentence=sentence, proofs=proofs)
 
