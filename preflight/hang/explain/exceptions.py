@@ -289,6 +289,7 @@ _INSTALL = (
 )
 _NO_FILE = "make that path exist and readable on every node (its spelling, mounts, rights)"
 _ADVICE = {**dict.fromkeys(IMPORTS, _INSTALL), **dict.fromkeys(NO_FILE, _NO_FILE)}
+_CORRECT = "correct the code, or the setting, that leads to that line"
 _ALL_ALIKE = "; these ranks fail alike, so that it is not one node's fault"
 _UNDECIDED = "; but torchrun's summaries do not show which node's exception came first"
 
@@ -334,6 +335,8 @@ def of_exceptions(thrown: Sequence[LoggedException], roots: Collection[int]) -> 
         subject = rank_words(ranks)
         named = tuple(f"rank {rank}" for rank in ranks[:16])
     message = f": {first.message}{_meaning(first.message)}" if first.message else ""
+    last = _end_of_chain(first, thrown)
+    led_to = f"; that led to {last.kind}: {last.message}" if _alike(last) != _alike(first) else ""
     if first.cut and not ranks:
         return Explanation(
             category="other" if message else "unknown",
@@ -347,15 +350,30 @@ def of_exceptions(thrown: Sequence[LoggedException], roots: Collection[int]) -> 
     return Explanation(
         category="other",
         culprits=named,
-        sentence=f"{subject} raised {first.kind}{message}{place}{code}" + _UNDECIDED * undecided,
+        sentence=f"{subject} raised {first.kind}{message}{place}{code}{led_to}"
+        + _UNDECIDED * undecided,
         cause="an exception in the script or in a library; later errors of other ranks are echoes",
-        advice=_ADVICE.get(first.kind, "correct the code, or the setting, that leads to that line")
+        advice=(_ADVICE.get(last.kind) or _ADVICE.get(first.kind) or _CORRECT)
         + "; the other ranks only waited for this one" * waited
         + _ALL_ALIKE * (len(ranks) > 1),
         next=with_script("preflight lint SCRIPT", [first]),
         evidence=proofs(one.place for one in [first, *same, *thrown]),
         confidence=0.45 if undecided else 0.6 if first.headless else 0.8,
     )
+
+
+_BETWEEN = 4
+"""Lines at most between two exceptions of a chain: Python's words, and empty ones."""
+
+
+def _end_of_chain(first: LoggedException, thrown: Sequence[LoggedException]) -> LoggedException:
+    """The last of the exceptions that were raised while this one was handled, or itself."""
+    last = first
+    for one in thrown:
+        between = one.began - last.place.line
+        if one.chained and one.speaker == last.speaker and 0 < between <= _BETWEEN:
+            last = one
+    return last
 
 
 def _alike(one: LoggedException) -> tuple[str, str]:
