@@ -185,7 +185,7 @@ def test_exit_codes_mean_the_same_wherever_they_are_listed(tmp_path: Path) -> No
 
 def test_what_could_not_be_judged_is_named_or_there_is_no_answer(tmp_path: Path) -> None:
     """A node that does not answer is 1; a log, a text and a hang without a cause are 3."""
-    (tmp_path / "a.log").write_text("RuntimeError: nobody knows\nTraceback\nerror: failed\n")
+    (tmp_path / "a.log").write_text("AssertionError\nTraceback\nerror: failed\n")
     node = _preflight(tmp_path, "check", "nosuch.invalid", "--checks=reach.answer")
     assert (node.returncode, "nosuch.invalid" in node.stdout) == (1, True)
     assert _preflight(tmp_path, "explain", "a.log").returncode == 3

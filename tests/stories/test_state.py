@@ -109,7 +109,7 @@ def test_measurements_that_cannot_be_are_refused(here: Here) -> None:
     measured["sweep"]["pairs"][0]["first"]["timings"][0].update(times_us=[], gaps_us=[])
     path = here.folder / "odd.json"
     path.write_text(json.dumps(measured))
-    told = here.judge(f"--preflight-replay={path}")
+    told = here.preflight(f"--preflight-replay={path}")
     assert told.exit == 4
     assert "odd.json: sweep.pairs[0] ('h1-h2').first.timings[0]: it has no times" in told.err
     assert "Traceback" not in told.out + told.err
