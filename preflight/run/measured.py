@@ -10,7 +10,7 @@ from msgspec import Struct
 from msgspec.structs import asdict, replace
 
 from preflight.check import Stage
-from preflight.fabric.samples import Sweep, gc_paused
+from preflight.fabric.samples import Sweep
 from preflight.fabric.schedule import Planned
 from preflight.facts.burn import Burned
 from preflight.facts.model import Facts, Ports
@@ -49,7 +49,6 @@ class Measured(Struct, frozen=True, kw_only=True):
         return msgspec.json.encode(self)
 
     @classmethod
-    @gc_paused()
     def decode(cls, content: bytes) -> Measured:
         """Read what `encode` wrote; ValueError if it is malformed or holds an invalid node name."""
         read = msgspec.json.decode(content, type=cls)
