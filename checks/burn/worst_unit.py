@@ -6,7 +6,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from preflight.core.files import shipped_table
-from preflight.core.text import count, first_few
+from preflight.core.text import count, first_few, percent
 from preflight.verdict import Verdict, fail, flaky, not_run, ok, unknown, warn
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ def _starved(units: Sequence[Unit], what: str) -> Verdict | None:
     if not starved:
         return None
     worst = min(starved, key=_ratio)
-    waited = f"; it waited for a CPU for {100 * worst.waited:.0f} % of the time"
+    waited = f"; it waited for a CPU for {percent(worst.waited)} of the time"
     return warn(f"{worst.name}: {_against(worst, what)}{waited}", advice=_BUSY, **_evidence(units))
 
 

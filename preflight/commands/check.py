@@ -365,8 +365,8 @@ class _Parser(Parser):
             ids = [each.partition("=")[2] for each in given] + wrong
             self.error(f"{wrong[0]!a} is a check, not a node: type --checks={','.join(ids)}")
         try:
-            for check_id in () if asked.folder else given[-1:]:
-                shipped_checks().select(check_id.partition("=")[2])
+            if given and not asked.folder:
+                shipped_checks().select(given[-1].partition("=")[2])
         except UsageError as error:
             self.error(short_names(str(error), self.others))
 

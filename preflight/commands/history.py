@@ -15,7 +15,7 @@ from preflight import __version__
 from preflight.commands import add_json
 from preflight.core.command_line import EMPTY, FINE, columns, whole_number
 from preflight.core.statistics import FEWEST, grouped, median, usual
-from preflight.core.text import count, did_you_mean, plain_json, wrapped
+from preflight.core.text import count, did_you_mean, percent, plain_json, wrapped
 from preflight.errors import UsageError
 from preflight.fleet.nodeset import expand, fold
 from preflight.history import reading
@@ -231,7 +231,7 @@ def _standing(one: NodeRecord) -> str:
     runs = count(one.judged, "run")
     if not one.bad:
         return f"ready in all of {runs}"
-    share = f"{100 * one.flaky / one.judged:.0f} %"
+    share = percent(one.flaky / one.judged)
     flaky = f", {one.flaky} of them flaky ({share} of its runs)" if one.flaky else ""
     last = f"; last {day(one.last_bad_s)}" if one.last_bad_s is not None else ""
     checks = ", ".join(f"{check} {times}" for check, times in one.checks)

@@ -269,6 +269,11 @@ def size(size_bytes: int) -> str:
     return f"{value:g} {_UNITS[unit]}"
 
 
+def percent(share: float) -> str:
+    """0.52 → "52 %"."""
+    return f"{100 * share:.0f} %"
+
+
 def gbs(value: float) -> str:
     """Two or three significant digits: "0.024 GB/s", "46 GB/s"."""
     return f"{value:.2g} GB/s" if value < 1 else f"{value:.3g} GB/s"

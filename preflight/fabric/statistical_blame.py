@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from preflight.core.statistics import grouped
-from preflight.core.text import gbs, size, time_us
+from preflight.core.text import gbs, percent, size, time_us
 from preflight.fabric.decoding.culprit import EVENTS, Component, Culprit, RetestDoubt
 from preflight.fabric.phrases import Blame, both_fine, more_partners, with_partners
 from preflight.fabric.retest import counters_again
@@ -183,7 +183,7 @@ def _bandwidth(one: Culprit, rows: Sequence[PairJudgement]) -> str:
     partner = worst.partner(one.among[0].nodes[0])
     return (
         f"median {gbs(speed)} at {size(worst.at_bytes)} with {partner}, "
-        f"{100 * (1 - speed / peers):.0f} % less than its peers' median {gbs(peers)}; {slow}"
+        f"{percent(1 - speed / peers)} less than its peers' median {gbs(peers)}; {slow}"
     )
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from preflight.core.text import printable, wrapped
+from preflight.core.text import percent, printable, wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -24,7 +24,7 @@ class Alternative(Struct, frozen=True):
     @property
     def words(self) -> str:
         """`link (40 %): the data does not get through`."""
-        sure = f" ({100 * self.confidence:.0f} %)" if self.confidence else ""
+        sure = f" ({percent(self.confidence)})" if self.confidence else ""
         return f"{self.category}{sure}: {self.sentence}"
 
 
@@ -32,7 +32,7 @@ def rows(
     category: str, confidence: float, labelled: Iterable[tuple[str, Iterable[str]]], width: int
 ) -> list[str]:
     """The category, then every text, wrapped; a label stands before its first text."""
-    shown = [f"{category}  ({100 * confidence:.0f} % sure)" if confidence else category]
+    shown = [f"{category}  ({percent(confidence)} sure)" if confidence else category]
     for label, texts in labelled:
         for number, text in enumerate(texts):
             if text:

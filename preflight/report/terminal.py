@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING
 from preflight.check import FLEET
 from preflight.core.command_line import EMPTY
 from preflight.core.statistics import grouped
-from preflight.core.text import count, one_line, printable, shortened, size, time_us, wrapped
+from preflight.core.text import (
+    count,
+    one_line,
+    percent,
+    printable,
+    shortened,
+    size,
+    time_us,
+    wrapped,
+)
 from preflight.fleet.nodeset import fold
 from preflight.report.findings import COUNTED, Finding, fold_reasons
 from preflight.report.header import after
@@ -263,7 +272,7 @@ def missed_words(rows: Sequence[SensitivityRow]) -> str:
         return ""
     worst = rows[0]
     where = f"on rail {worst.rail} of {worst.node}, the least tested,"
-    slower = "" if worst.slower is None else f"a loss of {100 * worst.slower:.0f} % of bandwidth"
+    slower = "" if worst.slower is None else f"a loss of {percent(worst.slower)} of bandwidth"
     if worst.one_in is None or worst.every_s is None:
         if slower:
             return f"{where} {slower} would have been seen (99 % sure), spikes not: {_why(worst)}"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from preflight.core.text import percent
 from preflight.hang.answer_text import Alternative
 from preflight.hang.diagnose.job_ranks import moved
 from preflight.hang.diagnose.job_state import (
@@ -83,7 +84,7 @@ def evidence(case: Case, apart: tuple[RankState, ...]) -> tuple[str, ...]:
     for member in sorted(apart, key=lambda one: one.rank)[:4]:
         calls = member.place.calls if member.place else ()
         proof.append(f"rank {member.rank}: {' < '.join(calls[:5]) or describe_activity(member)}")
-        cpu = f"{100 * member.cpu:.0f} % of a core" if member.look.look_s else "unknown CPU"
+        cpu = f"{percent(member.cpu)} of a core" if member.look.look_s else "unknown CPU"
         proof += [*_workers(member), *_threads(member)]
         proof.append(
             f"rank {member.rank}: {cpu} in {member.look.look_s:.1f} s, state {member.look.state}"
@@ -339,7 +340,7 @@ def judge_blind(case: Case) -> Diagnosis | None:
         f"{channel}; no stack of {describe_ranks(odd)} could be read, so its line is unknown",
         advice="make its stack readable (below), and look again",
         evidence=tuple(
-            f"rank {one.rank}: {100 * one.cpu:.0f} % of a core, state {one.look.state}, "
+            f"rank {one.rank}: {percent(one.cpu)} of a core, state {one.look.state}, "
             f"in {one.look.wait_channel or 'no sleep'}"
             for one in odd[:6]
         ),
@@ -370,7 +371,7 @@ def _differs(member: RankState, channel: str) -> bool:
 
 def _words(member: RankState) -> str:
     if member.computes:
-        return f"computes ({100 * member.cpu:.0f} % of a core)"
+        return f"computes ({percent(member.cpu)} of a core)"
     channel = member.look.wait_channel
     known = channel_words(channel)
     return f"sleeps in {channel}{f' ({known})' if known else ''}"

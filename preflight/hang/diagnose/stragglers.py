@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from preflight.core.statistics import grouped, median
+from preflight.core.text import percent
 from preflight.hang.answer_text import Alternative
 from preflight.hang.diagnose.job_state import (
     Diagnosis,
@@ -176,8 +177,8 @@ def _diagnose_straggler(
         category="straggler",
         culprits=rank_names(slow, nodes),
         sentence=f"it progresses, at the pace of {describe_ranks(members)}{at}: "
-        f"{verb(len(slow), 'it works', 'they work')} for {100 * theirs:.0f} % of {unit}, the "
-        f"other {count(len(rest))} for {100 * others:.0f} %, "
+        f"{verb(len(slow), 'it works', 'they work')} for {percent(theirs)} of {unit}, the "
+        f"other {count(len(rest))} for {percent(others)}, "
         f"and then {verb(len(rest), 'waits', 'wait')}",
         advice="compare that rank's data, CPU and GPU with its peers': "
         + (
@@ -187,8 +188,8 @@ def _diagnose_straggler(
         ),
         line=line_words(line),
         evidence=(
-            *(f"rank {one.rank}: {100 * own[one.rank]:.0f} % of {unit}" for one in members[:6]),
-            f"the others: {100 * min(rest):.0f} % to {100 * max(rest):.0f} %",
+            *(f"rank {one.rank}: {percent(own[one.rank])} of {unit}" for one in members[:6]),
+            f"the others: {percent(min(rest))} to {percent(max(rest))}",
             *_clocks(members),
         ),
         confidence=sure,

@@ -197,8 +197,10 @@ def _close(
         watcher.keep_samples()
         is_echo = watcher.in_a_stall  # probably: the stall was reported
         files = logs(folder, kept)
-        why = "its output was not captured: rerun with --tee to explain it"
-        why = _explained(watcher.children, folder, files) if files else why
+        if files:
+            why = _explained(watcher.children, folder, files)
+        else:
+            why = "its output was not captured: rerun with --tee to explain it"
         ended, see = f"the launch ended {_words(status)}", f"see {folder}"
         if is_echo:
             report(f"{ended}, after the stall reported above; {see}")

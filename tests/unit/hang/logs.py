@@ -29,6 +29,13 @@ def explained_files(*paths: Path) -> Explanation:
     return explain(Scanner(shipped()).read(paths))
 
 
+def answer_in(path: Path) -> tuple[str, str, bool]:
+    """The category, the ranks that are named, and whether it is at least 50 % sure."""
+    answer = explained_files(path)
+    ranks = ", ".join(one for one in answer.culprits if one.startswith("rank"))
+    return answer.category, ranks, answer.confidence >= 0.5
+
+
 def timed_out(
     rank: int, seq: int, op: str = "ALLREDUCE", numel: int = 64, at: str = "10:00:00.1"
 ) -> str:
