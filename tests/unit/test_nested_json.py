@@ -14,7 +14,8 @@ def test_whoever_expects_invalid_json_expects_json_that_is_nested_too_deep() -> 
     expecting = [
         (file.name, node.lineno, ast.unparse(node))
         for file in files
-        for node in ast.walk(ast.parse(file.read_text()))
+        if "DecodeError" in (code := file.read_text())  # parsing all files takes seconds
+        for node in ast.walk(ast.parse(code))
         if isinstance(node, ast.Try | ast.With) and "msgspec.DecodeError" in _exceptions(node)
     ]
     assert len(expecting) > 10

@@ -75,7 +75,7 @@ def test_the_same_dumps_have_the_same_answer_each_time(tmp_path: Path) -> None:
         subprocess.run(
             words, env={**os.environ, "PYTHONHASHSEED": str(seed)}, capture_output=True, check=False
         ).stdout
-        for seed in range(6)
+        for seed in (1, 2)  # with these two, the order of that job's calls differed
     }
     assert len(answers) == 1
 
