@@ -65,8 +65,8 @@ def _passed_verdict(burn: Burn) -> Verdict:
 
 def _lost_verdict(burn: Burn) -> Verdict:
     """Name the devices that failed; the checks that compare speeds go on with the others."""
-    own = [flaw for flaw in burn.lost if not flaw.held] or burn.lost
-    first = next((flaw for flaw in own if not flaw.starved), own[0])
+    candidates = [flaw for flaw in burn.lost if not flaw.held] or burn.lost
+    first = next((flaw for flaw in candidates if not flaw.starved), candidates[0])
     others = len({flaw.name for flaw in burn.lost} - {first.name})
     more = f" (and {others} more)" if others else ""
     sentence = f"{first.name} {first.what}{more}"
@@ -133,15 +133,16 @@ def judge_sustained(burn: Burn | None) -> Verdict:
     return _throttle_verdict(burn.throttled)
 
 
-def _throttle_verdict(found: tuple[Throttle, ...]) -> Verdict:
-    worst = max(found, key=lambda one: one.looks / one.of)
-    more = f"; {', '.join(one.name for one in found if one is not worst)} too" * (len(found) > 1)
+def _throttle_verdict(throttles: tuple[Throttle, ...]) -> Verdict:
+    worst = max(throttles, key=lambda throttle: throttle.looks / throttle.of)
+    others = ", ".join(throttle.name for throttle in throttles if throttle is not worst)
+    more = f"; {others} too" * (len(throttles) > 1)
     return fail(
         f"{worst.name}: {', '.join(worst.reasons)} held its clocks down in {worst.looks} of "
         f"{worst.of} looks under load ({worst.remark}), expected in none{more}",
         advice=table()["throttled"][worst.reasons[0]].format(worst.name),
-        cause=worst.cause if len(found) == 1 else "",
-        throttled=[f"{one.name}: {one.remark}" for one in found],
+        cause=worst.cause if len(throttles) == 1 else "",
+        throttled=[f"{throttle.name}: {throttle.remark}" for throttle in throttles],
     )
 
 
@@ -193,7 +194,7 @@ FAILED = "run ib_write_bw by hand on it, against 127.0.0.1; look at memlock and 
 def judge_nic(burn: Burn | None) -> Verdict:
     """A NIC that cannot be measured is unknown; without perftest none is measured."""
     if burn is not None and burn.state == "measured":
-        failed = [one.removeprefix("nic ") for one in burn.troubles if one.startswith("nic ")]
+        failed = [line.removeprefix("nic ") for line in burn.troubles if line.startswith("nic ")]
         if burn.nic_absent:
             return not_run(burn.nic_absent)
         verdict = judge_speed("nic", burn)
@@ -206,9 +207,9 @@ def judge_nic(burn: Burn | None) -> Verdict:
 
 
 def _no_time(burn: Burn, failed: int) -> str:
-    left = burn.nics_no_time
-    nics = len(left) + len(burn.of("nic_gbits")) + failed
-    return f"; no time for {len(left)} of {nics} NICs: {', '.join(left)}"
+    without_time = burn.nics_no_time
+    nics = len(without_time) + len(burn.of("nic_gbits")) + failed
+    return f"; no time for {len(without_time)} of {nics} NICs: {', '.join(without_time)}"
 
 
 def test_burn_nic(node: Node, conclude: Conclude) -> None:

@@ -61,7 +61,7 @@ def _fine(units: Sequence[Unit], what: str) -> Verdict:
 
     The inventory gives no speed for a host's memory and CPUs: alone they count against no node.
     """
-    unheld = {one.measure for one in units if one.held == "unheld"}
+    unheld = {unit.measure for unit in units if unit.held == "unheld"}
     if unheld:
         sentence = f"no peers: {_range(units, what)}, and no floor known"
         advice, give = (_BASELINE, _BASELINE) if unheld <= _OF_HOSTS else (_SET_MODEL, "")
@@ -74,7 +74,7 @@ def _interrupted(burn: Burn, units: Sequence[Unit], what: str) -> Verdict:
 
     How many ways, NUMA nodes and NICs were still to be measured is not known.
     """
-    if all(one.cause for one in units) and _missing(burn, units, what) is None:
+    if all(unit.cause for unit in units) and _missing(burn, units, what) is None:
         return _starved(units, what) or _fine(units, what)
     sentence = f"{burn.reason}; measured until then, nothing slow: {_range(units, what)}"
     return not_run(sentence, stopped=True, **_evidence(units))
@@ -102,39 +102,39 @@ def _unmeasured(burn: Burn, what: str) -> Verdict:
 
 def _missing(burn: Burn, units: Sequence[Unit], what: str) -> Verdict | None:
     """For a measure of single devices: those that were neither measured nor lost."""
-    own = {one.cause for one in units if one.cause}
+    causes = {unit.cause for unit in units if unit.cause}
     lost = {flaw.cause for flaw in burn.lost if flaw.cause}
-    short = burn.devices - len(own | lost)
-    if not own or short <= 0:
+    short = burn.devices - len(causes | lost)
+    if not causes or short <= 0:
         return None
     sentence = f"{what}: {count(short, 'device')} of {burn.devices} returned no result"
     return unknown(sentence, advice="run again", **_evidence(units))
 
 
 def _slow(units: Sequence[Unit], what: str, advice: str) -> Verdict | None:
-    slow = sorted((one for one in units if one.held == "slow"), key=_ratio)
+    slow = sorted((unit for unit in units if unit.held == "slow"), key=_ratio)
     if not slow:
         return None
     worst = slow[0]
-    causes = {one.cause for one in slow}
-    others = [one.name for one in slow[1:]]
-    named = worst.name
+    causes = {unit.cause for unit in slow}
+    others = [unit.name for unit in slow[1:]]
+    names = worst.name
     if all(causes):
-        named = first_few(sorted(causes, key=_natural), _MOST_NAMED)
+        names = first_few(sorted(causes, key=_natural), _MOST_NAMED)
     more = f"; slow as well: {first_few(others, _MOST_NAMED)}" if others else ""
     return fail(
         f"{worst.name}: {_against(worst, what)}{more}",
-        advice=advice.format(named),
+        advice=advice.format(names),
         cause=causes.pop() if len(causes) == 1 else "",
         **_evidence(units),
     )
 
 
 def _flaky(units: Sequence[Unit], what: str, advice: str) -> Verdict | None:
-    come = [one for one in units if one.held == "flaky"]
+    come = [unit for unit in units if unit.held == "flaky"]
     if not come:
         return None
-    worst = max(come, key=lambda one: one.bad / one.samples)
+    worst = max(come, key=lambda unit: unit.bad / unit.samples)
     sentence = f"samples of {worst.name} were slow: {_against(worst, what)}"
     return flaky(
         worst.bad, worst.samples, sentence, advice=advice.format(worst.name), **_evidence(units)
@@ -142,12 +142,12 @@ def _flaky(units: Sequence[Unit], what: str, advice: str) -> Verdict | None:
 
 
 def _starved(units: Sequence[Unit], what: str) -> Verdict | None:
-    starved = [one for one in units if one.held == "starved"]
+    starved = [unit for unit in units if unit.held == "starved"]
     if not starved:
         return None
     worst = min(starved, key=_ratio)
-    waited = f"; it waited for a CPU for {percent(worst.waited)} of the time"
-    return warn(f"{worst.name}: {_against(worst, what)}{waited}", advice=_BUSY, **_evidence(units))
+    wait = f"; it waited for a CPU for {percent(worst.waited)} of the time"
+    return warn(f"{worst.name}: {_against(worst, what)}{wait}", advice=_BUSY, **_evidence(units))
 
 
 def _against(unit: Unit, what: str) -> str:
@@ -164,11 +164,11 @@ def _against(unit: Unit, what: str) -> str:
 def _range(units: Sequence[Unit], what: str) -> str:
     """Say "bf16 GEMM 731 to 745 TFLOPS (8 GPUs)", a clause per measure."""
     clauses = []
-    for measure in dict.fromkeys(one.measure for one in units):
-        values = sorted(one.best for one in units if one.measure == measure)
+    for measure in dict.fromkeys(unit.measure for unit in units):
+        values = sorted(unit.best for unit in units if unit.measure == measure)
         low, high = (amount(value, measure) for value in (values[0], values[-1]))
-        unit = table()["units"][measure]
-        span = high if low == high else f"{low.removesuffix(' ' + unit)} to {high}"
+        symbol = table()["units"][measure]
+        span = high if low == high else f"{low.removesuffix(' ' + symbol)} to {high}"
         clauses.append(span)
     return f"{what} {', '.join(clauses)} ({_things(units)})"
 
@@ -177,14 +177,14 @@ def _things(units: Sequence[Unit]) -> str:
     """How many of what was measured: "8 GPUs", "56 ways", "1 NUMA node"."""
     first = units[0]
     word = table()["parts"].get(first.measure) or first.cause.partition(" ")[0] or "part"
-    number = len({one.cause or one.name for one in units})
+    number = len({unit.cause or unit.name for unit in units})
     return count(number, word)
 
 
 def _limits(units: Sequence[Unit]) -> str:
     """The limit that came nearest to deciding."""
-    held = [one for one in units if one.limit is not None]
-    nearest = min(held, key=_ratio)
+    with_limit = [unit for unit in units if unit.limit is not None]
+    nearest = min(with_limit, key=_ratio)
     return f"; limit {amount(nearest.limit or 0, nearest.measure)} ({nearest.limit_origin})"
 
 
@@ -198,7 +198,7 @@ def _ratio(unit: Unit) -> float:
 
 def _evidence(units: Sequence[Unit]) -> dict[str, Any]:
     parts = [
-        {**{name: getattr(one, name) for name in _FIELDS}, "clocks": one.remark} for one in units
+        {**{name: getattr(unit, name) for name in _FIELDS}, "clocks": unit.remark} for unit in units
     ]
     return {"parts": parts}
 
