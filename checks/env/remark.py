@@ -35,9 +35,9 @@ class Remark(Struct, frozen=True):
 
 def show(name: str, value: str) -> str:
     """Format NAME=value: passwords masked, long values cut, unusual ones quoted."""
-    shown = starred(value)
-    shown = shown if len(shown) <= _LONGEST_VALUE else shown[: _LONGEST_VALUE - 3] + "..."
-    return f"{name}={shown!a}" if not shown or not _plain(shown) else f"{name}={shown}"
+    text = starred(value)
+    text = text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 3] + "..."
+    return f"{name}={text!a}" if not text or not _plain(text) else f"{name}={text}"
 
 
 def _plain(value: str) -> bool:
@@ -46,16 +46,16 @@ def _plain(value: str) -> bool:
 
 def verdict(remarks: Iterable[Remark], fine: Verdict, origin: str = "") -> Verdict:
     """All remarks in one verdict, or the given one where there are none."""
-    ranked = sorted(remarks, key=lambda one: (_RANK[one.weight], not one.hangs))
-    if not ranked:
+    ranking = sorted(remarks, key=lambda remark: (_RANK[remark.weight], not remark.hangs))
+    if not ranking:
         return fine
     more = (
-        f"; and {len(ranked) - SHOWN} more: all in the JSON report" if len(ranked) > SHOWN else ""
+        f"; and {len(ranking) - SHOWN} more: all in the JSON report" if len(ranking) > SHOWN else ""
     )
-    sentence = "; ".join(one.sentence for one in ranked[:SHOWN]) + more
+    sentence = "; ".join(remark.sentence for remark in ranking[:SHOWN]) + more
     sentence += f" ({origin})" if origin else ""
-    advice = "; ".join(dict.fromkeys(one.advice for one in ranked[:SHOWN]))
-    conclude = {"fail": fail, "unknown": unknown, "warn": warn}[ranked[0].weight]
-    cause = ranked[0].cause if len(ranked) == 1 else ""
-    evidence = [one.sentence for one in ranked]
+    advice = "; ".join(dict.fromkeys(remark.advice for remark in ranking[:SHOWN]))
+    conclude = {"fail": fail, "unknown": unknown, "warn": warn}[ranking[0].weight]
+    cause = ranking[0].cause if len(ranking) == 1 else ""
+    evidence = [remark.sentence for remark in ranking]
     return conclude(sentence, advice=advice, cause=cause, findings=evidence)

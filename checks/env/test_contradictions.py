@@ -51,21 +51,21 @@ def clashes(environ: Environ) -> list[Remark]:
 
 def _twins(environ: Environ) -> list[Remark]:
     """An old name and its new one, with two values."""
-    found = []
+    remarks = []
     for old in filter(environ.__contains__, variables()):
-        one = variables()[old]
-        new = one.use.partition("=")[0]
+        variable = variables()[old]
+        new = variable.use.partition("=")[0]
         if new not in environ or environ[old] == environ[new]:
             continue
-        both = f"{show(old, environ[old])} and {show(new, environ[new])}"
-        if one.type == "alloc":
-            sentence = f"{both}: torch reads one in some places, the other in others"
-            found.append(Remark(sentence, f"keep {new} only, or both with one value"))
-        elif one.owner == "torch" and not one.removed:
-            found.append(Remark(f"{both}: the new name wins", f"unset {old}", "warn"))
-        elif not one.removed:
-            found.append(Remark(f"{both}: the stricter one wins", f"unset {old}", "warn"))
-    return found
+        settings = f"{show(old, environ[old])} and {show(new, environ[new])}"
+        if variable.type == "alloc":
+            sentence = f"{settings}: torch reads one in some places, the other in others"
+            remarks.append(Remark(sentence, f"keep {new} only, or both with one value"))
+        elif variable.owner == "torch" and not variable.removed:
+            remarks.append(Remark(f"{settings}: the new name wins", f"unset {old}", "warn"))
+        elif not variable.removed:
+            remarks.append(Remark(f"{settings}: the stricter one wins", f"unset {old}", "warn"))
+    return remarks
 
 
 def _of_torch(environ: Environ) -> Iterator[Remark]:
@@ -85,8 +85,8 @@ def _of_torch(environ: Environ) -> Iterator[Remark]:
     if dumps and size and number(size[1], "stoi") == 0:
         sentence = f"TORCH_NCCL_DUMP_ON_TIMEOUT=1 has nothing to write with {show(*size)}"
         yield Remark(sentence, f"set {size[0]}=2000", "warn")
-    unwatched = environ.get("TORCH_NCCL_ENABLE_MONITORING", "").lower() in _FALSE
-    if unwatched and "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC" in environ:
+    no_monitor = environ.get("TORCH_NCCL_ENABLE_MONITORING", "").lower() in _FALSE
+    if no_monitor and "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC" in environ:
         sentence = (
             "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC does nothing with TORCH_NCCL_ENABLE_MONITORING=0"
         )
@@ -111,39 +111,38 @@ def _of_network(environ: Environ) -> Iterator[Remark]:
             f"{show(idle, environ[idle])} does nothing while NCCL_IB_GID_INDEX={index} chooses"
         )
         yield Remark(f"{sentence} the GID", "unset NCCL_IB_GID_INDEX", "warn")
-    threads, each = (
+    threads, sockets = (
         number(environ.get(name)) for name in ("NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD")
     )
-    if threads is not None and each is not None and threads * each > MOST_SOCKETS:
-        sentence = (
-            f"{threads} threads x {each} sockets is {threads * each}, NCCL takes {MOST_SOCKETS}"
-        )
+    if threads is not None and sockets is not None and threads * sockets > MOST_SOCKETS:
+        total = threads * sockets
+        sentence = f"{threads} threads x {sockets} sockets is {total}, NCCL takes {MOST_SOCKETS}"
         yield Remark(sentence, "lower NCCL_SOCKET_NTHREADS or NCCL_NSOCKS_PERTHREAD", "warn")
 
 
 def _of_features(environ: Environ) -> Iterator[Remark]:
-    for what in ("CTAS", "NCHANNELS"):
-        least, most = (number(environ.get(f"NCCL_{end}_{what}")) for end in ("MIN", "MAX"))
+    for resource in ("CTAS", "NCHANNELS"):
+        least, most = (number(environ.get(f"NCCL_{end}_{resource}")) for end in ("MIN", "MAX"))
         if least is not None and most is not None and 0 < most < least:
-            sentence = f"NCCL_MIN_{what}={least} is above NCCL_MAX_{what}={most}"
-            yield Remark(sentence, f"set NCCL_MIN_{what} to at most {most}")
+            sentence = f"NCCL_MIN_{resource}={least} is above NCCL_MAX_{resource}={most}"
+            yield Remark(sentence, f"set NCCL_MIN_{resource} to at most {most}")
             break
     idle = _first(environ, ("NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE"))
     loud = environ.get("NCCL_DEBUG", "").upper()
-    needed = ("INFO", "TRACE") if idle == "NCCL_DEBUG_SUBSYS" else ("INFO", "TRACE", "WARN", "ATTN")
-    if idle is not None and loud not in needed and "NCCL_DEBUG_LEVELS" not in environ:
-        seen = f"NCCL_DEBUG={loud}" if loud else "NCCL_DEBUG not set"
-        sentence = f"{show(idle, environ[idle])} does nothing with {seen}"
-        yield Remark(sentence, f"set NCCL_DEBUG={needed[0]}, or unset {idle}", "warn")
-    wanted = {word for word in re.split(r"[,;:]", environ.get("NCCL_ALGO", "").upper()) if word}
-    only_nvls = wanted and not wanted - {"NVLS", "NVLSTREE", "ALLREDUCE"}
+    levels = ("INFO", "TRACE") if idle == "NCCL_DEBUG_SUBSYS" else ("INFO", "TRACE", "WARN", "ATTN")
+    if idle is not None and loud not in levels and "NCCL_DEBUG_LEVELS" not in environ:
+        setting = f"NCCL_DEBUG={loud}" if loud else "NCCL_DEBUG not set"
+        sentence = f"{show(idle, environ[idle])} does nothing with {setting}"
+        yield Remark(sentence, f"set NCCL_DEBUG={levels[0]}, or unset {idle}", "warn")
+    algorithms = {word for word in re.split(r"[,;:]", environ.get("NCCL_ALGO", "").upper()) if word}
+    only_nvls = algorithms and not algorithms - {"NVLS", "NVLSTREE", "ALLREDUCE"}
     if only_nvls and number(environ.get("NCCL_NVLS_ENABLE")) == 0:
         sentence = (
             f"{show('NCCL_ALGO', environ['NCCL_ALGO'])} demands what NCCL_NVLS_ENABLE=0 switches"
         )
         yield Remark(f"{sentence} off", "unset NCCL_ALGO, or NCCL_NVLS_ENABLE")
-    forced = number(environ.get("NCCL_MNNVL_ENABLE")) == 1
-    if forced and number(environ.get("NCCL_CUMEM_ENABLE")) == 0:
+    mnnvl = number(environ.get("NCCL_MNNVL_ENABLE")) == 1
+    if mnnvl and number(environ.get("NCCL_CUMEM_ENABLE")) == 0:
         sentence = "NCCL_MNNVL_ENABLE=1 needs cuMem, which NCCL_CUMEM_ENABLE=0 switches off"
         yield Remark(sentence, "unset NCCL_CUMEM_ENABLE")
     if environ.get("NCCL_OOB_NET_IFNAME") and not switched_on(environ.get("NCCL_OOB_NET_ENABLE")):
@@ -175,8 +174,8 @@ _SINGLE: Final = re.compile(r"(?:.*,)?(?:gres:gpu:|gres/gpu:)?(?:verbose,)?(?:pe
 
 def launching(environ: Environ) -> list[Remark]:
     """Remarks on how ranks are bound and counted, and on where they meet."""
-    found = (_masked(environ), _too_many(environ), _port(environ))
-    return [one for one in found if one is not None]
+    remarks = (_masked(environ), _too_many(environ), _port(environ))
+    return [remark for remark in remarks if remark is not None]
 
 
 def _masked(environ: Environ) -> Remark | None:
@@ -203,14 +202,14 @@ def _masked(environ: Environ) -> Remark | None:
 
 def _too_many(environ: Environ) -> Remark | None:
     ranks = next((environ[name] for name in _RANKS if environ.get(name, "").isdecimal()), None)
-    listed = environ.get("CUDA_VISIBLE_DEVICES")
-    given = next((environ[name] for name in _GIVEN if name in environ), "").rpartition(":")[2]
-    seen = len(listed.split(",")) if listed else int(given[:6]) if given.isdecimal() else None
-    if ranks is None or seen is None or int(ranks[:6]) <= seen:
+    devices = environ.get("CUDA_VISIBLE_DEVICES")
+    grant = next((environ[name] for name in _GIVEN if name in environ), "").rpartition(":")[2]
+    gpus = len(devices.split(",")) if devices else int(grant[:6]) if grant.isdecimal() else None
+    if ranks is None or gpus is None or int(ranks[:6]) <= gpus:
         return None
-    where = f"CUDA_VISIBLE_DEVICES lists {listed[:40]}" if listed else f"{count(seen, 'GPU')} given"
-    sentence = f'{ranks[:6]} ranks per node, {where}: rank {seen} gets "invalid device ordinal"'
-    return Remark(sentence, f"start {seen} per node, or give {ranks[:6]} GPUs")
+    why = f"CUDA_VISIBLE_DEVICES lists {devices[:40]}" if devices else f"{count(gpus, 'GPU')} given"
+    sentence = f'{ranks[:6]} ranks per node, {why}: rank {gpus} gets "invalid device ordinal"'
+    return Remark(sentence, f"start {gpus} per node, or give {ranks[:6]} GPUs")
 
 
 def _port(environ: Environ) -> Remark | None:
@@ -250,24 +249,24 @@ def differing(name: str, environs: Mapping[str, Mapping[str, str]]) -> list[Rema
 
     `environs`: the job's environment by node; "" are the nodes that have none of their own.
     """
-    named = {node: environ for node, environ in environs.items() if node}
-    if name not in named or len(named) < _MANY:
+    by_node = {node: environ for node, environ in environs.items() if node}
+    if name not in by_node or len(by_node) < _MANY:
         return []
-    found = []
-    for setting in sorted({key for environ in named.values() for key in environ}):
+    remarks = []
+    for setting in sorted({key for environ in by_node.values() for key in environ}):
         alike = _alike(setting)
         if alike == "free":
             continue
-        values = {node: environ.get(setting) for node, environ in named.items()}
+        values = {node: environ.get(setting) for node, environ in by_node.items()}
         remark = _same(setting, name, values) if alike == "unique" else _odd(setting, name, values)
         if remark is not None:
-            found.append(remark)
-    return found
+            remarks.append(remark)
+    return remarks
 
 
 def uneven(values_by_name: Mapping[str, Sequence[str | None]]) -> list[Remark]:
     """How the ranks of one node differ among themselves: values in the order of the local ranks."""
-    found = []
+    remarks = []
     for setting, values in sorted(values_by_name.items()):
         alike = _alike(setting)
         if alike in ("free", "unique") or len(set(values)) < _MANY:
@@ -277,55 +276,55 @@ def uneven(values_by_name: Mapping[str, Sequence[str | None]]) -> list[Remark]:
         sentence = (
             f"local rank {at} has {_value(setting, values[at])}, others {_value(setting, usual)}"
         )
-        found.append(Remark(sentence, _advice(setting), "fail" if alike == "must" else "warn"))
-    return found
+        remarks.append(Remark(sentence, _advice(setting), "fail" if alike == "must" else "warn"))
+    return remarks
 
 
 def _odd(setting: str, name: str, values: Mapping[str, str | None]) -> Remark | None:
-    mine = values[name]
-    others = Counter(value for node, value in values.items() if node != name)
-    usual, votes = others.most_common(1)[0]
-    if mine == usual or others[mine] >= votes:
+    own_value = values[name]
+    counts = Counter(value for node, value in values.items() if node != name)
+    usual, votes = counts.most_common(1)[0]
+    if own_value == usual or counts[own_value] >= votes:
         # As many have this value as have that one: both sides say so, unless it is the usual one.
-        rival = next((value for value in others if value != mine), mine)
-        if rival == mine or 2 * (others[mine] + 1) > len(values):
+        rival = next((value for value in counts if value != own_value), own_value)
+        if rival == own_value or 2 * (counts[own_value] + 1) > len(values):
             return None
-        usual, votes = rival, others[rival]
+        usual, votes = rival, counts[rival]
     holders = f"{votes} of {count(len(values), 'node')}"
     if len(values) == _MANY:
         holders = next(node for node in values if node != name)
-    sentence = f"{_value(setting, mine)} here, {_value(setting, usual)} on {holders}"
+    sentence = f"{_value(setting, own_value)} here, {_value(setting, usual)} on {holders}"
     return Remark(sentence, _advice(setting), "fail" if _alike(setting) == "must" else "warn")
 
 
 def _same(setting: str, name: str, values: Mapping[str, str | None]) -> Remark | None:
     """A number that only one node may have, on two."""
-    mine = values[name]
-    duplicates = [node for node, value in values.items() if value == mine and node != name]
-    if mine is None or not duplicates:
+    own_value = values[name]
+    duplicates = [node for node, value in values.items() if value == own_value and node != name]
+    if own_value is None or not duplicates:
         return None
-    listed = ", ".join(duplicates[:_SHOWN]) + (", ..." if len(duplicates) > _SHOWN else "")
-    sentence = f"{_value(setting, mine)} here and on {listed}: two nodes cannot have one number"
+    nodes = ", ".join(duplicates[:_SHOWN]) + (", ..." if len(duplicates) > _SHOWN else "")
+    sentence = f"{_value(setting, own_value)} here and on {nodes}: two nodes cannot have one number"
     return Remark(sentence, f"number the nodes: {setting} 0 to {len(values) - 1}")
 
 
 def _alike(setting: str) -> Alike:
     if setting.startswith("-"):
-        option, known = setting.lstrip("-").replace("_", "-"), table("torch")["launch_options"]
-        if option in known["unique"]:
+        option, options = setting.lstrip("-").replace("_", "-"), table("torch")["launch_options"]
+        if option in options["unique"]:
             return "unique"
-        return "must" if option in known["must"] else "free"
-    known = variables().get(setting)
-    if known is not None:
-        return known.alike
+        return "must" if option in options["must"] else "free"
+    variable = variables().get(setting)
+    if variable is not None:
+        return variable.alike
     return "should" if setting.startswith("NCCL_") else "free"
 
 
 def _value(setting: str, value: str | None) -> str:
     if value is None:
         return f"{setting} not set"
-    known = variables().get(setting)
-    if known is not None and known.type == "secret":
+    variable = variables().get(setting)
+    if variable is not None and variable.type == "secret":
         return f"another {setting}"
     return f"{setting} {value[:40]}" if setting.startswith("-") else show(setting, value)
 

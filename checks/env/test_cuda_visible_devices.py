@@ -78,8 +78,8 @@ def read_visible(value: str | None, gpus: Sequence[Gpu]) -> Visible:
     if entries[0].startswith(("GPU-", "MIG-")):
         kind = "gpu-uuid" if entries[0].startswith("GPU-") else "mig"
     devices: list[Device] = []
-    lost = next((entry for entry in entries if _loses(entry)), None) if kind == "index" else None
-    trouble, remedy = _misread(lost) if lost is not None else ("", "")
+    wrong = next((entry for entry in entries if _loses(entry)), None) if kind == "index" else None
+    trouble, remedy = _misread(wrong) if wrong is not None else ("", "")
     for at, entry in enumerate(entries):
         device, why = _resolve(entry, kind, gpus)
         if device is None:
@@ -103,18 +103,18 @@ def _loses(entry: str) -> bool:
 
 def _misread(entry: str) -> tuple[str, str]:
     number = _STRTOUL.match(entry)
-    read = number.group(1) if number else ""
+    value = number.group(1) if number else ""
     bounds = _RANGE.fullmatch(entry)
     first, last = map(int, bounds.groups()) if bounds else (0, 0)
-    listed = ",".join(map(str, range(first, last + 1))) if first < last < first + 16 else ""
-    separated = ",".join(re.findall(r"[0-9]+", entry))
-    if bounds and listed:
-        return f"CUDA reads {entry!r} as {read}: it knows no ranges", f"write {listed}"
+    indices = ",".join(map(str, range(first, last + 1))) if first < last < first + 16 else ""
+    with_commas = ",".join(re.findall(r"[0-9]+", entry))
+    if bounds and indices:
+        return f"CUDA reads {entry!r} as {value}: it knows no ranges", f"write {indices}"
     if _HEX.fullmatch(entry.strip()):
-        return f"CUDA reads {entry!r} as {read}: it knows no hexadecimal", "write decimal indices"
+        return f"CUDA reads {entry!r} as {value}: it knows no hexadecimal", "write decimal indices"
     return (
-        f"CUDA reads {entry!r} as {read}: only a comma separates entries",
-        f"write indices with commas, such as {separated}",
+        f"CUDA reads {entry!r} as {value}: only a comma separates entries",
+        f"write indices with commas, such as {with_commas}",
     )
 
 
@@ -130,12 +130,12 @@ def _resolve(entry: str, kind: Kind, gpus: Sequence[Gpu]) -> tuple[Device | None
     if not entry.startswith(prefix):
         return None, f"the list began with {prefix}, and CUDA does not mix kinds or skip spaces"
     if kind == "gpu-uuid":
-        found = [Device(gpu.index) for gpu in gpus if gpu.uuid.startswith(entry)]
+        devices = [Device(gpu.index) for gpu in gpus if gpu.uuid.startswith(entry)]
     else:
-        found = _by_mig(entry, gpus)
-    if len(found) > 1:
-        return None, f"{len(found)} devices here begin like this; give more digits"
-    return (found[0], "") if found else (None, "no device here has this UUID")
+        devices = _by_mig(entry, gpus)
+    if len(devices) > 1:
+        return None, f"{len(devices)} devices here begin like this; give more digits"
+    return (devices[0], "") if devices else (None, "no device here has this UUID")
 
 
 def _by_index(entry: str, gpus: Sequence[Gpu]) -> tuple[Device | None, str]:
@@ -150,12 +150,12 @@ def _by_index(entry: str, gpus: Sequence[Gpu]) -> tuple[Device | None, str]:
 
 
 def _by_mig(entry: str, gpus: Sequence[Gpu]) -> list[Device]:
-    named = [
+    matches = [
         Device(gpu.index, mig.uuid) for gpu in gpus for mig in gpu.mig if mig.uuid.startswith(entry)
     ]
     old = _OLD_MIG.fullmatch(entry)
-    if named or old is None:
-        return named
+    if matches or old is None:
+        return matches
     return [Device(gpu.index, entry) for gpu in gpus if gpu.mig and gpu.uuid == old.group(1)]
 
 
@@ -167,14 +167,14 @@ def _one_mig(visible: Visible, gpus: Sequence[Gpu]) -> Visible:
         return visible
     instances = split[first.gpu].mig if first.gpu in split else ()
     if not first.mig and not instances:
-        rest = tuple(device for device in visible.devices if device.gpu not in split)
+        whole_gpus = tuple(device for device in visible.devices if device.gpu not in split)
         trouble = f"GPU{first.gpu} is in MIG mode without an instance"
-        return replace(visible, devices=rest, trouble=visible.trouble or trouble)
-    chosen = first if first.mig else Device(first.gpu, instances[0].uuid)
+        return replace(visible, devices=whole_gpus, trouble=visible.trouble or trouble)
+    instance = first if first.mig else Device(first.gpu, instances[0].uuid)
     trouble = f"CUDA shows a process one MIG instance, not {len(visible.devices)} devices"
     if len(visible.devices) == 1:
         trouble = ""
-    return replace(visible, devices=(chosen,), trouble=visible.trouble or trouble)
+    return replace(visible, devices=(instance,), trouble=visible.trouble or trouble)
 
 
 class Allocation(Struct, frozen=True):
@@ -187,12 +187,12 @@ class Allocation(Struct, frozen=True):
 
 def allocation(environ: Mapping[str, str]) -> Allocation | None:
     """Read the step's or the job's GPUs from its environment; None without one."""
-    listed = environ.get("SLURM_STEP_GPUS") or environ.get("SLURM_JOB_GPUS") or ""
-    if re.fullmatch(r"[0-9]{1,4}(?:,[0-9]{1,4})*", listed):
-        indices = tuple(int(word) for word in listed.split(","))
+    ids = environ.get("SLURM_STEP_GPUS") or environ.get("SLURM_JOB_GPUS") or ""
+    if re.fullmatch(r"[0-9]{1,4}(?:,[0-9]{1,4})*", ids):
+        indices = tuple(int(word) for word in ids.split(","))
         return Allocation(len(indices), indices)
-    counted = re.fullmatch(r"(?:[\w.\-]+:)*([0-9]{1,4})", environ.get("SLURM_GPUS_ON_NODE", ""))
-    return Allocation(int(counted.group(1))) if counted and int(counted.group(1)) else None
+    match = re.fullmatch(r"(?:[\w.\-]+:)*([0-9]{1,4})", environ.get("SLURM_GPUS_ON_NODE", ""))
+    return Allocation(int(match.group(1))) if match and int(match.group(1)) else None
 
 
 def unusable(visible: Visible, gpus: tuple[Gpu, ...], owner: str | None) -> Deviation | None:
@@ -201,14 +201,14 @@ def unusable(visible: Visible, gpus: tuple[Gpu, ...], owner: str | None) -> Devi
         return Deviation("it is empty, so the job sees no GPU", "unset it, or list the GPUs")
     if not visible.trouble:
         return None
-    seen = f"the job gets {len(visible.devices)} of {count(len(gpus), 'GPU')}"
+    sentence = f"the job gets {len(visible.devices)} of {count(len(gpus), 'GPU')}"
     if owner is not None:
         return Deviation(
-            f"it names GPUs of {owner}; here {seen}",
+            f"it names GPUs of {owner}; here {sentence}",
             "let each node set its own list; UUIDs never hold on two nodes",
         )
     advice = visible.remedy or "list indices or UUIDs of `nvidia-smi -L`"
-    return Deviation(f"{visible.trouble}; {seen}", advice)
+    return Deviation(f"{visible.trouble}; {sentence}", advice)
 
 
 def unconfirmed(visible: Visible) -> Deviation | None:
@@ -224,13 +224,13 @@ def unconfirmed(visible: Visible) -> Deviation | None:
 
 def too_few(visible: Visible, nproc: int | None) -> Deviation | None:
     """Fewer GPUs than ranks: the surplus ranks die of "invalid device ordinal"."""
-    seen = len(visible.devices)
-    if nproc is None or nproc <= seen:
+    number = len(visible.devices)
+    if nproc is None or nproc <= number:
         return None
     return Deviation(
-        f"{count(nproc, 'rank')} per node, {count(seen, 'GPU')} visible: "
-        f'rank {seen} gets "invalid device ordinal"',
-        f"use --nproc-per-node={seen}, or make {nproc} GPUs visible",
+        f"{count(nproc, 'rank')} per node, {count(number, 'GPU')} visible: "
+        f'rank {number} gets "invalid device ordinal"',
+        f"use --nproc-per-node={number}, or make {nproc} GPUs visible",
     )
 
 
@@ -238,26 +238,26 @@ def not_its_own(visible: Visible, given: Allocation | None, seen: int) -> Deviat
     """GPUs beyond the allocation. `seen`: GPUs that NVML shows, fewer inside a device cgroup."""
     if given is None or visible.kind == "mig":
         return None
-    used, has = len(visible.devices), f"Slurm gave the job {count(given.number, 'GPU')}"
+    number, has = len(visible.devices), f"Slurm gave the job {count(given.number, 'GPU')}"
     if visible.kind == "unset":
         return _unset(seen, has) if seen > given.number else None
-    if used > given.number:
-        return Deviation(f"it shows {count(used, 'GPU')}; {has}", "leave the list to Slurm")
-    ours = (set(given.host_indices), set(range(given.number)))
-    if given.host_indices and not any(set(visible.indices) <= own for own in ours):
-        listed = ",".join(str(index) for index in given.host_indices)
-        strangers = sorted(set(visible.indices) - ours[0])
-        shown = ",".join(str(index) for index in strangers)
-        return Deviation(f"GPU {shown} is not in the allocation ({listed})", "leave it to Slurm")
-    if used < given.number:
-        sentence = f"it shows {count(used, 'GPU')}; {has}"
+    if number > given.number:
+        return Deviation(f"it shows {count(number, 'GPU')}; {has}", "leave the list to Slurm")
+    numberings = (set(given.host_indices), set(range(given.number)))
+    if given.host_indices and not any(set(visible.indices) <= ids for ids in numberings):
+        indices = ",".join(str(index) for index in given.host_indices)
+        strangers = sorted(set(visible.indices) - numberings[0])
+        numbers = ",".join(str(index) for index in strangers)
+        return Deviation(f"GPU {numbers} is not in the allocation ({indices})", "leave it to Slurm")
+    if number < given.number:
+        sentence = f"it shows {count(number, 'GPU')}; {has}"
         return Deviation(sentence, "use all, or ask for fewer", grave=False)
     return None
 
 
-def _unset(seen: int, has: str) -> Deviation:
+def _unset(number: int, has: str) -> Deviation:
     advice = "export CUDA_VISIBLE_DEVICES, or constrain devices in Slurm's cgroup.conf"
-    return Deviation(f"it is not set and {seen} GPUs are in sight; {has}", advice, grave=False)
+    return Deviation(f"it is not set and {number} GPUs are in sight; {has}", advice, grave=False)
 
 
 def host_numbered(visible: Visible, given: Allocation | None, seen: int) -> Deviation | None:
@@ -277,9 +277,9 @@ def host_numbered(visible: Visible, given: Allocation | None, seen: int) -> Devi
 def ambiguous_order(visible: Visible, gpus: tuple[Gpu, ...], order: str) -> Deviation | None:
     """Indices on a node of mixed models: CUDA's default order is fastest first, not the bus's."""
     models = {gpu.name for gpu in gpus}
-    listed = {device.gpu for device in visible.devices}
+    indices = {device.gpu for device in visible.devices}
     by_bus = visible.kind != "index" or order == "PCI_BUS_ID"
-    if by_bus or len(models) == 1 or len(listed) == len(gpus):
+    if by_bus or len(models) == 1 or len(indices) == len(gpus):
         return None
     return Deviation(
         f"indices on {len(models)} GPU models: CUDA numbers the fastest first, nvidia-smi by bus",
@@ -293,11 +293,11 @@ def unlike_other_nodes(visible: Visible, job: Job) -> Deviation | None:
     lists = [environ.get("CUDA_VISIBLE_DEVICES") for environ in (job.environ or {}).values()]
     lengths = Counter(0 if value is None else len(value.split(",")) for value in lists)
     usual, votes = lengths.most_common(1)[0] if lengths else (0, 0)
-    mine = len(visible.entries)
-    if mine == usual or votes < 2 or 2 * votes <= lengths.total():  # noqa: PLR2004 - a majority
+    length = len(visible.entries)
+    if length == usual or votes < 2 or 2 * votes <= lengths.total():  # noqa: PLR2004 - a majority
         return None
     holders = f"{votes} of {lengths.total()} nodes"
-    numbers = (mine, usual)
+    numbers = (length, usual)
     here, there = (count(n, "entry", "entries") if n else "unset" for n in numbers)
     sentence = f"{here} here, {there} on {holders}"
     return Deviation(sentence, "give every node a list of one length", grave=False)

@@ -30,42 +30,42 @@ GRANT: Final = "permission to read the file"
 
 def settings(files: tuple[ConfFile, ...]) -> dict[str, str]:
     """What the files set together: the user's file wins over the system's."""
-    ranked = sorted(files, key=lambda file: file.kind == "user")
-    return {one.name: one.value for file in ranked for one in reversed(file.settings)}
+    user_last = sorted(files, key=lambda file: file.kind == "user")
+    return {line.name: line.value for file in user_last for line in reversed(file.settings)}
 
 
 def shared(facts: Facts) -> tuple[tuple[str, str], ...] | None:
     """The settings that all nodes of a job should share; None where they are not known."""
     if facts.nccl_conf is None or any(file.error for file in facts.nccl_conf):
         return None
-    known = variables()
+    by_name = variables()
     return tuple(
         (name, value)
         for name, value in sorted(settings(facts.nccl_conf).items())
-        if name not in known or known[name].alike in ("must", "should")
+        if name not in by_name or by_name[name].alike in ("must", "should")
     )
 
 
 def remarks(file: ConfFile, environ: Mapping[str, str], facts: Facts | None = None) -> list[Remark]:
     """What is wrong with the lines of one file, given the job's own environment."""
-    given = {one.name: one.value for one in reversed(file.settings)}
-    found = [wrong for name, value in given.items() if (wrong := _line(name, value, given))]
-    trimmed = {name: value for name, value in given.items() if _is_name(name)}
-    here = editions(facts, environ)
-    found += [*unread(trimmed, here), *outdated(trimmed, here)]
-    found += [
+    values = {line.name: line.value for line in reversed(file.settings)}
+    troubles = [wrong for name, value in values.items() if (wrong := _line(name, value, values))]
+    clean = {name: value for name, value in values.items() if _is_name(name)}
+    versions = editions(facts, environ)
+    troubles += [*unread(clean, versions), *outdated(clean, versions)]
+    troubles += [
         Remark(
             f"{show(name, value)} has no effect: the environment has {show(name, environ[name])}",
             f"remove one of the two {name}",
             "warn",
         )
-        for name, value in trimmed.items()
+        for name, value in clean.items()
         if name in environ and environ[name] != value and name.startswith("NCCL_")
     ]
     if file.without_equals:
         sentence = f"{file.without_equals} lines are not NAME=VALUE, and are skipped"
-        found.append(Remark(sentence, "write NAME=VALUE, and # in front of comments", "warn"))
-    return [replace(one, sentence=f"{file.path}: {one.sentence}") for one in found]
+        troubles.append(Remark(sentence, "write NAME=VALUE, and # in front of comments", "warn"))
+    return [replace(remark, sentence=f"{file.path}: {remark.sentence}") for remark in troubles]
 
 
 def left_over(
@@ -76,9 +76,9 @@ def left_over(
     together = switched_off({**settings(files), **environ}, expected, facts)
     paths = " and ".join(file.path for file in files)
     return [
-        Remark(f"{paths}: {one.sentence}", one.advice, one.weight)
-        for one in together
-        if one not in by_job
+        Remark(f"{paths}: {remark.sentence}", remark.advice, remark.weight)
+        for remark in together
+        if remark not in by_job
     ]
 
 
@@ -89,19 +89,19 @@ def drift(mine: tuple[tuple[str, str], ...] | None, group: Group) -> list[Remark
         return []
     here, there = dict(mine), dict(usual.value)
     name = next(name for name in sorted({**here, **there}) if here.get(name) != there.get(name))
-    known = variables().get(name)
-    secret = known is not None and known.type == "secret"
-    seen = [
+    variable = variables().get(name)
+    secret = variable is not None and variable.type == "secret"
+    sides = [
         "another value" if secret else show(name, side[name]) if name in side else f"no {name}"
         for side in (here, there)
     ]
-    sentence = f"nccl.conf has {seen[0]}, {seen[1]} on {usual.holders}"
-    fatal = known is not None and known.alike == "must"
+    sentence = f"nccl.conf has {sides[0]}, {sides[1]} on {usual.holders}"
+    fatal = variable is not None and variable.alike == "must"
     advice = "give all nodes one nccl.conf: ranks that disagree hang or crawl"
     return [Remark(sentence, advice, "fail" if fatal else "warn")]
 
 
-def _line(name: str, value: str, given: Mapping[str, str]) -> Remark | None:
+def _line(name: str, value: str, values: Mapping[str, str]) -> Remark | None:
     setting = show(name.strip(), value)
     if name != name.strip() or name.startswith("export "):
         wrong = f"{show(name, value)} sets a variable called {name!a}, which nothing reads"
@@ -110,13 +110,11 @@ def _line(name: str, value: str, given: Mapping[str, str]) -> Remark | None:
         return Remark(f"{setting}: the comment is part of the value", "put it on a line of its own")
     if value != value.strip():
         return Remark(f"{setting}: a blank or carriage return is part of it", "remove the blank")
-    one = variables().get(name)
-    if one is not None and one.owner != "NCCL":
-        late = (
-            f"{setting} comes too late: {one.owner} has read its variables before NCCL reads this"
-        )
-        return Remark(late, f"set {name} in the environment", "warn")
-    return read(one, value, given) if one is not None else None
+    variable = variables().get(name)
+    if variable is not None and variable.owner != "NCCL":
+        late = f"{setting} comes too late: {variable.owner} has read its variables before NCCL"
+        return Remark(f"{late} reads this", f"set {name} in the environment", "warn")
+    return read(variable, value, values) if variable is not None else None
 
 
 def _is_name(name: str) -> bool:
@@ -135,17 +133,17 @@ def judge(
         problem = "whether ~/.nccl.conf and /etc/nccl.conf set anything could not be read"
         return unknown(problem, advice="look why the home or /etc does not answer, then run again")
     job = environ or {}
-    found = [one for file in files for one in remarks(file, job, facts)]
-    found += left_over(files, job, expected, facts) + drift(shared(facts), group)
-    closed = next((file for file in files if file.error), None)
-    if closed is not None and not found:
-        problem = f"{closed.path} is there and cannot be read: {closed.error}"
+    troubles = [remark for file in files for remark in remarks(file, job, facts)]
+    troubles += left_over(files, job, expected, facts) + drift(shared(facts), group)
+    unreadable = next((file for file in files if file.error), None)
+    if unreadable is not None and not troubles:
+        problem = f"{unreadable.path} is there and cannot be read: {unreadable.error}"
         return unknown(
-            problem, advice=f"sudo cat {quote(closed.path)}, or make it readable", grant=GRANT
+            problem, advice=f"sudo cat {quote(unreadable.path)}, or make it readable", grant=GRANT
         )
     sources = [f"{file.path}: {count(len(file.settings), 'setting')}" for file in files]
     return verdict(
-        found, ok(", ".join(sources) + ", all right" if sources else "no nccl.conf here")
+        troubles, ok(", ".join(sources) + ", all right" if sources else "no nccl.conf here")
     )
 
 

@@ -33,13 +33,13 @@ def judge_values(environ: Mapping[str, str] | None, origin: str) -> Verdict:
 @lru_cache(maxsize=64)  # the nodes of a job have few environments
 def _judged(settings: frozenset[tuple[str, str]], origin: str) -> Verdict:
     environ = dict(settings)
-    known = [
-        one for name, one in variables().items() if name in environ and one.type != "undocumented"
+    present = [
+        var for name, var in variables().items() if name in environ and var.type != "undocumented"
     ]
-    does = [effect(one.effect, environ) for one in known if one.effect]
-    meant = "; ".join(dict.fromkeys(filter(None, does)))
-    fine = count(len(known), "setting") + " of NCCL, torch, CUDA and gloo, each in its range"
-    return verdict(read_all(environ), ok(f"{fine}; {meant}" if meant else fine), origin)
+    does = [effect(var.effect, environ) for var in present if var.effect]
+    effects = "; ".join(dict.fromkeys(filter(None, does)))
+    fine = count(len(present), "setting") + " of NCCL, torch, CUDA and gloo, each in its range"
+    return verdict(read_all(environ), ok(f"{fine}; {effects}" if effects else fine), origin)
 
 
 def test_env_values(node: Node, conclude: Conclude) -> None:
@@ -92,22 +92,22 @@ def too_loud(environ: Mapping[str, str]) -> list[Remark]:
     """Settings for debugging that cost a production run its speed, or its disk."""
     level = environ.get("NCCL_DEBUG", "").strip().upper()
     parts = {part.strip().upper() for part in environ.get("NCCL_DEBUG_SUBSYS", "").split(",")}
-    found = []
+    remarks = []
     if level == "TRACE":
         sentence = "NCCL_DEBUG=TRACE logs every call of every rank"
-        found.append(Remark(sentence, "use NCCL_DEBUG=WARN in production", "warn"))
+        remarks.append(Remark(sentence, "use NCCL_DEBUG=WARN in production", "warn"))
     elif level == "INFO" and parts & _EVERY_CALL:
-        listed = show("NCCL_DEBUG_SUBSYS", environ["NCCL_DEBUG_SUBSYS"])
-        sentence = f"NCCL_DEBUG=INFO with {listed} logs every operation of every rank"
-        found.append(Remark(sentence, "use NCCL_DEBUG=WARN, or unset NCCL_DEBUG_SUBSYS", "warn"))
+        setting = show("NCCL_DEBUG_SUBSYS", environ["NCCL_DEBUG_SUBSYS"])
+        sentence = f"NCCL_DEBUG=INFO with {setting} logs every operation of every rank"
+        remarks.append(Remark(sentence, "use NCCL_DEBUG=WARN, or unset NCCL_DEBUG_SUBSYS", "warn"))
     for name in filter(environ.__contains__, variables()):
-        value, one = environ[name].strip(), variables()[name]
-        key = "1" if one.type == "boolean" and value.lower() in ("true", "yes", "y", "t") else value
-        cost = one.loud.get(key.upper()) if value else None
+        value, var = environ[name].strip(), variables()[name]
+        key = "1" if var.type == "boolean" and value.lower() in ("true", "yes", "y", "t") else value
+        cost = var.loud.get(key.upper()) if value else None
         if cost:
             sentence = f"{show(name, value)}: {cost}"
-            found.append(Remark(sentence, f"unset {quote(name)} outside of debugging", "warn"))
-    return found
+            remarks.append(Remark(sentence, f"unset {quote(name)} outside of debugging", "warn"))
+    return remarks
 
 
 def too_quiet(environ: Mapping[str, str]) -> list[Remark]:
@@ -154,15 +154,15 @@ _IF_DEBUGGING: Final = "unset it, if it was set for debugging"
 
 def switched_off(environ: Mapping[str, str], expected: Expected, facts: Facts) -> list[Remark]:
     """Fast paths that this node has and the job's settings switch off."""
-    rdma, direct, shared = _rdma(environ), _direct(environ), _shared(environ)
-    found = [one for one in (_nics(rdma, expected, facts), _gpus(direct, expected, facts)) if one]
-    if rdma and direct and shared and not any(one.weight == "fail" for one in found):
-        off = f"{rdma}, {direct}, {shared}"
+    rdma, direct, shm = _rdma(environ), _direct(environ), _shared(environ)
+    remarks = [one for one in (_nics(rdma, expected, facts), _gpus(direct, expected, facts)) if one]
+    if rdma and direct and shm and not any(remark.weight == "fail" for remark in remarks):
+        off = f"{rdma}, {direct}, {shm}"
         sentence = f"all fast paths are switched off ({off}): everything goes over TCP"
         advice = "if this was for debugging, unset them; else measure what it costs"
         return [Remark(sentence, advice, "warn")]
     gpudirect = _gpudirect(environ, facts) if not rdma else None
-    return [*found, gpudirect] if gpudirect else found
+    return [*remarks, gpudirect] if gpudirect else remarks
 
 
 def unjudged(environ: Mapping[str, str], facts: Facts) -> str:
@@ -207,8 +207,8 @@ def _nics(setting: str, expected: Expected, facts: Facts) -> Remark | None:
     up = [nic for nic in facts.nics or () if any(_PORT_UP in port.state for port in nic.ports)]
     if not up:
         return None
-    there = f"{count(len(up), 'RDMA NIC')} here with a port up"
-    sentence, cause = f"{setting} sends everything over TCP; {there}", setting.partition("=")[0]
+    hardware = f"{count(len(up), 'RDMA NIC')} here with a port up"
+    sentence, cause = f"{setting} sends everything over TCP; {hardware}", setting.partition("=")[0]
     return Remark(sentence, _IF_DEBUGGING, "warn", cause=cause)
 
 
@@ -220,15 +220,15 @@ def _gpus(setting: str, expected: Expected, facts: Facts) -> Remark | None:
         links = f"{expected.nvlinks_per_gpu} links per GPU expected"
         sentence = f"{setting} keeps the GPUs off NVLink, {links}"
         return Remark(sentence, "unset it: it is meant for debugging; else correct the inventory")
-    linked = [gpu for gpu in facts.gpus or () if any(link.up for link in gpu.links or ())]
-    if linked:
-        there = f"{count(len(linked), 'GPU')} here with links up"
-        return Remark(f"{setting} keeps the GPUs off NVLink; {there}", _IF_DEBUGGING, "warn")
+    with_links = [gpu for gpu in facts.gpus or () if any(link.up for link in gpu.links or ())]
+    if with_links:
+        hardware = f"{count(len(with_links), 'GPU')} here with links up"
+        return Remark(f"{setting} keeps the GPUs off NVLink; {hardware}", _IF_DEBUGGING, "warn")
     pairs = [pair for pair in facts.gpu_pairs or () if pair.p2p_read == "ok"]
     if not pairs:
         return None
-    there = count(len(pairs), "pair of GPUs", "pairs of GPUs")
-    sentence = f"{setting} sends data through the host; {there} here with peer access"
+    hardware = count(len(pairs), "pair of GPUs", "pairs of GPUs")
+    sentence = f"{setting} sends data through the host; {hardware} here with peer access"
     return Remark(sentence, _IF_DEBUGGING, "warn")
 
 
@@ -252,11 +252,11 @@ def judge_transports(
     """The inventory decides first, then the hardware that was found."""
     if environ is None:
         return not_run(UNKNOWN_JOB)
-    found = switched_off(environ, expected, facts)
-    if not found and (setting := unjudged(environ, facts)):
+    remarks = switched_off(environ, expected, facts)
+    if not remarks and (setting := unjudged(environ, facts)):
         return not_run(f"{setting}: nothing here shows whether that node has what it switches off")
     fine = ok("no fast path that is expected or present is switched off")
-    return verdict(found, fine, origin)
+    return verdict(remarks, fine, origin)
 
 
 def test_env_transports(node: Node, conclude: Conclude) -> None:

@@ -27,8 +27,8 @@ _PART: Final = re.compile(r"([^:=\[\],]*)([:=]?)(\[[^\]]*\]|[^,]*)(?:,|$)")
 
 def allocator_keys() -> frozenset[str]:
     """Every key of torch's allocator."""
-    known = table("torch")["allocator"]
-    return frozenset((*known["booleans"], *known["others"]))
+    keys = table("torch")["allocator"]
+    return frozenset((*keys["booleans"], *keys["others"]))
 
 
 def alloc(variable: Variable, value: str) -> Remark | None:
@@ -36,41 +36,41 @@ def alloc(variable: Variable, value: str) -> Remark | None:
     text = value.replace(" ", "")
     setting = show(variable.name, value)
     for part in _PART.finditer(text):
-        key, sign, given = part.groups()
+        key, sign, content = part.groups()
         if not part.group():
             continue
-        if wrong := _wrong(key, sign, given):
+        if wrong := _wrong(key, sign, content):
             return Remark(f"{setting}: {wrong}, and torch stops with it", _advice(key, sign))
     return None
 
 
-def _wrong(key: str, sign: str, given: str) -> str:
+def _wrong(key: str, sign: str, value: str) -> str:
     if key not in allocator_keys():
         return f"{key[:40]!a} is no setting of the allocator"
     if sign != ":":
         return f"{key} is not followed by a colon"
     if key in table("torch")["allocator"]["booleans"]:
-        return "" if given in ("True", "False") else f"{key} is neither True nor False"
+        return "" if value in ("True", "False") else f"{key} is neither True nor False"
     if key == "backend":
-        good = given in ("native", "cudaMallocAsync", "hipMallocAsync")
+        good = value in ("native", "cudaMallocAsync", "hipMallocAsync")
         return "" if good else "backend is neither native nor cudaMallocAsync"
-    return _wrong_number(key, given)
+    return _wrong_number(key, value)
 
 
-def _wrong_number(key: str, given: str) -> str:
-    if key == "roundup_power2_divisions" and given.startswith("["):
+def _wrong_number(key: str, value: str) -> str:
+    if key == "roundup_power2_divisions" and value.startswith("["):
         return ""
-    if not re.fullmatch(r"-?[0-9]{1,15}(?:\.[0-9]{0,15})?", given):
+    if not re.fullmatch(r"-?[0-9]{1,15}(?:\.[0-9]{0,15})?", value):
         return f"{key} has no number"
-    number = float(given)
+    number = float(value)
     if key in ("garbage_collection_threshold", "per_process_memory_fraction"):
         whole = key.startswith("per") and number == 1
-        return "" if 0 < number < 1 or whole else f"{key} is {given}, not between 0 and 1"
+        return "" if 0 < number < 1 or whole else f"{key} is {value}, not between 0 and 1"
     if key == "max_split_size_mb" and number <= LEAST_SPLIT_MIB:
-        return f"max_split_size_mb is {given}, not above {LEAST_SPLIT_MIB}"
+        return f"max_split_size_mb is {value}, not above {LEAST_SPLIT_MIB}"
     if key == "roundup_power2_divisions" and int(number) & (int(number) - 1):
-        return f"roundup_power2_divisions is {given}, no power of 2"
-    return "" if number >= 0 else f"{key} is {given}, below 0"
+        return f"roundup_power2_divisions is {value}, no power of 2"
+    return "" if number >= 0 else f"{key} is {value}, below 0"
 
 
 def _advice(key: str, sign: str) -> str:
@@ -100,8 +100,8 @@ def interfaces(variable: Variable, value: str) -> Remark | None:
     names, wrong = _names(setting, value)
     long = next((name for name in names if len(name) > LONGEST_INTERFACE), None)
     if wrong is None and long is not None:
-        meant = "separate names with commas" if " " in long or ";" in long else "give its real name"
-        return Remark(f"{setting}: no interface has a name of {len(long)} characters", meant)
+        hint = "separate names with commas" if " " in long or ";" in long else "give its real name"
+        return Remark(f"{setting}: no interface has a name of {len(long)} characters", hint)
     return wrong
 
 
@@ -152,12 +152,12 @@ def _names(setting: str, value: str) -> tuple[list[str], Remark | None]:
     if blank is not None:
         wrong = f"{setting}: the blank in {blank[:40]!a} is part of the name, which no device has"
         return names, Remark(wrong, "write the list without blanks")
-    signed = next((name for name in names if name.startswith(("^", "="))), None)
-    if signed is not None:
-        wrong = f"{setting}: the sign in {signed[:40]!a} is part of the name: "
+    with_sign = next((name for name in names if name.startswith(("^", "="))), None)
+    if with_sign is not None:
+        wrong = f"{setting}: the sign in {with_sign[:40]!a} is part of the name: "
         return names, Remark(wrong + "^ and = count only in front of the whole list", "write ^=a,b")
-    spaced = next((name for name in names if re.search(r"[\s;|]", name)), None)
-    if spaced is not None:
+    with_space = next((name for name in names if re.search(r"[\s;|]", name)), None)
+    if with_space is not None:
         return names, Remark(f"{setting}: only a comma separates names", "write a,b")
     return [name for name in names if name], None
 
@@ -181,31 +181,31 @@ def as_strtoll(text: str) -> Number:
     """Read it as C's strtoll with base 0, as NCCL does."""
     if not text:
         return Number(None, "empty")
-    found = _STRTOLL.match(text)
-    if found is None:
+    match = _STRTOLL.match(text)
+    if match is None:
         return Number(0, "words")
-    digits = found[2].lower()
+    digits = match[2].lower()
     if len(digits) > _MOST_DIGITS:
         return Number(None, "huge")
     octal = len(digits) > 1 and digits[0] == "0" and digits[1] != "x"
     value = int(digits, 8 if octal else 16 if digits.startswith("0x") else 10)
-    value = -value if found[1] == "-" else value
+    value = -value if match[1] == "-" else value
     if not -_INT64 <= value < _INT64:
         return Number(None, "huge")
-    if text[found.end() :].strip():
+    if text[match.end() :].strip():
         return Number(value, "rest")
     return Number(value, "octal" if octal and int(digits) != abs(value) else "fine")
 
 
 def as_stoi(text: str) -> Number:
     """Read it as C++'s stoi, as torch does; None where that raises."""
-    found = _STOI.match(text)
-    if found is None:
+    match = _STOI.match(text)
+    if match is None:
         return Number(None, "words")
-    value = int(found[2][:20]) * (-1 if found[1] == "-" else 1)
+    value = int(match[2][:20]) * (-1 if match[1] == "-" else 1)
     if not -_INT32 <= value < _INT32:
         return Number(None, "huge")
-    return Number(value, "rest" if text[found.end() :].strip() else "fine")
+    return Number(value, "rest" if text[match.end() :].strip() else "fine")
 
 
 def number(text: str | None, read_as: str = "strtoll") -> int | None:
@@ -287,8 +287,8 @@ def choice(variable: Variable, value: str) -> Remark | None:
 
 def word_list(variable: Variable, value: str) -> Remark | None:
     """Words with commas between; `^` in front inverts where the variable knows that."""
-    listed = value.removeprefix("^") if variable.invert else value
-    words = listed.split(",")
+    text = value.removeprefix("^") if variable.invert else value
+    words = text.split(",")
     wrong = next((word for word in words if word and not _is_one(variable, word)), None)
     return None if wrong is None else _unknown_word(variable, value, wrong)
 
@@ -296,8 +296,8 @@ def word_list(variable: Variable, value: str) -> Remark | None:
 def functions(variable: Variable, value: str) -> Remark | None:
     """`ring,tree;allreduce:^tree`: lists, each for one function (since NCCL 2.24)."""
     for part in value.split(";"):
-        _, _, listed = part.rpartition(":")
-        for word in listed.removeprefix("^").split(","):
+        _, _, words = part.rpartition(":")
+        for word in words.removeprefix("^").split(","):
             if word and not _is_one(variable, word):
                 return _unknown_word(variable, value, word)
     return None
@@ -339,8 +339,8 @@ def path(variable: Variable, value: str) -> Remark | None:
 
 
 def _is_one(variable: Variable, word: str) -> bool:
-    taken = [one.upper() for one in variable.values] if variable.fold else variable.values
-    return (word.upper() if variable.fold else word) in taken
+    words = [value.upper() for value in variable.values] if variable.fold else variable.values
+    return (word.upper() if variable.fold else word) in words
 
 
 def _unknown_word(variable: Variable, value: str, word: str) -> Remark:
@@ -354,8 +354,8 @@ def _unknown_word(variable: Variable, value: str, word: str) -> Remark:
     else:
         sentence += f"{word[:40]!a} is not one of {', '.join(variable.values)}"
         near = did_you_mean(word.upper(), variable.values)
-        meant = near.partition("'")[2].partition("'")[0] if "did you mean" in near else ""
-        advice = f"write {meant}" if meant else f"unset {variable.name}, or give one of these"
+        guess = near.partition("'")[2].partition("'")[0] if "did you mean" in near else ""
+        advice = f"write {guess}" if guess else f"unset {variable.name}, or give one of these"
     sentence += f"; {variable.beyond}" if variable.beyond else ""
     return Remark(sentence, advice, "warn" if variable.mild else "fail")
 
@@ -376,8 +376,8 @@ def read(variable: Variable, value: str, environ: Mapping[str, str]) -> Remark |
     if _TEMPLATE.fullmatch(value.strip()):
         sentence = f"{show(variable.name, value)} is a placeholder that was never filled in"
         return Remark(sentence, f"set {variable.name}: {variable.does}")
-    quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
-    if quoted:
+    has_quotes = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
+    if has_quotes:
         inner = value[1:-1]
         return Remark(
             f"{show(variable.name, value)}: the quotes are part of the value",
@@ -390,9 +390,9 @@ def read(variable: Variable, value: str, environ: Mapping[str, str]) -> Remark |
 
 def read_all(environ: Mapping[str, str]) -> list[Remark]:
     """Remarks on every value of a variable that is known."""
-    known = variables()
-    found = (read(known[name], environ[name], environ) for name in sorted(environ) if name in known)
-    return [one for one in found if one is not None]
+    by_name = variables()
+    names = sorted(by_name.keys() & environ)
+    return list(filter(None, (read(by_name[name], environ[name], environ) for name in names)))
 
 
 def _number(variable: Variable, value: str) -> Remark | None:

@@ -95,16 +95,16 @@ class UnreadName(Struct, frozen=True):
 @cache
 def variables() -> dict[str, Variable]:
     """Every variable that is known, by name."""
-    return {one.name: one for owner in _OWNERS for one in _of(owner)}
+    return {variable.name: variable for owner in _OWNERS for variable in _of(owner)}
 
 
 @cache
 def families() -> tuple[Family, ...]:
     """The prefixes that are judged; PYTORCH_ and TORCH_NCCL_ are torch's too."""
-    found = [convert(table(owner), Family) for owner in _OWNERS]
-    torch = next(one for one in found if one.owner == "torch")
+    of_owners = [convert(table(owner), Family) for owner in _OWNERS]
+    torch = next(candidate for candidate in of_owners if candidate.owner == "torch")
     nccl = structs.replace(torch, prefix="TORCH_NCCL_", closed=True)
-    return (nccl, structs.replace(torch, prefix="PYTORCH_", closed=False), *found)
+    return (nccl, structs.replace(torch, prefix="PYTORCH_", closed=False), *of_owners)
 
 
 @cache
@@ -115,7 +115,7 @@ def unread_names() -> dict[str, UnreadName]:
 
 def family(name: str) -> Family | None:
     """The family that a name seems to belong to; None for a name of other programs."""
-    return next((one for one in families() if name.startswith(one.prefix)), None)
+    return next((candidate for candidate in families() if name.startswith(candidate.prefix)), None)
 
 
 @cache
@@ -126,15 +126,15 @@ def table(owner: str) -> dict[str, Any]:
 
 def _of(owner: str) -> list[Variable]:
     its = table(owner)
-    who: dict[str, Any] = {name: its[name] for name in ("owner", "read_as", "date")}
+    common: dict[str, Any] = {name: its[name] for name in ("owner", "read_as", "date")}
     prefix = its["prefix"] if owner == "nccl" else ""
     alike: Alike = "should" if owner == "nccl" else "free"
     undocumented = [
-        Variable(name=prefix + name, source=its["edition"], alike=alike, **who)
+        Variable(name=prefix + name, source=its["edition"], alike=alike, **common)
         for name in its["undocumented"].split()
     ]
     described = [
-        Variable(name=name, **who, **{**entry, "values": tuple(entry.get("values", ()))})
+        Variable(name=name, **common, **{**entry, "values": tuple(entry.get("values", ()))})
         for name, entry in its["variables"].items()
     ]
     return [*undocumented, *described]
@@ -161,33 +161,33 @@ def _words(name: str) -> tuple[str, ...]:
 @cache
 def _by_words() -> Mapping[tuple[str, ...], str]:
     """The known names by their words in any order; of several the first."""
-    return {_words(one): one for one in reversed(variables())}
+    return {_words(name): name for name in reversed(variables())}
 
 
 @cache
 def _known() -> tuple[tuple[str, int], ...]:
     """The known names, each with the letters that occur in it."""
-    return tuple((one, _letters(one)) for one in variables() if len(one) >= _SHORTEST)
+    return tuple((name, _letters(name)) for name in variables() if len(name) >= _SHORTEST)
 
 
 def _nearest(name: str) -> str:
-    best, least, mine = "", FARTHEST + 1, _letters(name)
-    for one, letters in _known():
+    best, least, bits = "", FARTHEST + 1, _letters(name)
+    for other, letters in _known():
         # An edit takes at most one letter away and brings at most one.
-        if abs(len(one) - len(name)) > FARTHEST or (mine ^ letters).bit_count() > 2 * FARTHEST:
+        if abs(len(other) - len(name)) > FARTHEST or (bits ^ letters).bit_count() > 2 * FARTHEST:
             continue
-        far = _distance(name, one)
+        far = _distance(name, other)
         if far < least:
-            best, least = one, far
+            best, least = other, far
     return best
 
 
 def _letters(name: str) -> int:
     """A bit for each letter that occurs."""
-    found = 0
+    bits = 0
     for letter in name:
-        found |= 1 << (ord(letter) & 63)
-    return found
+        bits |= 1 << (ord(letter) & 63)
+    return bits
 
 
 def _distance(a: str, b: str) -> int:
@@ -226,8 +226,8 @@ class Editions(Struct, frozen=True):
 
     def before(self, owner: str, first: str) -> bool:
         """Whether the one here is known to be older than `first`, "2.24"."""
-        here = version(self.of(owner))
-        return bool(here) and here < version(first)
+        current = version(self.of(owner))
+        return bool(current) and current < version(first)
 
 
 def editions(facts: Facts | None, environ: Mapping[str, str]) -> Editions:
@@ -235,8 +235,8 @@ def editions(facts: Facts | None, environ: Mapping[str, str]) -> Editions:
     if facts is None or facts.software is None:
         return Editions()
     torch = facts.software.torch.version if facts.software.torch else ""
-    preloaded = "nccl" in environ.get("LD_PRELOAD", "")
-    return Editions(nccl="" if preloaded else facts.software.nccl or "", torch=torch)
+    has_preload = "nccl" in environ.get("LD_PRELOAD", "")
+    return Editions(nccl="" if has_preload else facts.software.nccl or "", torch=torch)
 
 
 MOST_COMPARED: Final = 4096
@@ -248,15 +248,17 @@ _MISSPELT_PREFIXES: Final = ("NCLL_", "NCC_", "NCCLL_", "NNCCL_", "PYTROCH_", "T
 
 def unread(environ: Mapping[str, str], here: Editions = _UNKNOWN_EDITIONS) -> list[Remark]:
     """Names that no program reads, or none of these versions, with the name probably meant."""
-    known = variables()
-    strange = [one for one in sorted(environ) if one not in known and _looks_like_ours(one, known)]
+    by_name = variables()
+    strange = [
+        name for name in sorted(environ) if name not in by_name and _looks_like_ours(name, by_name)
+    ]
     left_out = frozenset(strange[MOST_COMPARED:])
     names = [name for name in sorted(environ) if name not in left_out]
-    found = [_unread(name) or _too_new(name, environ, here) for name in names]
+    remarks = [_unread(name) or _too_new(name, environ, here) for name in names]
     if left_out:
         sentence = f"{len(left_out)} of {len(strange)} unknown names were not looked up: too many"
-        found.append(Remark(sentence, "give the job's own variables only", "unknown"))
-    return list(filter(None, found))
+        remarks.append(Remark(sentence, "give the job's own variables only", "unknown"))
+    return list(filter(None, remarks))
 
 
 def outdated(environ: Mapping[str, str], here: Editions = _UNKNOWN_EDITIONS) -> list[Remark]:
@@ -264,88 +266,88 @@ def outdated(environ: Mapping[str, str], here: Editions = _UNKNOWN_EDITIONS) -> 
 
     A version older than the new name needs the old one.
     """
-    known = variables()
-    found = (_outdated(known[name], environ, here) for name in sorted(environ) if name in known)
-    return list(filter(None, found))
+    by_name = variables()
+    names = sorted(by_name.keys() & environ)
+    return list(filter(None, (_outdated(by_name[name], environ, here) for name in names)))
 
 
 @lru_cache(maxsize=MOST_COMPARED)
 def _unread(name: str) -> Remark | None:
     """One name; cached, because a thousand nodes have the same names."""
-    known = variables()
-    if name in known:
+    by_name = variables()
+    if name in by_name:
         return None
     if name in unread_names():
-        one = unread_names()[name]
-        sentence = f"{name} has no effect: nothing reads it (hoped for: {one.hope})"
-        return Remark(sentence, f"in place of {name}: {one.instead}", "warn")
-    return _strange(name, known) if _looks_like_ours(name, known) else None
+        entry = unread_names()[name]
+        sentence = f"{name} has no effect: nothing reads it (hoped for: {entry.hope})"
+        return Remark(sentence, f"in place of {name}: {entry.instead}", "warn")
+    return _strange(name, by_name) if _looks_like_ours(name, by_name) else None
 
 
-def _looks_like_ours(name: str, known: Mapping[str, Variable]) -> bool:
+def _looks_like_ours(name: str, by_name: Mapping[str, Variable]) -> bool:
     """Whether a name seems meant for NCCL, torch, CUDA or gloo, and not for a plugin or image."""
-    own = family(name)
-    if own is None:
-        wrong_case = name.upper() in known and family(name.upper()) is not None
+    kind = family(name)
+    if kind is None:
+        wrong_case = name.upper() in by_name and family(name.upper()) is not None
         return wrong_case or name.upper().startswith(_MISSPELT_PREFIXES)
-    return not any(name.startswith(prefix) for prefix in own.foreign)
+    return not any(name.startswith(prefix) for prefix in kind.foreign)
 
 
-def _strange(name: str, known: Mapping[str, Variable]) -> Remark | None:
-    own, near = family(name), meant(name)
-    if near and (own is None or own.closed or known[near].type != "undocumented"):
+def _strange(name: str, by_name: Mapping[str, Variable]) -> Remark | None:
+    kind, near = family(name), meant(name)
+    if near and (kind is None or kind.closed or by_name[near].type != "undocumented"):
         why = ": capitals count" if near == name.upper() else ""
         sentence = f"{name} has no effect: nothing reads it{why}"
         return Remark(sentence, f"did you mean {near}?", "warn")
-    if own is None or not own.closed:
+    if kind is None or not kind.closed:
         return None
-    sentence = f"{name} has no effect that is known: {own.edition} does not read it"
+    sentence = f"{name} has no effect that is known: {kind.edition} does not read it"
     advice = f"unset {quote(name)}, or ask the person who set it which program reads it"
     return Remark(sentence, advice, "warn")
 
 
-def _too_new(name: str, environ: Mapping[str, str], here: Editions) -> Remark | None:
+def _too_new(name: str, environ: Mapping[str, str], versions: Editions) -> Remark | None:
     """A name that only a later version reads, unless its old name is set beside it."""
-    one = variables().get(name)
-    if one is None or not one.since or not here.before(one.owner, one.since):
+    new = variables().get(name)
+    if new is None or not new.since or not versions.before(new.owner, new.since):
         return None
     olds = [
-        each
-        for each in variables().values()
-        if each.use == name and version(each.deprecated) >= version(one.since)
+        old
+        for old in variables().values()
+        if old.use == name and version(old.deprecated) >= version(new.since)
     ]
-    if any(each.name in environ for each in olds):
+    if any(old.name in environ for old in olds):
         return None
-    sentence = f"{name} has no effect: {one.owner} reads it since {one.since}, and here is "
-    old = max(olds, key=lambda each: version(each.deprecated), default=None)
+    sentence = f"{name} has no effect: {new.owner} reads it since {new.since}, and here is "
+    old = max(olds, key=lambda old: version(old.deprecated), default=None)
     instead = f"set {old.name}" if old is not None else f"unset {quote(name)}"
-    advice = f"{instead}, or update {one.owner} to {one.since} or later"
-    return Remark(sentence + here.of(one.owner), advice, "warn")
+    advice = f"{instead}, or update {new.owner} to {new.since} or later"
+    return Remark(sentence + versions.of(new.owner), advice, "warn")
 
 
-def _removed(variable: Variable, here: Editions) -> Remark:
+def _removed(variable: Variable, versions: Editions) -> Remark:
     name, owner = variable.name, variable.owner
     instead = f"use {variable.use}" if variable.use else f"unset {quote(name)}"
-    installed = here.of(owner)
-    if here.before(owner, variable.removed):
-        sentence = f"{name} works with {owner} {installed}, which is here, and no longer from"
+    current = versions.of(owner)
+    if versions.before(owner, variable.removed):
+        sentence = f"{name} works with {owner} {current}, which is here, and no longer from"
         return Remark(f"{sentence} {variable.removed} on", instead, "warn")
     sentence = f"{name} has no effect: {owner} {variable.removed} removed it"
-    return Remark(sentence + (f", and here is {installed}" if installed else ""), instead, "warn")
+    return Remark(sentence + (f", and here is {current}" if current else ""), instead, "warn")
 
 
-def _outdated(variable: Variable, environ: Mapping[str, str], here: Editions) -> Remark | None:
+def _outdated(variable: Variable, environ: Mapping[str, str], versions: Editions) -> Remark | None:
     name = variable.name
     if variable.removed:
-        return _removed(variable, here)
+        return _removed(variable, versions)
     if variable.deprecated_value and environ[name].strip() == variable.deprecated_value:
         sentence = f"{name}={variable.deprecated_value} is deprecated in {variable.owner}"
         return Remark(sentence, f"unset {quote(name)}", "warn")
     if not variable.deprecated or variable.quiet:
         return None
-    if here.before(variable.owner, variable.deprecated):
+    if versions.before(variable.owner, variable.deprecated):
         return None
-    since, installed = f"{variable.owner} {variable.deprecated}", here.of(variable.owner)
-    here_is = f", and here is {installed}" if installed else ""
+    since, current = f"{variable.owner} {variable.deprecated}", versions.of(variable.owner)
+    here_is = f", and here is {current}" if current else ""
     sentence = f"{name} is the old name of {variable.use} (deprecated since {since}{here_is})"
     return Remark(sentence, f"set {variable.use} in its place", "warn")
