@@ -57,10 +57,10 @@ def missing_gpu(gpus: Sequence[Gpu]) -> str:
         return ""
     if len(dead_links) <= 1:  # that GPU itself may be at fault
         return ""
-    listed = "; ".join(f"GPU{index} link {', '.join(dead)}" for index, dead in dead_links.items())
+    names = "; ".join(f"GPU{index} link {', '.join(dead)}" for index, dead in dead_links.items())
     return (
         f"a GPU is missing: {len(gpus)} are listed, {expected} expected, and the "
-        f"{links_per_gpu + surplus} dead NVLinks of the others ({listed}) are "
+        f"{links_per_gpu + surplus} dead NVLinks of the others ({names}) are "
         f"as many as one GPU has{f' and {surplus} more' if surplus else ''}"
     )
 
@@ -132,11 +132,11 @@ def usual_links(gpus: Sequence[Gpu]) -> int | None:
 
 def asymmetric_links(gpus: Sequence[Gpu]) -> Iterator[Deviation]:
     """Pairs whose NVLinks do not look the same from both ends."""
-    linked = [gpu for gpu in gpus if gpu.links is not None and gpu.bus_id]
-    if {link.remote_kind for gpu in linked for link in gpu.links or ()} <= {"switch"}:
+    with_links = [gpu for gpu in gpus if gpu.links is not None and gpu.bus_id]
+    if {link.remote_kind for gpu in with_links for link in gpu.links or ()} <= {"switch"}:
         return  # through switches all look the same from both ends
     ends = link_ends(gpus)
-    for a, b in combinations(sorted(linked, key=lambda gpu: gpu.index), 2):
+    for a, b in combinations(sorted(with_links, key=lambda gpu: gpu.index), 2):
         there, back = ends[a.index].to(ends[b.index]), ends[b.index].to(ends[a.index])
         if there != back:
             sentence = f"GPU{a.index} has {there} live NVLinks to GPU{b.index}, {back} back"
@@ -158,16 +158,16 @@ def peers_without_access(facts: Facts, codes: Codes | None) -> Iterator[Deviatio
     """Pairs that may not reach each other's memory while pairs joined the same way may."""
     if any(line.startswith(PAIRS) for line in facts.problems):
         return
-    joined = {(a, b): code for a, b, code in codes or known_codes(facts)}
-    if not joined:  # how they are joined is not known: each is every other's peer
-        joined = {(pair.a, pair.b): "unknown way" for pair in facts.gpu_pairs or ()}
+    pair_codes = {(a, b): code for a, b, code in codes or known_codes(facts)}
+    if not pair_codes:  # how they are joined is not known: each is every other's peer
+        pair_codes = {(pair.a, pair.b): "unknown way" for pair in facts.gpu_pairs or ()}
         answers = {pair.p2p_read for pair in facts.gpu_pairs or ()}
         if answers and not answers & {"ok", "unknown"}:
             why = ", ".join(sorted(answers))
             sentence = f"no GPU may reach another's memory: {why}; ok is expected for a job"
             yield Deviation(sentence, COMPARE_BUILD, grave=False)
-    for code in sorted(set(joined.values())):
-        pairs = [pair for pair in facts.gpu_pairs or () if joined.get((pair.a, pair.b)) == code]
+    for code in sorted(set(pair_codes.values())):
+        pairs = [pair for pair in facts.gpu_pairs or () if pair_codes.get((pair.a, pair.b)) == code]
         reads = [pair.p2p_read for pair in pairs]
         # Of pairs that NVLinks join, one with access shows it; by PCIe some may lack it by design.
         must = _most(reads) == "ok" or (code.startswith("NV") and "ok" in reads)
@@ -183,13 +183,13 @@ def peers_without_access(facts: Facts, codes: Codes | None) -> Iterator[Deviatio
 
 def _without_peers(pairs: Sequence[GpuPair]) -> tuple[int, str] | None:
     """The one GPU that reaches none of several others, which reach each other, and why."""
-    refused = [pair for pair in pairs if pair.p2p_read not in ("ok", "unknown")]
+    without_access = [pair for pair in pairs if pair.p2p_read not in ("ok", "unknown")]
     able = {gpu for pair in pairs if pair.p2p_read == "ok" for gpu in (pair.a, pair.b)}
     # Of a single pair either GPU may be the lone one. It forms a pair with each GPU that is able.
-    if len(refused) <= 1 or len(refused) != len(able):
+    if len(without_access) <= 1 or len(without_access) != len(able):
         return None
-    lone = set.intersection(*({pair.a, pair.b} for pair in refused)) - able
-    return (min(lone), refused[0].p2p_read) if lone else None
+    lone = set.intersection(*({pair.a, pair.b} for pair in without_access)) - able
+    return (min(lone), without_access[0].p2p_read) if lone else None
 
 
 def unusual_codes(codes: Codes | None, group: Group) -> Iterator[Deviation]:
@@ -200,7 +200,7 @@ def unusual_codes(codes: Codes | None, group: Group) -> Iterator[Deviation]:
     usual = {(a, b): code for a, b, code in vote.value}
     voters = on_most(vote, group)
     if len(codes) != len(vote.value):
-        number, usual_number = (max(b for _, b, _ in each) + 1 for each in (codes, vote.value))
+        number, usual_number = (max(b for _, b, _ in pairs) + 1 for pairs in (codes, vote.value))
         sentence = f"{number} GPUs here, {usual_number} {voters}"
         yield Deviation(sentence, "look for Xid 79; power-cycle, recheck")
         return
@@ -213,16 +213,16 @@ def unusual_codes(codes: Codes | None, group: Group) -> Iterator[Deviation]:
 
 def far_rails(facts: Facts, group: Group) -> Iterator[Deviation]:
     """GPUs whose nearest NIC is farther than the group's, or than every other GPU's here."""
-    mine = nic_distances(facts)
-    if mine is None:
+    distances = nic_distances(facts)
+    if distances is None:
         return
     vote = decided(group.majority(nic_distances))
-    usual, origin = _all_but_one(mine), "for every other GPU here"
+    usual, origin = _all_but_one(distances), "for every other GPU here"
     if vote is not None:
         # With another number of GPUs, no rail has a counterpart in the group: none deviates.
-        usual = vote.value if len(vote.value) == len(mine) else mine
+        usual = vote.value if len(vote.value) == len(distances) else distances
         origin = on_most(vote, group)
-    for gpu, distance, usual_distance in zip(facts.gpus or (), mine, usual, strict=True):
+    for gpu, distance, usual_distance in zip(facts.gpus or (), distances, usual, strict=True):
         if DISTANCES.index(distance) > DISTANCES.index(usual_distance):
             names = ", ".join(nearest_nics(gpu, facts.nics or ()))
             nearest = f"rail {gpu.index}: the NIC nearest to GPU{gpu.index} ({names})"
@@ -232,10 +232,10 @@ def far_rails(facts: Facts, group: Group) -> Iterator[Deviation]:
 
 def unusual_numa(facts: Facts, group: Group) -> Iterator[Deviation]:
     """GPUs that are at another NUMA node than on most nodes of the group."""
-    vote, mine = decided(group.majority(numa_nodes)), numa_nodes(facts)
-    if vote is None or mine is None or len(mine) != len(vote.value):
+    vote, numas = decided(group.majority(numa_nodes)), numa_nodes(facts)
+    if vote is None or numas is None or len(numas) != len(vote.value):
         return
-    for gpu, numa, usual_numa in zip(facts.gpus or (), mine, vote.value, strict=True):
+    for gpu, numa, usual_numa in zip(facts.gpus or (), numas, vote.value, strict=True):
         if numa is not None and numa != usual_numa:
             voters = on_most(vote, group)
             sentence = f"GPU{gpu.index} is at NUMA node {numa} here, at {usual_numa} {voters}"
@@ -263,11 +263,11 @@ def _all_but_one(values: tuple[T, ...]) -> tuple[T, ...]:
 
 def _peer_has_all(gpu: Gpu, gpus: Sequence[Gpu]) -> bool:
     """Whether another GPU behind the same switches has every link of their board."""
-    known = board(gpu.name)
-    if known is None or not has_switch([gpu]):
+    spec = board(gpu.name)
+    if spec is None or not has_switch([gpu]):
         return False
-    alike = [one for one in gpus if one.name == gpu.name and not one.mig_enabled]
-    return any((up_links(one) or 0) >= known.links and has_switch([one]) for one in alike)
+    peers = [peer for peer in gpus if peer.name == gpu.name and not peer.mig_enabled]
+    return any((up_links(peer) or 0) >= spec.links and has_switch([peer]) for peer in peers)
 
 
 def has_switch(gpus: Iterable[Gpu]) -> bool:

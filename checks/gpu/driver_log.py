@@ -80,41 +80,42 @@ class GpuFault(Struct, frozen=True):
         """Xid 79 (the GPU has fallen off the bus)."""
         if not isinstance(self.code, int):
             return self.code
-        named = f"; Xid {self.named_by} names it" if self.named_by is not None else ""
-        return f"Xid {self.code} ({self.meaning}{named})"
+        remark = f"; Xid {self.named_by} names it" if self.named_by is not None else ""
+        return f"Xid {self.code} ({self.meaning}{remark})"
 
 
 @lru_cache(maxsize=4096)  # the same few addresses on every node
 def slot_of(bus_id: str) -> str:
     """Spell a PCI address as the driver's log does, whatever its domain's width: 0000:5d:00."""
-    domain, _, rest = bus_id.partition(":")
+    domain, _, device = bus_id.partition(":")
     try:
-        return f"{int(domain, 16):04x}:{rest.partition('.')[0].lower()}"
+        return f"{int(domain, 16):04x}:{device.partition('.')[0].lower()}"
     except ValueError:
         return bus_id
 
 
 def gpu_faults(lines: Sequence[LogLine]) -> list[GpuFault]:
     """All faults in the order of the log; of a code that repeats for a GPU, the last."""
-    found: dict[tuple[str, int | str], GpuFault] = {}
+    faults: dict[tuple[str, int | str], GpuFault] = {}
     live: _Live = {}, {}
     for order, line in enumerate(lines):
         if "NVRM: " not in line.text and "nvidia" not in line.text:
             continue
         for key in _over(line.text, live):
-            found[key] = replace(found[key], old=True)
-        for one in _read_line(order, line):
-            before = found.pop((one.slot, one.code), None)
-            now = found[one.slot, one.code] = one if before is None else _again(one, before)
+            faults[key] = replace(faults[key], old=True)
+        for fault in _read_line(order, line):
+            key = fault.slot, fault.code
+            before = faults.pop(key, None)
+            now = faults[key] = fault if before is None else _again(fault, before)
             if not now.old:
-                live[isinstance(one.code, int)].setdefault(one.slot, {})[one.slot, one.code] = None
-    return sorted(found.values(), key=lambda each: each.order)
+                live[isinstance(fault.code, int)].setdefault(fault.slot, {})[key] = None
+    return sorted(faults.values(), key=lambda fault: fault.order)
 
 
 def consequences(one: GpuFault, faults: Iterable[GpuFault]) -> list[GpuFault]:
     """The faults of that GPU that came only because of this one."""
-    others = [each for each in faults if each.slot == one.slot and each.old == one.old]
-    return [each for each in others if _follows_from(each, one)]
+    others = [fault for fault in faults if fault.slot == one.slot and fault.old == one.old]
+    return [fault for fault in others if _follows_from(fault, one)]
 
 
 def root_causes(faults: Iterable[GpuFault]) -> list[GpuFault]:
@@ -125,47 +126,49 @@ def root_causes(faults: Iterable[GpuFault]) -> list[GpuFault]:
     also on healthy GPUs. Programs that die of a fault leave 13, 31, 43 and 45, which may name it.
     """
     every = list(faults)
-    codes = {(each.slot, each.code): each for each in every}
-    # Of those that are alike for `_echoes` two are enough: the first may be `one`, or of its GPU.
+    codes = {(fault.slot, fault.code): fault for fault in every}
+    # Of faults alike for `_follows_from` two are enough: the first may be this one, or of its GPU.
     alike: dict[tuple[str, bool], dict[object, GpuFault]] = {}
-    for each in every:
-        kind = each.grade, each.code if each.code in _TELLING else type(each.code)
-        for scope, own in ((each.slot, "code"), ("", "slot")):
-            some = alike.setdefault((scope, each.old), {})
-            if getattr(some.setdefault(kind, each), own) != getattr(each, own):
-                some.setdefault((kind, "other"), each)
+    for fault in every:
+        kind = fault.grade, fault.code if fault.code in _TELLING else type(fault.code)
+        for scope, attribute in ((fault.slot, "code"), ("", "slot")):
+            by_kind = alike.setdefault((scope, fault.old), {})
+            if getattr(by_kind.setdefault(kind, fault), attribute) != getattr(fault, attribute):
+                by_kind.setdefault((kind, "other"), fault)
 
-    def others(one: GpuFault) -> Iterator[GpuFault]:
-        yield from alike[one.slot, one.old].values()
-        yield from alike["", one.old].values()
-        causes = ((one.slot, cause) for cause in one.causes if one.code in _CLEANED_UP)
+    def others(fault: GpuFault) -> Iterator[GpuFault]:
+        yield from alike[fault.slot, fault.old].values()
+        yield from alike["", fault.old].values()
+        causes = ((fault.slot, cause) for cause in fault.causes if fault.code in _CLEANED_UP)
         yield from (codes[key] for key in causes if key in codes)
 
-    return [one for one in every if not any(_follows_from(one, other) for other in others(one))]
+    return [
+        fault for fault in every if not any(_follows_from(fault, other) for other in others(fault))
+    ]
 
 
-def _follows_from(one: GpuFault, other: GpuFault) -> bool:
-    if one is other or one.old != other.old or other.code == _SUMMARY:
+def _follows_from(fault: GpuFault, other: GpuFault) -> bool:
+    if fault is other or fault.old != other.old or other.code == _SUMMARY:
         return False
-    if one.code == _SUMMARY:
+    if fault.code == _SUMMARY:
         return other.grade in ("fatal", "reset", "configurable")
-    if one.slot != other.slot:
-        return other.code in _LOST and one.code in _NVLINK
-    return _follows_on_gpu(one, other)
+    if fault.slot != other.slot:
+        return other.code in _LOST and fault.code in _NVLINK
+    return _follows_on_gpu(fault, other)
 
 
-def _follows_on_gpu(one: GpuFault, other: GpuFault) -> bool:
+def _follows_on_gpu(fault: GpuFault, other: GpuFault) -> bool:
     """The same for two faults of one GPU."""
     hard = other.grade in ("fatal", "reset")
-    if other.code in _LOST and one.code not in _LOST:
+    if other.code in _LOST and fault.code not in _LOST:
         return True
-    if not isinstance(one.code, int) and isinstance(other.code, int):
+    if not isinstance(fault.code, int) and isinstance(other.code, int):
         return hard
-    if other.code in one.causes and one.code in _CLEANED_UP and other.code not in _CLEANED_UP:
-        return GRADES.index(other.grade) <= GRADES.index(one.grade)
+    if other.code in fault.causes and fault.code in _CLEANED_UP and other.code not in _CLEANED_UP:
+        return GRADES.index(other.grade) <= GRADES.index(fault.grade)
     if other.grade == "application":
-        return one.code in _CLEANED_UP and other.code not in _CLEANED_UP
-    return (other.code in _ECC and one.code in _OF_ECC) or (hard and one.grade in _AFTERMATH)
+        return fault.code in _CLEANED_UP and other.code not in _CLEANED_UP
+    return (other.code in _ECC and fault.code in _OF_ECC) or (hard and fault.grade in _AFTERMATH)
 
 
 def _read_line(order: int, line: LogLine) -> Iterator[GpuFault]:
@@ -173,7 +176,7 @@ def _read_line(order: int, line: LogLine) -> Iterator[GpuFault]:
     xid = re.search(XID, line.text)
     if xid is not None:
         slot, code, text = slot_of(xid[1]), int(xid[2]), re.sub(_PROCESS, "", xid[3], count=1)
-        causes = frozenset(int(each) for each in re.findall(_CAUSED, text)) - {code, _SUMMARY}
+        causes = frozenset(int(number) for number in re.findall(_CAUSED, text)) - {code, _SUMMARY}
         for cause in sorted(causes):
             of = xid_info(cause)
             yield GpuFault(
@@ -225,29 +228,30 @@ def _over(text: str, live: _Live) -> list[_Key]:
     """Remove and return the faults that a line ends: for one GPU, or for all."""
     xid, over = re.search(XID, text), list[dict[_Key, None]]()
     if xid is not None and int(xid[2]) == _SUMMARY and re.search(_RECOVERED, xid[3]):
-        over = [each.pop(slot_of(xid[1]), {}) for each in live]
+        over = [faults.pop(slot_of(xid[1]), {}) for faults in live]
     # "loading" comes after the GPUs were started: those that then failed are of this driver.
-    for each in live if re.search(_MODULE, text) else live[1:] if re.search(_LOADED, text) else ():
-        over += each.values()
-        each.clear()
+    ends = live if re.search(_MODULE, text) else live[1:] if re.search(_LOADED, text) else ()
+    for faults in ends:
+        over += faults.values()
+        faults.clear()
     return [key for keys in over for key in keys]
 
 
-def _again(one: GpuFault, before: GpuFault) -> GpuFault:
+def _again(fault: GpuFault, before: GpuFault) -> GpuFault:
     """Merge a fault with an earlier one: the sum of both, and the graver grade.
 
     Its own lines show more than a line that only names it as its cause, also whether it is over.
     """
-    if one.named_by is not None:
+    if fault.named_by is not None:
         return before
     if before.old:
-        return one
+        return fault
     if before.named_by is not None:
-        return replace(one, order=before.order)
-    causes = one.causes | before.causes
-    graver = min(one.grade, before.grade, key=GRADES.index)
+        return replace(fault, order=before.order)
+    causes = fault.causes | before.causes
+    graver = min(fault.grade, before.grade, key=GRADES.index)
     return replace(
-        one, times=one.times + before.times, grade=graver, order=before.order, causes=causes
+        fault, times=fault.times + before.times, grade=graver, order=before.order, causes=causes
     )
 
 
@@ -280,37 +284,37 @@ def repeated(lines: Iterable[LogLine], limit: Thresholds) -> dict[str, Repeated]
 
     Crashes of one process count once: it may go on after an exception that it caught.
     """
-    found = {}
+    parts = {}
     for slot, bursts in _bursts(lines, limit).items():
         recent = [b for b in bursts if bursts[-1].first_s - b.last_s < limit("same_tpc_within_s")]
-        alone = [next(iter(each.places)) for each in recent if len(each.places) == 1]
+        alone = [next(iter(burst.places)) for burst in recent if len(burst.places) == 1]
         place = max(alone, key=Counter(alone).__getitem__, default="")
-        there = [each for each in recent if each.places == {place}]
-        pids = set().union(*(each.pids for each in there))
-        if len(there) < limit("same_tpc_bursts") or 2 * len(there) <= len(recent):
+        at_place = [burst for burst in recent if burst.places == {place}]
+        pids = set().union(*(burst.pids for burst in at_place))
+        if len(at_place) < limit("same_tpc_bursts") or 2 * len(at_place) <= len(recent):
             continue
-        if len(pids) != 1 or not all(each.pids for each in there):
-            found[slot] = Repeated(place, len(there))
-    return found
+        if len(pids) != 1 or not all(burst.pids for burst in at_place):
+            parts[slot] = Repeated(place, len(at_place))
+    return parts
 
 
 def _bursts(lines: Iterable[LogLine], limit: Thresholds) -> dict[str, Sequence[_Burst]]:
     """The crashes of each GPU that have a time and a place, in their order."""
-    apart_s, found = limit("same_tpc_apart_s"), dict[str, list[_Burst]]()
-    timed = [(line.at_s, line) for line in lines if line.at_s is not None and _MARK in line.text]
-    for at_s, line in sorted(timed, key=lambda each: each[0]):
+    apart_s, by_slot = limit("same_tpc_apart_s"), dict[str, list[_Burst]]()
+    by_time = [(line.at_s, line) for line in lines if line.at_s is not None and _MARK in line.text]
+    for at_s, line in sorted(by_time, key=lambda row: row[0]):
         xid = re.search(XID, line.text)
         if xid is None or int(xid[2]) != PROGRAM_EXCEPTION:
             continue
-        bursts = found.setdefault(slot_of(xid[1]), [])
+        bursts = by_slot.setdefault(slot_of(xid[1]), [])
         last_s = max(at_s, line.last_s or 0.0)
         if not bursts or at_s - bursts[-1].last_s > apart_s:
             bursts.append(_Burst(at_s, last_s, set(), set()))
         bursts[-1].last_s = max(bursts[-1].last_s, last_s)
         bursts[-1].places |= set(re.findall(_PLACE, line.text))
         bursts[-1].pids |= set(re.findall(_PID, line.text))
-    located = {slot: [b for b in bursts if b.places] for slot, bursts in found.items()}
-    return {slot: bursts for slot, bursts in located.items() if bursts}
+    with_place = {slot: [b for b in bursts if b.places] for slot, bursts in by_slot.items()}
+    return {slot: bursts for slot, bursts in with_place.items() if bursts}
 
 
 @read_once

@@ -56,8 +56,8 @@ def expected_value(
         return Expectation(vote.value, on_most(vote, group), "group")
     values = _values(facts, name)
     common = most(values, _ENOUGH_SIBLINGS)
-    if best is not None and len(known := set(_known_values(facts, name))) > 1:
-        common, values = best(known), _known_values(facts, name)
+    if best is not None and len(distinct := set(_known_values(facts, name))) > 1:
+        common, values = best(distinct), _known_values(facts, name)
     if common is not None:
         siblings = f"on {values.count(common)} of {len(values)} GPUs of this node"
         return Expectation(common, siblings, "siblings")
@@ -82,8 +82,10 @@ def expected_of_kind(
 
 def is_model(name: str, expected: str | None) -> bool:
     """Whether the name has every expected word: "H100 80GB" is in it, "H10" is not."""
-    here, asked = (set(re.findall(r"[a-z0-9]+", words.lower())) for words in (name, expected or ""))
-    return bool(asked) and asked <= here
+    name_words, expected_words = (
+        set(re.findall(r"[a-z0-9]+", text.lower())) for text in (name, expected or "")
+    )
+    return bool(expected_words) and expected_words <= name_words
 
 
 @cache
@@ -178,29 +180,29 @@ class Question(NamedTuple):
 
 def judge_gpus(node: Node, question: Question, troubles: Iterable[Trouble], fine: str) -> Verdict:
     """Weigh the troubles of a node's GPUs against what could not be read."""
-    facts, (what, needs, cause, also) = node.facts, question
+    facts, (readings, needs, cause, also) = node.facts, question
     if not facts.gpus:
         if node.expected.gpus:
-            return unknown(f"no {what}: NVML did not answer", advice="load the driver, recheck")
+            return unknown(f"no {readings}: NVML did not answer", advice="load the driver, recheck")
         return not_run("no GPUs here")
-    found = sorted(troubles, key=lambda trouble: not trouble.grave)
+    worst_first = sorted(troubles, key=lambda trouble: not trouble.grave)
     unread = _without_reading(facts.gpus, needs) or [
         gpu for gpu in _refusing(facts) if gpu.refused(*needs, *also)
     ]
-    if found and (found[0].grave or not unread):
-        return _bad(found, cause)
+    if worst_first and (worst_first[0].grave or not unread):
+        return _bad(worst_first, cause)
     if unread:
-        return _unknown(facts, unread, what, (*needs, *also), found)
+        return _unknown(facts, unread, readings, (*needs, *also), worst_first)
     if all(_lacks(gpu, needs) for gpu in facts.gpus):
         names = sorted({gpu.name or "GPU" for gpu in facts.gpus})
-        older = too_old(facts.driver.version, needs, what)
-        return not_run(older or f"NVML has no {what} for {', '.join(names)}")
+        older = too_old(facts.driver.version, needs, readings)
+        return not_run(older or f"NVML has no {readings} for {', '.join(names)}")
     return ok(fine)
 
 
-def _bad(found: Sequence[Trouble], cause: str) -> Verdict:
-    worst, findings = found[0], [trouble.sentence for trouble in found]
-    as_grave = [trouble.gpu for trouble in found if trouble.grave == worst.grave]
+def _bad(troubles: Sequence[Trouble], cause: str) -> Verdict:
+    worst, findings = troubles[0], [trouble.sentence for trouble in troubles]
+    as_grave = [trouble.gpu for trouble in troubles if trouble.grave == worst.grave]
     culprits = {gpu.index for gpu in as_grave if gpu is not None}
     single = worst.gpu is not None and len(culprits) == 1
     conclude = fail if worst.grave else warn
@@ -214,24 +216,28 @@ def _bad(found: Sequence[Trouble], cause: str) -> Verdict:
 
 
 def _unknown(
-    facts: Facts, unread: Sequence[Gpu], what: str, needs: Sequence[str], found: Sequence[Trouble]
+    facts: Facts,
+    unread: Sequence[Gpu],
+    readings: str,
+    needs: Sequence[str],
+    troubles: Sequence[Trouble],
 ) -> Verdict:
-    which, rest = f"no GPU reports its {what}", ""
+    which, rest = f"no GPU reports its {readings}", ""
     if others := len(facts.gpus or ()) - len(unread):
-        which = f"{', '.join(gpu_label(gpu) for gpu in unread[:8])} did not report {what}"
+        which = f"{', '.join(gpu_label(gpu) for gpu in unread[:8])} did not report {readings}"
         rest = f"; {count(others, 'other')} did"
     errors = [error for gpu in unread if gpu.health for error in gpu.health.errors]
     why = [error for error in errors if error.partition(":")[0] in needs]
     denied = all(gpu.health and set(needs) & set(gpu.health.denied) for gpu in unread)
     sentence = f"{which}{rest}" + (f" ({why[0]})" if why else "")
-    sentence += f"; besides: {found[0].sentence}" if found else ""
+    sentence += f"; besides: {troubles[0].sentence}" if troubles else ""
     look = "look for NVRM and Xid in dmesg; update the driver, recheck"
     return unknown(
         sentence,
         advice=f"{GRANT}, recheck" if denied else look,
         grant=GRANT if denied else "",
         cause=f"readings of GPU{unread[0].index}" if why and len(unread) == 1 else "",
-        findings=[trouble.sentence for trouble in found],
+        findings=[trouble.sentence for trouble in troubles],
     )
 
 

@@ -39,7 +39,7 @@ def duplicate_ids(gpus: Sequence[Gpu]) -> str:
         ("PCI address", [gpu.bus_id for gpu in gpus]),
         ("index", [str(gpu.index) for gpu in gpus]),
     ):
-        duplicate = next((each for each in ids if each and ids.count(each) > 1), "")
+        duplicate = next((gpu_id for gpu_id in ids if gpu_id and ids.count(gpu_id) > 1), "")
         if duplicate:
             return f"{ids.count(duplicate)} GPUs have the {name} {duplicate}"
     return ""
@@ -101,7 +101,7 @@ LEFT_OF_A_MACHINE: Final = (7, 11, 13, 15)
 def left_of_a_machine(gpus: Sequence[Gpu]) -> bool:
     """Whether no known machine, nor a rented part of one, has so many of these GPUs."""
     number = len(gpus)
-    sizes = {size for gpu in gpus if (known := board(gpu.name)) for size in known.sizes}
+    sizes = {size for gpu in gpus if (spec := board(gpu.name)) for size in spec.sizes}
     return number in LEFT_OF_A_MACHINE or (number < max(sizes, default=0) and number not in sizes)
 
 
@@ -140,15 +140,15 @@ def _too_few(
 ) -> Verdict:
     """Distinguish GPUs that are missing from those that NVML had no memory to open."""
     number_missing = wanted - len(bus_ids)
-    seen = f"{len(bus_ids)} of {wanted} GPUs answer{origin}"
+    sentence = f"{len(bus_ids)} of {wanted} GPUs answer{origin}"
     unopened = {line.partition(":")[0]: line for line in errors if line.endswith(SHORT_OF_MEMORY)}
     if len(unopened) >= number_missing:
-        return unknown("; ".join([seen, *unopened.values()]), advice=_FREE_MEMORY)
-    which = "".join(f"; {line}" for line in errors[:number_missing])
+        return unknown("; ".join([sentence, *unopened.values()]), advice=_FREE_MEMORY)
+    details = "".join(f"; {line}" for line in errors[:number_missing])
     if len(missing) == number_missing:
-        which = f"; missing: {', '.join(missing)}"
+        details = f"; missing: {', '.join(missing)}"
     return fail(
-        f"{seen}{which}",
+        f"{sentence}{details}",
         advice=_POWER_CYCLE,
         bus_ids=bus_ids,
         missing=missing,
@@ -203,10 +203,10 @@ def answer_troubles(facts: Facts) -> Iterator[Trouble]:
         ]
         if not errors:
             continue
-        listed = ", ".join(errors[:_LISTED])
+        first_errors = ", ".join(errors[:_LISTED])
         only_fan = all(error.startswith("fan") for error in errors)
         advice = "look for Xid in dmesg; reset the GPU, and replace it if it stays"
-        sentence = f"readings fail: {listed}{and_more(len(errors) - _LISTED)}"
+        sentence = f"readings fail: {first_errors}{and_more(len(errors) - _LISTED)}"
         fan = "look at the fan and its plug; replace it"
         yield Trouble(gpu, sentence, fan if only_fan else advice, grave=not only_fan)
 
@@ -240,40 +240,40 @@ PERSISTENCE = "systemctl enable --now nvidia-persistenced"
 def judge_driver_slow(expected: int | None, facts: Facts, limit: Thresholds) -> Verdict:
     """Report an answer that took too long, except opening a driver without persistence mode."""
     driver = facts.driver
-    unmeasured = unknown("the driver did not answer, so no time was measured", advice="recheck")
+    no_answer = unknown("the driver did not answer, so no time was measured", advice="recheck")
     if driver.state != "answered":
         absent = not_run("no GPUs expected, no NVIDIA driver that answers here")
-        return unmeasured if expected else absent
+        return no_answer if expected else absent
     if driver.slowest_s is None or driver.init_s is None:
-        return unmeasured
+        return no_answer
     off = any(health.persistence is False for _, health in healths(facts))
     unread = any(health.refused("persistence") for _, health in healths(facts))
     slow = limit("driver_slow_s")
-    what, took = _slowest(driver, cold=off or unread)
-    seen = f"{what} took {took:.1f} s"
+    call, took = _slowest(driver, cold=off or unread)
+    sentence = f"{call} took {took:.1f} s"
     if took > slow:
-        return _late(f"{seen}, under {slow:g} s expected", took, limit)
+        return _late(f"{sentence}, under {slow:g} s expected", took, limit)
     if driver.init_s > slow:
-        opened = f"opening the driver took {driver.init_s:.1f} s: persistence mode is off"
+        opening = f"opening the driver took {driver.init_s:.1f} s: persistence mode is off"
         if not off:
-            return unknown(f"{opened}, or not: one GPU did not report it", advice="recheck")
-        return warn(f"{opened}, under {slow:g} s expected with it", advice=PERSISTENCE)
-    return ok(f"{seen} at the most", seconds=took)
+            return unknown(f"{opening}, or not: one GPU did not report it", advice="recheck")
+        return warn(f"{opening}, under {slow:g} s expected with it", advice=PERSISTENCE)
+    return ok(f"{sentence} at the most", seconds=took)
 
 
-def _late(seen: str, took: float, limit: Thresholds) -> Verdict:
+def _late(sentence: str, took: float, limit: Thresholds) -> Verdict:
     if took > limit("driver_wedged_s"):
         advice = "look for NVRM and Xid in dmesg; drain and reboot"
-        return fail(seen, advice=advice, seconds=took)
+        return fail(sentence, advice=advice, seconds=took)
     advice = "look for NVRM and Xid in dmesg, and for load on this node; recheck"
-    return warn(seen, advice=advice, seconds=took)
+    return warn(sentence, advice=advice, seconds=took)
 
 
 def _slowest(driver: Driver, *, cold: bool) -> tuple[str, float]:
     """The slowest answer that shows something of the driver's health."""
     answer = (driver.slowest_call or "an answer", driver.slowest_s or 0.0)
     opening = ("opening the driver (nvmlInit)", 0.0 if cold else driver.init_s or 0.0)
-    return max(answer, opening, key=lambda one: one[1])
+    return max(answer, opening, key=lambda call: call[1])
 
 
 def test_gpu_driver_slow(node: Node, conclude: Conclude) -> None:

@@ -52,12 +52,12 @@ def ecc_troubles(facts: Facts, limit: Thresholds) -> Iterator[Trouble]:
             since = "since its driver was loaded, 0 expected"
             yield Trouble(gpu, f"{errors} {since}", _RESET)
         elif health.uncorrected_seen:
-            reported = "uncorrectable memory errors are reported, but not how many; 0 expected"
-            yield Trouble(gpu, reported, _RESET)
+            sentence = "uncorrectable memory errors are reported, but not how many; 0 expected"
+            yield Trouble(gpu, sentence, _RESET)
         sram, most = health.sram_aggregate_uncorrected or 0, limit("sram_uncorrected")
         if health.sram_threshold_exceeded:
-            exceeded = f"the driver reports that its SRAM failed too often ({sram} uncorrectable)"
-            yield Trouble(gpu, exceeded, _REPLACE)
+            sentence = f"the driver reports that its SRAM failed too often ({sram} uncorrectable)"
+            yield Trouble(gpu, sentence, _REPLACE)
         elif sram > most and not _newer_word(health):
             in_life = f"{sram} uncorrectable SRAM errors in its life, {most:.0f} are the most"
             yield Trouble(gpu, in_life, _REPLACE)
@@ -69,8 +69,8 @@ def ecc_troubles(facts: Facts, limit: Thresholds) -> Iterator[Trouble]:
 
 def _newer_word(health: GpuHealth) -> bool:
     """Whether this driver reports a verdict of its own on the SRAM (R550), even if not just now."""
-    known = health.sram_threshold_exceeded is not None
-    return known or health.refused("sram_threshold_exceeded")
+    has_verdict = health.sram_threshold_exceeded is not None
+    return has_verdict or health.refused("sram_threshold_exceeded")
 
 
 def _corrected(number: int, hours: float, limit: Thresholds) -> str:
@@ -102,12 +102,12 @@ def _beyond_repair(health: GpuHealth, limit: Thresholds) -> Iterator[str]:
         yield "remapping a bad memory row has failed"
     if health.unrepairable:
         yield "its memory cannot be repaired"
-    for number, what, name in (
+    for number, words, name in (
         (health.retired_pages, "memory pages retired", "retired_pages"),
         (health.remapped_uncorrected, "rows remapped after uncorrectable errors", "remapped_rows"),
     ):
         if number and number > limit(name):
-            yield f"{number} {what}, {limit(name):.0f} are the most"
+            yield f"{number} {words}, {limit(name):.0f} are the most"
 
 
 def _waiting(health: GpuHealth) -> str:
@@ -117,7 +117,7 @@ def _waiting(health: GpuHealth) -> str:
         (health.remapped_corrected, "after correctable errors"),
     )
     so_far = ", ".join(f"{number} {why}" for number, why in rows if number)
-    found = [
+    repairs = [
         (
             health.remap_pending,
             f"memory rows ({so_far or 'number not reported'}) wait to be remapped",
@@ -125,7 +125,7 @@ def _waiting(health: GpuHealth) -> str:
         (health.retired_pending, "bad memory pages wait to be retired"),
         (health.repair_pending, "a channel or TPC waits to be repaired"),
     ]
-    return ", ".join(words for waits, words in found if waits)
+    return ", ".join(words for waits, words in repairs if waits)
 
 
 def recovery_troubles(facts: Facts) -> Iterator[Trouble]:

@@ -48,18 +48,18 @@ def throttle_troubles(facts: Facts, limit: Thresholds) -> Iterator[Trouble]:
     for gpu, health in healths(facts):
         active = [reason for reason in _FAULTS if reason in (health.clock_reasons or ())]
         if active:
-            what, advice, grave = _FAULTS[active[0]]
-            now = f"{what} holds its clocks down now; no such reason is expected"
+            cause, advice, grave = _FAULTS[active[0]]
+            now = f"{cause} holds its clocks down now; no such reason is expected"
             yield Trouble(gpu, now, advice, grave=grave)
             continue
         most, uptime = limit("throttled_pct"), uptime_s(facts)
-        for seconds, what, advice in (
+        for seconds, cause, advice in (
             (health.hw_thermal_s, "hardware thermal slowdown", HEAT),
             (health.hw_brake_s, "hardware power brake", _BRAKE),
         ):
             share = 100 * (seconds or 0) / uptime if uptime else 0.0
             if seconds and share > most:
-                often = f"{what} for {age(seconds)} since boot, {share:.1f} % of the time"
+                often = f"{cause} for {age(seconds)} since boot, {share:.1f} % of the time"
                 yield Trouble(gpu, f"{often}; at most {most:g} % is usual", advice, grave=False)
 
 
@@ -96,10 +96,10 @@ def _expected_limit(
 ) -> Expectation[float] | None:
     """The usual limit; the board's default where none is usual, or where all GPUs are capped."""
     limit_w, default_w, origin = health.power_limit_w or 0.0, health.power_default_w, "by default"
-    known = board(gpu.name)
+    spec = board(gpu.name)
     # The table of nvidia-smi has no default limit: the lowest one of this board stands in.
-    if default_w is None and known and known.default_w and limit_w < known.default_w - slack_w:
-        default_w, origin = float(known.default_w), "on its board"
+    if default_w is None and spec and spec.default_w and limit_w < spec.default_w - slack_w:
+        default_w, origin = float(spec.default_w), "on its board"
     if not default_w:
         return usual
     if usual is not None and (
@@ -112,14 +112,14 @@ def _expected_limit(
 def temperature_troubles(facts: Facts, limit: Thresholds) -> Iterator[Trouble]:
     """GPUs that are near the point where the hardware halves their clocks."""
     for gpu, health in healths(facts):
-        left = margin(health)
-        if left is None or left > limit("thermal_margin_c"):
+        margin_c = margin(health)
+        if margin_c is None or margin_c > limit("thermal_margin_c"):
             continue
         now = "" if health.temperature_c is None else f"{health.temperature_c} C, "
-        side = "below" if left >= 0 else "beyond"
+        side = "below" if margin_c >= 0 else "beyond"
         expected = f"over {limit('thermal_margin_c'):.0f} C below it expected"
-        sentence = f"{now}{abs(left)} C {side} its slowdown; {expected}"
-        yield Trouble(gpu, sentence, HEAT, grave=left <= 0)
+        sentence = f"{now}{abs(margin_c)} C {side} its slowdown; {expected}"
+        yield Trouble(gpu, sentence, HEAT, grave=margin_c <= 0)
 
 
 def margin(health: GpuHealth) -> int | None:
@@ -142,7 +142,7 @@ _POWER: Final = Question("power limit", ("power_limit_w",), also=("power_default
 
 def test_gpu_temperature(node: Node, conclude: Conclude) -> None:
     """Every GPU is well below the temperature at which the hardware halves its clocks."""
-    margins = [left for _, health in healths(node.facts) if (left := margin(health)) is not None]
+    margins = [gap for _, health in healths(node.facts) if (gap := margin(health)) is not None]
     fine = f"at least {min(margins)} C below slowdown" if margins else "no GPU is hot"
     conclude(judge_gpus(node, _MARGIN, temperature_troubles(node.facts, node.limit), fine))
 

@@ -55,17 +55,17 @@ def judge_xid(expected: Expected, facts: Facts, limit: Thresholds) -> Verdict:
     none_here = not_run("no GPUs here, no Xid in the kernel log")
     if log is None:
         return unread(facts) if expects or facts.driver.state == "unknown" else none_here
-    settled = _mark_settled(logged_faults(facts), facts)
-    graded = [_site_grade(each, expected) for each in settled]
+    faults = _mark_settled(logged_faults(facts), facts)
+    graded = [_site_grade(fault, expected) for fault in faults]
     if not graded and not expects and log.source != "text":
         return none_here
     again = repeated(log.lines, limit)
-    unsure = [each for each in graded if _may_be_settled(each, facts)]
-    rest = [each for each in graded if each not in unsure]
-    found = [_suspect_part(each, again.get(each.slot), limit) for each in root_causes(rest)]
-    listed = [_evidence(each, _OF_XID) for each in graded]
-    evidence: dict[str, Any] = {"troubles": listed, "log": log.source}
-    graves = [each for each in found if each.grade in ("fatal", "reset") and not each.old]
+    unsure = [fault for fault in graded if _may_be_settled(fault, facts)]
+    sure = [fault for fault in graded if fault not in unsure]
+    roots = [_suspect_part(fault, again.get(fault.slot), limit) for fault in root_causes(sure)]
+    details = [_evidence(fault, _OF_XID) for fault in graded]
+    evidence: dict[str, Any] = {"troubles": details, "log": log.source}
+    graves = [fault for fault in roots if fault.grade in ("fatal", "reset") and not fault.old]
     if graves:
         words = _xid_words(graves, graded, facts)
         return maybe_over(words, log, **evidence) or fail(
@@ -81,88 +81,92 @@ def judge_xid(expected: Expected, facts: Facts, limit: Thresholds) -> Verdict:
             advice="recheck; if it stays, look for NVRM in dmesg, drain and reset the GPU",
             **evidence,
         )
-    notable = [each for each in found if _notable(each, facts, limit)]
+    notable = [fault for fault in roots if _notable(fault, facts, limit)]
     if notable:
-        then = ", before the GPU was reset" if all(each.old for each in notable) else ""
+        then = ", before the GPU was reset" if all(fault.old for fault in notable) else ""
         return warn(
             f"{_xid_words(notable, graded, facts)}{then}; none needs a reset at once",
             advice=_advice(notable).replace("drain, ", "").replace("reset the GPU, ", ""),
-            user=all(each.grade == "application" for each in notable),
+            user=all(fault.grade == "application" for fault in notable),
             **evidence,
             **_places(notable),
         )
-    older = f"; {count(len(found), 'older note')} that need no reset" if found else ""
+    older = f"; {count(len(roots), 'older note')} that need no reset" if roots else ""
     summary = f"no Xid {window(log, facts)} asks for a reset{older}"
     return whole(summary, log, ("xid", "nvrm"), **evidence)
 
 
-def _mark_settled(reported: Sequence[GpuFault], facts: Facts) -> list[GpuFault]:
+def _mark_settled(faults: Sequence[GpuFault], facts: Facts) -> list[GpuFault]:
     """Mark as old the faults that need no action any more, as the driver itself reports."""
     calm = {
         slot_of(gpu.bus_id)
         for gpu in facts.gpus or ()
         if gpu.health is not None and gpu.health.recovery_action == "none"
     }
-    covered = in_recovery_action()
+    codes = in_recovery_action()
     return [
-        replace(each, old=each.old or (each.slot in calm and each.code in covered))
-        for each in reported
+        replace(fault, old=fault.old or (fault.slot in calm and fault.code in codes))
+        for fault in faults
     ]
 
 
-def _may_be_settled(one: GpuFault, facts: Facts) -> bool:
+def _may_be_settled(fault: GpuFault, facts: Facts) -> bool:
     """Whether that GPU's recovery action was requested from the driver and could not be read."""
-    if one.old or one.grade not in ("fatal", "reset") or one.code not in in_recovery_action():
+    if fault.old or fault.grade not in ("fatal", "reset") or fault.code not in in_recovery_action():
         return False
-    own = _gpu_at(one.slot, facts)
-    if own is None:
+    gpu = _gpu_at(fault.slot, facts)
+    if gpu is None:
         return facts.driver.state in ("answered", "error", "hung")
-    return own.refused("recovery_action")
+    return gpu.refused("recovery_action")
 
 
 def _gpu_at(slot: str, facts: Facts) -> Gpu | None:
     return next((gpu for gpu in facts.gpus or () if slot_of(gpu.bus_id) == slot), None)
 
 
-def _site_grade(one: GpuFault, expected: Expected) -> GpuFault:
-    if one.code in (expected.fatal_xids or ()) and one.grade != "fatal":
-        return replace(one, grade="reset")
-    return replace(one, grade="notice") if one.code in (expected.tolerated_xids or ()) else one
+def _site_grade(fault: GpuFault, expected: Expected) -> GpuFault:
+    if fault.code in (expected.fatal_xids or ()) and fault.grade != "fatal":
+        return replace(fault, grade="reset")
+    if fault.code in (expected.tolerated_xids or ()):
+        return replace(fault, grade="notice")
+    return fault
 
 
-def _suspect_part(one: GpuFault, again: Repeated | None, limit: Thresholds) -> GpuFault:
+def _suspect_part(fault: GpuFault, again: Repeated | None, limit: Thresholds) -> GpuFault:
     """A program's exception that repeats in one part of the GPU: that part may be broken."""
-    if again is None or one.code != PROGRAM_EXCEPTION or one.grade != "application":
-        return one
-    seen = f"{again.bursts} times apart on {again.place} alone"
-    meaning = f"{seen}: from {limit('same_tpc_bursts'):g} on its hardware may be at fault"
-    suspected = replace(one, grade="configurable", meaning=meaning, advice=advice_again())
-    return replace(suspected, place=again.place, times=1)
+    if again is None or fault.code != PROGRAM_EXCEPTION or fault.grade != "application":
+        return fault
+    words = f"{again.bursts} times apart on {again.place} alone"
+    meaning = f"{words}: from {limit('same_tpc_bursts'):g} on its hardware may be at fault"
+    suspect = replace(fault, grade="configurable", meaning=meaning, advice=advice_again())
+    return replace(suspect, place=again.place, times=1)
 
 
-def _notable(one: GpuFault, facts: Facts, limit: Thresholds) -> bool:
+def _notable(fault: GpuFault, facts: Facts, limit: Thresholds) -> bool:
     """Whether an operator should see it: a program's own fault is notable for one day only."""
-    if one.grade in ("fatal", "reset", "configurable"):
+    if fault.grade in ("fatal", "reset", "configurable"):
         return True
-    since_s = elapsed_s(one.last_s, facts)
+    since_s = elapsed_s(fault.last_s, facts)
     return since_s is None or since_s < limit("application_xid_s")
 
 
-def _xid_words(found: Sequence[GpuFault], reported: Sequence[GpuFault], facts: Facts) -> str:
+def _xid_words(faults: Sequence[GpuFault], all_faults: Sequence[GpuFault], facts: Facts) -> str:
     """GPU 3 (0000:5d:00): Xid 79 (...), 2 h ago; GPU 5 ..."""
-    slots = list(dict.fromkeys(each.slot for each in found))
+    slots = list(dict.fromkeys(fault.slot for fault in faults))
     parts = []
     for slot in slots[:_SHOWN]:
-        own = [each for each in found if each.slot == slot]
-        first = own[:_LABELS]
-        words = ", ".join(each.label + f" {each.times} times" * (each.times > 1) for each in first)
-        words += and_more(len(own) - _LABELS)
+        at_slot = [fault for fault in faults if fault.slot == slot]
+        first = at_slot[:_LABELS]
+        words = ", ".join(
+            fault.label + f" {fault.times} times" * (fault.times > 1) for fault in first
+        )
+        words += and_more(len(at_slot) - _LABELS)
         then = dict.fromkeys(
-            str(echo.code) for each in first for echo in consequences(each, reported)
+            str(echo.code) for fault in first for echo in consequences(fault, all_faults)
         )
         numbers = [code for code in then if code.isdecimal()]
         words += f", then Xid {', '.join(numbers)}" if numbers else ""
-        parts.append(f"{_name(slot, facts)}: {words}{ago(own[-1].last_s, facts)}")
+        parts.append(f"{_name(slot, facts)}: {words}{ago(at_slot[-1].last_s, facts)}")
     more = f"; and {len(slots) - _SHOWN} more GPUs" if len(slots) > _SHOWN else ""
     return "; ".join(parts) + more
 
@@ -174,27 +178,27 @@ def _name(slot: str, facts: Facts) -> str:
     return slot if slot.startswith("GPU") else f"GPU {slot}"
 
 
-def _advice(found: Sequence[GpuFault]) -> str:
+def _advice(faults: Sequence[GpuFault]) -> str:
     """The advice for the first fault, with its number if there are several."""
-    first = found[0]
-    number = f"Xid {first.code}: " if isinstance(first.code, int) and len(found) > 1 else ""
+    first = faults[0]
+    number = f"Xid {first.code}: " if isinstance(first.code, int) and len(faults) > 1 else ""
     return number + first.advice
 
 
 def _cause(graves: Sequence[GpuFault], facts: Facts) -> str:
     """The cause, named as by the other checks that find the same faulty GPU."""
-    slot, *others = {each.slot for each in graves}
+    slot, *others = {fault.slot for fault in graves}
     if others:
         return ""
     if slot in missing_slots(facts):
         return "gpu.count"
-    own = _gpu_at(slot, facts)
-    return f"gpu {slot}" if own is None else f"memory of GPU{own.index}"
+    gpu = _gpu_at(slot, facts)
+    return f"gpu {slot}" if gpu is None else f"memory of GPU{gpu.index}"
 
 
 def _places(notable: Sequence[GpuFault]) -> dict[str, Any]:
     """The suspected part by GPU, where there is one."""
-    places = {each.slot: each.place for each in notable if each.place}
+    places = {fault.slot: fault.place for fault in notable if fault.place}
     return {"places": places} if places else {}
 
 
@@ -204,9 +208,9 @@ _OF_SXID = {"switch": "switch", "bus_id": "bus_id", "sxid": "code", "fatal": "fa
             "link": "link", "times": "times", "last_s": "last_s"}  # fmt: skip
 
 
-def _evidence(one: GpuFault | SwitchFault, names: Mapping[str, str]) -> dict[str, object]:
+def _evidence(fault: GpuFault | SwitchFault, names: Mapping[str, str]) -> dict[str, object]:
     """The fields of a fault, under the keys of the report."""
-    return {key: getattr(one, name) for key, name in names.items()}
+    return {key: getattr(fault, name) for key, name in names.items()}
 
 
 def test_gpu_xid(node: Node, conclude: Conclude) -> None:
@@ -260,50 +264,50 @@ def switch_faults(lines: Sequence[LogLine]) -> tuple[list[SwitchFault], list[Swi
         if _RELOADED.search(line.text):
             old += _graded(new)
             new = []
-        if found := _SXID.search(line.text):
-            link = _LINK.search(found[5])
-            fatal = None if found[4] in ("Data", "Severity") else found[4] == "Fatal"
-            where = found[1], found[2], int(found[3]), fatal, link[1] if link else ""
-            new.append(SwitchFault(*where, order, line.times, line.last_s))
+        if match := _SXID.search(line.text):
+            link = _LINK.search(match[5])
+            fatal = None if match[4] in ("Data", "Severity") else match[4] == "Fatal"
+            fields = match[1], match[2], int(match[3]), fatal, link[1] if link else ""
+            new.append(SwitchFault(*fields, order, line.times, line.last_s))
     return old, _graded(new)
 
 
-def _graded(found: Sequence[SwitchFault]) -> list[SwitchFault]:
+def _graded(faults: Sequence[SwitchFault]) -> list[SwitchFault]:
     """Leave out further lines of an SXid; keep one line of an SXid without a grade."""
-    kept: dict[object, SwitchFault] = {}
-    graded = {(each.bus_id, each.code) for each in found if each.fatal is not None}
-    for each in found:
-        if each.fatal is not None:
-            kept[each.order] = each
-        elif (each.bus_id, each.code) not in graded:
-            kept.setdefault((each.bus_id, each.code), each)
-    return list(kept.values())
+    distinct: dict[object, SwitchFault] = {}
+    graded = {(fault.bus_id, fault.code) for fault in faults if fault.fatal is not None}
+    for fault in faults:
+        if fault.fatal is not None:
+            distinct[fault.order] = fault
+        elif (fault.bus_id, fault.code) not in graded:
+            distinct.setdefault((fault.bus_id, fault.code), fault)
+    return list(distinct.values())
 
 
 def judge_sxid(facts: Facts) -> Verdict:
     """A fatal SXid since the driver was loaded fails the node, unless a GPU's Xid explains it."""
     log = facts.kernel_log
-    switched = has_switch(facts.gpus or ())
+    with_switch = has_switch(facts.gpus or ())
     if log is None:
-        known = not switched and facts.driver.state != "unknown"
-        return _no_switch(facts) if known else unread(facts)
+        certain = not with_switch and facts.driver.state != "unknown"
+        return _no_switch(facts) if certain else unread(facts)
     old, new = switch_faults(log.lines)
-    if not old and not new and not switched and log.source != "text":
+    if not old and not new and not with_switch and log.source != "text":
         return _no_switch(facts)
-    listed = [_evidence(each, _OF_SXID) for each in (*old, *new)]
-    evidence: dict[str, Any] = {"sxids": listed, "log": log.source}
-    fatal = [each for each in new if each.fatal]
+    details = [_evidence(fault, _OF_SXID) for fault in (*old, *new)]
+    evidence: dict[str, Any] = {"sxids": details, "log": log.source}
+    fatal = [fault for fault in new if fault.fatal]
     explained = _explained(facts)
-    own = [each for each in fatal if not (each.code == _LINK_LOST and explained)]
-    if own:
-        words = _sxid_words(own, facts)
+    unexplained = [fault for fault in fatal if not (fault.code == _LINK_LOST and explained)]
+    if unexplained:
+        words = _sxid_words(unexplained, facts)
         return maybe_over(words, log, **evidence) or fail(
             f"{words}; expected no fatal SXid {window(log, facts)}",
-            advice=own[0].part[1],
+            advice=unexplained[0].part[1],
             cause="nvswitch",
             **evidence,
         )
-    earlier = [each for each in old if each.fatal]
+    earlier = [fault for fault in old if fault.fatal]
     if fatal or earlier:
         why = "a GPU's Xid reports the same link" if fatal else "before the driver was reloaded"
         return warn(
@@ -332,37 +336,37 @@ def _not_fatal_verdict(
             advice=f"look for it (dmesg, journalctl -k); if it is fatal: {ungraded[0].part[1]}",
             **evidence,
         )
-    if ungraded := [each for each in old if each.fatal is None]:
+    if ungraded := [fault for fault in old if fault.fatal is None]:
         return warn(
             f"{_sxid_words(ungraded, facts)}: before the driver was reloaded",
             advice="recheck under load",
             **evidence,
         )
-    rest = f"; {count(len(old) + len(new), 'kind')} of non-fatal ones" if old or new else ""
-    return whole(f"no fatal SXid {period}{rest}", log, ("sxid",), **evidence)
+    note = f"; {count(len(old) + len(new), 'kind')} of non-fatal ones" if old or new else ""
+    return whole(f"no fatal SXid {period}{note}", log, ("sxid",), **evidence)
 
 
 def _no_switch(facts: Facts) -> Verdict:
-    joined = any(gpu.links for gpu in facts.gpus or ())
+    has_links = any(gpu.links for gpu in facts.gpus or ())
     far_ends = "kind of the NVLinks' far ends"
-    older = joined and too_old(facts.driver.version, ("remote_kind",), far_ends)
+    older = has_links and too_old(facts.driver.version, ("remote_kind",), far_ends)
     return not_run(f"{older or 'no NVSwitch here'}, no SXid in its kernel log")
 
 
 def _explained(facts: Facts) -> bool:
     return any(
-        each.code in _TAKES_LINKS and each.grade in ("fatal", "reset") and not each.old
-        for each in root_causes(logged_faults(facts))
+        fault.code in _TAKES_LINKS and fault.grade in ("fatal", "reset") and not fault.old
+        for fault in root_causes(logged_faults(facts))
     )
 
 
-def _sxid_words(found: Sequence[SwitchFault], facts: Facts) -> str:
-    first = found[0]
+def _sxid_words(faults: Sequence[SwitchFault], facts: Facts) -> str:
+    first = faults[0]
     link = f" link {first.link}" if first.link else ""
-    links = {(each.switch, each.link) for each in found}
+    links = {(fault.switch, fault.link) for fault in faults}
     more = f" (and {len(links) - 1} more links or switches)" if len(links) > 1 else ""
-    what = f"{'fatal ' if first.fatal else ''}SXid {first.code} ({first.part[0]})"
-    return f"{first.switch} ({first.bus_id}){link}: {what}{more}{ago(found[-1].last_s, facts)}"
+    label = f"{'fatal ' if first.fatal else ''}SXid {first.code} ({first.part[0]})"
+    return f"{first.switch} ({first.bus_id}){link}: {label}{more}{ago(faults[-1].last_s, facts)}"
 
 
 @cache
@@ -370,8 +374,8 @@ def _parts() -> tuple[tuple[int, int, str, str], ...]:
     table = shipped_table(__file__, "sxids.toml")
     advice = table["advice"]
     return tuple(
-        (each["first"], each["last"], each["meaning"], advice[each["scope"]])
-        for each in table["part"]
+        (part["first"], part["last"], part["meaning"], advice[part["scope"]])
+        for part in table["part"]
     )
 
 

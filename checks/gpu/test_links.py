@@ -68,12 +68,12 @@ def noise(link: LinkErrors, uptime: float, limit: Thresholds) -> str:
     if link.recoveries:
         return f"retrained {link.recoveries} times since its driver was loaded, 0 expected"
     hours = max(1.0, uptime / 3600)
-    for number, what, name in _counts(link):
+    for number, words, name in _counts(link):
         most = limit(name)
         if uptime and number / hours > most:
-            return f"{number} {what}, {number / hours:.0f} an hour; at most {most:.0f} is usual"
+            return f"{number} {words}, {number / hours:.0f} an hour; at most {most:.0f} is usual"
         if not uptime and number in _FULL:
-            return f"{number} {what}, which is all that its counter can hold; 0 expected"
+            return f"{number} {words}, which is all that its counter can hold; 0 expected"
     return ""
 
 
@@ -82,10 +82,10 @@ def undated(facts: Facts, limit: Thresholds) -> tuple[str, ...]:
     if uptime_s(facts):
         return ()
     return tuple(
-        f"{gpu_label(gpu)} NVLink {link.link}: {number} {what}"
+        f"{gpu_label(gpu)} NVLink {link.link}: {number} {words}"
         for gpu, health in healths(facts)
         for link in health.link_errors or ()
-        for number, what, name in _counts(link)
+        for number, words, name in _counts(link)
         if number > limit(name)
     )
 
@@ -133,9 +133,9 @@ def pcie_troubles(
             width
             and width < _WIDEST
             and (widths is None or widths.by != "expectation")
-            and (known := board(gpu.name)) is not None
-            and known.fabric
-            and known.pcie_gen
+            and (spec := board(gpu.name)) is not None
+            and spec.fabric
+            and spec.pcie_gen
         ):
             sentence = f"PCIe x{width}, x{_WIDEST} on its board"
             yield Trouble(gpu, sentence, _RESEAT_GPU, grave=False)
@@ -151,17 +151,17 @@ def _generation(
     gpu: Gpu, health: GpuHealth, usual: Expectation[Any] | None, fastest: int
 ) -> Iterator[Trouble]:
     """`fastest`: the highest generation that any GPU of its name here can run."""
-    now, most, known = health.pcie_gen, health.pcie_gen_max, board(gpu.name)
-    least = (known.pcie_gen if known is not None else None) or _SERVERS_GEN
+    now, most, spec = health.pcie_gen, health.pcie_gen_max, board(gpu.name)
+    least = (spec.pcie_gen if spec is not None else None) or _SERVERS_GEN
     # A machine for cards may have two kinds of slots, but none of so old a kind beside this one.
     witness = fastest >= least
-    given = usual is not None and usual.by == "expectation"
+    by_inventory = usual is not None and usual.by == "expectation"
     if usual is not None and most is not None and most < usual.value:
         sentence = f"PCIe generation {most} at most, {usual.value} {usual.origin}"
         yield Trouble(gpu, sentence, _RESEAT_GPU)
-    elif most is not None and most < least and not given and (witness or known is not None):
-        where = "on its board" if known is not None else "in any server and on another GPU here"
-        sentence = f"PCIe generation {most} at most, {least} or more {where}"
+    elif most is not None and most < least and not by_inventory and (witness or spec is not None):
+        origin = "on its board" if spec is not None else "in any server and on another GPU here"
+        sentence = f"PCIe generation {most} at most, {least} or more {origin}"
         by_group = usual is not None and usual.by == "group"
         yield Trouble(gpu, sentence, _RESEAT_GPU, grave=witness and not by_group)
     elif now is not None and most is not None and now < most and at_work(health):
@@ -203,8 +203,8 @@ def nvlink_troubles(
         fastest[gpu.name] = max(fastest.get(gpu.name, 0), *speeds, 0)
     uptime = uptime_s(facts)
     for gpu, health in healths(facts):
-        known = board(gpu.name)
-        board_gbs = known.link_gbs if known is not None else 0.0
+        spec = board(gpu.name)
+        board_gbs = spec.link_gbs if spec is not None else 0.0
         for link in health.link_errors or ():
             gbs = (link.mbps or 0) / 1000
             if speed and link.mbps is not None and link.mbps < speed:
@@ -243,7 +243,7 @@ def fabric_troubles(facts: Facts, group: Group) -> Iterator[Trouble]:
     CUDA will not start on the first (error 802), and reaches the others by no NVLink. Nodes of one
     group may be in several racks, so that only one that is alone is odd.
     """
-    domains = Counter(one.fabric_domain for _, one in healths(facts) if one.fabric_domain)
+    domains = Counter(health.fabric_domain for _, health in healths(facts) if health.fabric_domain)
     common, alike = next(iter(domains.most_common(1)), ("", 0))
     origin = f"on {alike} of {domains.total()} GPUs of this node"
     vote = decided(group.majority(reader("fabric_domain")))
@@ -263,9 +263,9 @@ def fabric_troubles(facts: Facts, group: Group) -> Iterator[Trouble]:
             sentence = f"NVLink clique {health.fabric_domain}, {common} {origin}"
             yield Trouble(gpu, sentence, _RESTART, grave=False)
         elif health.fabric_trouble:
-            listed = ", ".join(health.fabric_trouble)
+            troubles = ", ".join(health.fabric_trouble)
             advice = "look at the fabric manager's log and the NVSwitches; drain if it stays"
-            yield Trouble(gpu, f"the NVSwitch fabric reports: {listed}", advice)
+            yield Trouble(gpu, f"the NVSwitch fabric reports: {troubles}", advice)
 
 
 _WIDEST: Final = 16
@@ -326,8 +326,8 @@ def judge_nvlink(node: Node) -> Verdict:
             advice="take a second reading after a known time, or check the live node",
             totals=list(old),
         )
-    counted = any(health.link_errors for _, health in healths(facts))
-    if not counted and not any(link.up for gpu in facts.gpus or () for link in gpu.links or ()):
+    has_counts = any(health.link_errors for _, health in healths(facts))
+    if not has_counts and not any(link.up for gpu in facts.gpus or () for link in gpu.links or ()):
         return not_run("no NVLink is up: gpu.topology checks whether one should be")
     return verdict
 
@@ -405,8 +405,8 @@ def deviations(
         *missing_links(facts, expected.nvlinks_per_gpu, group),
         *asymmetric_links(facts.gpus or ()),
     ]
-    joined = [] if links else [*peers_without_access(facts, codes), *unusual_codes(codes, group)]
-    return [*links, *joined, *far_rails(facts, group), *unusual_numa(facts, group)]
+    pairs = [] if links else [*peers_without_access(facts, codes), *unusual_codes(codes, group)]
+    return [*links, *pairs, *far_rails(facts, group), *unusual_numa(facts, group)]
 
 
 def _topology_ok(expected: Expected, facts: Facts, note: str, codes: Codes | None) -> Verdict:
@@ -415,9 +415,9 @@ def _topology_ok(expected: Expected, facts: Facts, note: str, codes: Codes | Non
         return unknown("NVML did not report the state of the NVLinks", advice="update the driver")
     matrix = [f"GPU{a}-GPU{b} {code}" for a, b, code in codes or ()]
     kinds = sorted({line.split()[-1] for line in matrix})
-    joined = f" joined by {', '.join(kinds)}" if kinds else ""
+    words = f" joined by {', '.join(kinds)}" if kinds else ""
     nics = "" if facts.nics is None else f", {count(len(facts.nics), 'NIC')}"
-    return ok(f"{count(len(gpus), 'GPU')}{joined}{nics}", matrix=matrix, note=note)
+    return ok(f"{count(len(gpus), 'GPU')}{words}{nics}", matrix=matrix, note=note)
 
 
 def test_gpu_topology(node: Node, conclude: Conclude) -> None:

@@ -79,12 +79,12 @@ def software_troubles(facts: Facts, group: Group) -> Iterator[Trouble]:
         if usual is None:
             continue
         for gpu, health in healths(facts):
-            here = getattr(health, name)
+            firmware = getattr(health, name)
             # GSP firmware comes with the driver: another driver is one finding, not two.
-            follows_driver = name == "gsp_version" and here == facts.driver.version
-            if here is None or here == usual.value or follows_driver:
+            follows_driver = name == "gsp_version" and firmware == facts.driver.version
+            if firmware is None or firmware == usual.value or follows_driver:
                 continue
-            sentence = f"{words} {here}, {usual.value} {usual.origin}"
+            sentence = f"{words} {firmware}, {usual.value} {usual.origin}"
             yield Trouble(gpu, sentence, _FLASH, grave=False)
     yield from _gsp(facts, group)
 
@@ -93,12 +93,12 @@ def _gsp(facts: Facts, group: Group) -> Iterator[Trouble]:
     """GSP firmware that is on here and off elsewhere, or belongs to another driver."""
     usual, driver = expected_of_kind("gsp_on", facts, group), facts.driver.version
     for gpu, health in healths(facts):
-        here = health.gsp_on
-        if usual is not None and here is not None and here != usual.value:
-            sentence = f"GSP firmware is {_on(here)}, {_on(usual.value)} {usual.origin}"
+        gsp_on = health.gsp_on
+        if usual is not None and gsp_on is not None and gsp_on != usual.value:
+            sentence = f"GSP firmware is {_on(gsp_on)}, {_on(usual.value)} {usual.origin}"
             advice = "set NVreg_EnableGpuFirmware as on the others and reload the driver"
             yield Trouble(gpu, sentence, advice, grave=False)
-        elif health.gsp_version and driver and here is not False and health.gsp_version != driver:
+        elif health.gsp_version and driver and gsp_on is not False and health.gsp_version != driver:
             sentence = f"GSP firmware {health.gsp_version}, but driver {driver}"
             advice = "reinstall the driver with its firmware, reboot"
             yield Trouble(gpu, sentence, advice, grave=False)
@@ -114,10 +114,10 @@ def mode_troubles(expected: Expected, facts: Facts, group: Group) -> Iterator[Tr
     ):
         usual = expected_value(expectation, name, facts, group, best)
         for gpu in facts.gpus or ():
-            here = reading(gpu, name)
-            if here is None or usual is None or here == usual.value:
+            setting = reading(gpu, name)
+            if setting is None or usual is None or setting == usual.value:
                 continue
-            sentence = f"{words} is {_on(here)}, {_on(usual.value)} {usual.origin}"
+            sentence = f"{words} is {_on(setting)}, {_on(usual.value)} {usual.origin}"
             advice = command.format(gpu.index, int(bool(usual.value)))
             yield Trouble(gpu, sentence, advice, grave=name != "persistence")
     yield from _compute_mode(expected.compute_mode, facts, group)
@@ -129,11 +129,11 @@ def mode_troubles(expected: Expected, facts: Facts, group: Group) -> Iterator[Tr
 def _compute_mode(expected: str | None, facts: Facts, group: Group) -> Iterator[Trouble]:
     usual = expected_value(expected, "compute_mode", facts, group)
     for gpu, health in healths(facts):
-        here, advice = health.compute_mode, f"nvidia-smi -i {gpu.index} -c DEFAULT"
-        if here == "prohibited" and expected != "prohibited":
+        mode, advice = health.compute_mode, f"nvidia-smi -i {gpu.index} -c DEFAULT"
+        if mode == "prohibited" and expected != "prohibited":
             yield Trouble(gpu, "compute mode is prohibited: no job can use it", advice)
-        elif here is not None and usual is not None and here != usual.value:
-            sentence = f"compute mode is {here}, {usual.value} {usual.origin}"
+        elif mode is not None and usual is not None and mode != usual.value:
+            sentence = f"compute mode is {mode}, {usual.value} {usual.origin}"
             command = f"nvidia-smi -i {gpu.index} -c {str(usual.value).upper()}"
             yield Trouble(gpu, sentence, command, grave=usual.by == "expectation")
 
@@ -180,27 +180,28 @@ def memory_troubles(
     window = expected_of_kind("bar1_total_mib", facts, group, max)
     by_group = total is not None and total.by == "group"
     sizes = grouped((gpu.name, gpu.memory_total_mib or 0) for gpu in facts.gpus or ())
-    largest = {name: max(own) for name, own in sizes.items()}
+    largest = {name: max(values) for name, values in sizes.items()}
     for gpu, health in healths(facts):
-        here, kept, bar = gpu.memory_total_mib, health.memory_reserved_mib, health.bar1_total_mib
-        if total is not None and here is not None and here + slack < total.value:
-            sentence = f"{memory(here)} of memory, {memory(total.value)} {total.origin}"
+        size, bar = gpu.memory_total_mib, health.bar1_total_mib
+        driver_mib = health.memory_reserved_mib
+        if total is not None and size is not None and size + slack < total.value:
+            sentence = f"{memory(size)} of memory, {memory(total.value)} {total.origin}"
             yield Trouble(gpu, sentence, _LESS)
-        elif here is not None and not by_group and here < _MOST_OF_IT * largest[gpu.name]:
+        elif size is not None and not by_group and size < _MOST_OF_IT * largest[gpu.name]:
             most = memory(largest[gpu.name])
-            sentence = f"{memory(here)} of memory, {most} on another {gpu.name} here"
+            sentence = f"{memory(size)} of memory, {most} on another {gpu.name} here"
             yield Trouble(gpu, sentence, _LESS)
-        elif here is not None and (gb := named_memory_gb(gpu.name)):
+        elif size is not None and (gb := named_memory_gb(gpu.name)):
             whole_mib = gb * 10**9 // 2**20
             enough_mib = _MOST_OF_IT * whole_mib
-            if here < enough_mib:
-                sentence = f"{memory(here)} of memory, {memory(whole_mib)} on its board"
+            if size < enough_mib:
+                sentence = f"{memory(size)} of memory, {memory(whole_mib)} on its board"
                 # The number is the inventory's if it names the model, not the table's alone.
                 grave = is_model(gpu.name, model)
                 yield Trouble(gpu, sentence, _LESS, grave=grave)
-        if reserved is not None and kept is not None and kept > reserved.value + slack:
+        if reserved is not None and driver_mib is not None and driver_mib > reserved.value + slack:
             usual = f"{memory(reserved.value)} {reserved.origin}"
-            sentence = f"the driver keeps {memory(kept)} for itself, {usual}"
+            sentence = f"the driver keeps {memory(driver_mib)} for itself, {usual}"
             yield Trouble(gpu, sentence, _COMPARE, grave=False)
         if window is not None and bar is not None and bar < window.value:
             sentence = f"BAR1 of {memory(bar)}, {memory(window.value)} {window.origin}"
