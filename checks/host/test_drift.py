@@ -26,12 +26,12 @@ CHECKS = (
 )
 
 
-def _of_stack(read: Callable[[Stack], str]) -> Callable[[Facts], str | None]:
+def _of_stack(reader: Callable[[Stack], str]) -> Callable[[Facts], str | None]:
     """A reader of one field for the group's vote; a reader that returns None abstains."""
 
     def of_node(facts: Facts) -> str | None:
         stack = facts.machine.stack if facts.machine else None
-        return (read(stack) or None) if stack is not None else None
+        return (reader(stack) or None) if stack is not None else None
 
     return of_node
 
@@ -62,25 +62,25 @@ def judge_drift(facts: Facts, usual: dict[str, Majority[str] | None]) -> Verdict
         return not_run(f"no peers to compare with: kernel {facts.kernel}")
     odd: list[str] = []
     split: list[str] = []
-    for word, read in READINGS.items():
-        vote, mine = usual.get(word), read(facts)
-        if vote is None or mine is None or vote.votes == vote.of:
+    for word, reader in READINGS.items():
+        vote, value = usual.get(word), reader(facts)
+        if vote is None or value is None or vote.votes == vote.of:
             continue
         if not vote.decides:
             agree = f"no more than {vote.holders} agree on one"
-            split.append(f"{word} {mine}; {agree}")
-        elif vote.value != mine:
-            odd.append(f"{word} {mine}; {others(vote, vote.value)}")
+            split.append(f"{word} {value}; {agree}")
+        elif vote.value != value:
+            odd.append(f"{word} {value}; {others(vote, vote.value)}")
     findings = odd + split
     if findings:
         return warn(first_of(findings), advice=ALIGN if odd else AGREE, findings=findings)
-    seen = {word: mine for word, read in READINGS.items() if (mine := read(facts))}
-    return ok(f"as its group: {', '.join(f'{word} {mine}' for word, mine in seen.items())}")
+    readings = {word: value for word, reader in READINGS.items() if (value := reader(facts))}
+    return ok(f"as its group: {', '.join(f'{word} {value}' for word, value in readings.items())}")
 
 
 def test_host_drift(node: Node, conclude: Conclude) -> None:
     """A node that runs another kernel, C library or BIOS than its peers fails in ways they do not."""  # noqa: E501  `preflight list-checks` prints it
-    usual = {word: node.group.majority(read) for word, read in READINGS.items()}
+    usual = {word: node.group.majority(reader) for word, reader in READINGS.items()}
     conclude(judge_drift(node.facts, usual))
 
 
@@ -132,13 +132,13 @@ class Offset(Struct, frozen=True):
 def clocks_off(clocks: Mapping[str, Clock], time: Time, limit: Thresholds) -> dict[str, Offset]:
     """The clocks that are off by more than the limit, by name, the farthest first."""
     middle_s = (time.from_s + time.to_s) / 2
-    found = {
+    offsets = {
         name: Offset(clock.ahead_s - middle_s, abs(time.off_s(clock)))
         for name, clock in clocks.items()
     }
     slack_s = limit("clock_apart_s") / 2
-    far = [(name, one) for name, one in found.items() if one.at_least_s > slack_s]
-    return dict(sorted(far, key=lambda named: -named[1].at_least_s))
+    far = [(name, offset) for name, offset in offsets.items() if offset.at_least_s > slack_s]
+    return dict(sorted(far, key=lambda row: -row[1].at_least_s))
 
 
 def in_words(off_s: float) -> str:
@@ -162,18 +162,18 @@ def judge_clock(
         return not_run("the node is this machine: it has one clock")
     time = agreement([Clock(0.0, 0.0), *clocks.values()], limit)
     astray = clocks_off({HERE: Clock(0.0, 0.0), **clocks}, time, limit)
-    here = astray.pop(HERE, None)
+    own_offset = astray.pop(HERE, None)
     ahead_s = {name: round(clock.ahead_s, 3) for name, clock in clocks.items()}
     if not time.decides:
         return _undecided_verdict(clocks, ahead_s, limit)
     if astray:
         return _off_verdict(astray, time, facts, ahead_s, limit)
     within_s = max(clock.uncertain_s for clock in clocks.values())
-    seen = f"{count(len(clocks), 'clock')} within {within_s:.2f} s, as far as the answers show"
+    summary = f"{count(len(clocks), 'clock')} within {within_s:.2f} s, as far as the answers show"
     if within_s > limit("clock_off_s"):
-        return unknown(seen, advice="see why its answers take so long, then run again")
-    own_clock = f"; this machine's is {in_words(here.seen_s)}" if here else ""
-    return ok(seen + own_clock, ahead_s=ahead_s)
+        return unknown(summary, advice="see why its answers take so long, then run again")
+    own_clock = f"; this machine's is {in_words(own_offset.seen_s)}" if own_offset else ""
+    return ok(summary + own_clock, ahead_s=ahead_s)
 
 
 def _undecided_verdict(
@@ -200,7 +200,7 @@ def _off_verdict(
     sentence += f" (and {len(astray) - 1} more are off)" if len(astray) > 1 else ""
     sentence += "; no time service adjusts it" if machine and machine.clock_kept is False else ""
     most = limit("clock_off_s")
-    if grave := [one for one, by in astray.items() if by.at_least_s > most]:
+    if grave := [clock for clock, by in astray.items() if by.at_least_s > most]:
         sentence = f"{sentence}; beyond {most:g} s {DEAD}"
         return fail(sentence, advice=ADVICE, culprits=grave, ahead_s=ahead_s)
     sentence = f"{sentence}; at most {limit('clock_apart_s'):g} s is expected"

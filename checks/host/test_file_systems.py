@@ -33,22 +33,22 @@ SHM_FULL: Final = f"{SHM} is full"
 
 def file_system_of(facts: Facts, path: str) -> FileSystem | None:
     """The file system that holds a path; None where that could not be read."""
-    found = facts.machine.file_systems if facts.machine else None
-    return next((one for one in found or () if path in one.paths), None)
+    systems = facts.machine.file_systems if facts.machine else None
+    return next((fs for fs in systems or () if path in fs.paths), None)
 
 
 def shared(facts: Facts) -> tuple[FileSystem, ...] | None:
     """The network file systems; None where they could not be read."""
-    found = facts.machine.file_systems if facts.machine else None
-    return None if found is None else tuple(one for one in found if one.shared)
+    systems = facts.machine.file_systems if facts.machine else None
+    return None if systems is None else tuple(fs for fs in systems if fs.shared)
 
 
 def permanent_mounts(facts: Facts) -> tuple[tuple[str, bool], ...] | None:
     """For the group's vote: (mount, read-only) of network file systems that are not automounted."""
-    found = shared(facts)
-    if found is None:
+    systems = shared(facts)
+    if systems is None:
         return None
-    return tuple(sorted((one.mount, one.read_only) for one in found if not one.automounted))
+    return tuple(sorted((fs.mount, fs.read_only) for fs in systems if not fs.automounted))
 
 
 def label(one: FileSystem) -> str:
@@ -65,13 +65,13 @@ def no_answer(one: FileSystem) -> str:
 
 def missing_mount(found: tuple[FileSystem, ...], usual: Usual | None) -> tuple[str, str]:
     """The mount of its group that a node lacks or may only read, in words; "" if none."""
-    mine = {one.mount: one.read_only for one in found}
+    mounts = {fs.mount: fs.read_only for fs in found}
     if usual is None:
         return "", ""
     for mount, read_only in usual.value:
-        if mount not in mine:
+        if mount not in mounts:
             return mount, f"{mount} is not mounted here; {others(usual, 'it')}"
-        if mine[mount] and not read_only:
+        if mounts[mount] and not read_only:
             return mount, f"{mount} is read-only here; {others(usual, 'it to be written')}"
     return "", ""
 
@@ -80,11 +80,11 @@ def unwritable(one: FileSystem, limit: Thresholds) -> str:
     """Why nothing can be written there, in words; "" if something can."""
     if not one.shared and (why := no_answer(one)):
         return why
-    refused = [words for words in one.refused if not words.startswith(SHM)]
+    refusals = [words for words in one.refused if not words.startswith(SHM)]
     if one.remounted:
         return f"{label(one)} was made read-only after it had been mounted to be written"
-    if refused:
-        return f"nothing can be written to {refused[0]}{_left(one)}"
+    if refusals:
+        return f"nothing can be written to {refusals[0]}{_left(one)}"
     if one.free_mib is not None and one.free_mib < limit("disk_least_mib") and not one.read_only:
         return f"{label(one)} is full{_left(one)}"
     return ""
@@ -101,10 +101,10 @@ def scarce(one: FileSystem, limit: Thresholds) -> Iterator[str]:
     if one.read_only or one.size_mib is None or one.free_mib is None:
         return
     share = one.size_mib * limit("disk_free_percent") / 100
-    wanted = min(share, limit("disk_free_gib") * _GIB)
-    if one.free_mib < wanted:
+    enough = min(share, limit("disk_free_gib") * _GIB)
+    if one.free_mib < enough:
         free = f"{memory(one.free_mib)} of {memory(one.size_mib)} are free on {one.mount}"
-        yield f"{free}, at least {memory(wanted)} should be"
+        yield f"{free}, at least {memory(enough)} should be"
     if one.inodes and one.inodes_free is not None:
         percent, least = 100 * one.inodes_free / one.inodes, limit("inodes_free_percent")
         if percent < least:
@@ -112,11 +112,11 @@ def scarce(one: FileSystem, limit: Thresholds) -> Iterator[str]:
             yield f"{free}, at least {least:g} % should be"
 
 
-def _left(one: FileSystem) -> str:
-    if one.size_mib is None or one.free_mib is None:
+def _left(fs: FileSystem) -> str:
+    if fs.size_mib is None or fs.free_mib is None:
         return ""
-    inodes = "; no inode is free" if one.inodes and one.inodes_free == 0 else ""
-    return f": {memory(one.free_mib)} of {memory(one.size_mib)} are free{inodes}"
+    inodes = "; no inode is free" if fs.inodes and fs.inodes_free == 0 else ""
+    return f": {memory(fs.free_mib)} of {memory(fs.size_mib)} are free{inodes}"
 
 
 READ_ONLY = "look for I/O errors in dmesg; drain, check the disk (fsck, smartctl), then remount it"
@@ -132,22 +132,22 @@ def judge_disk(facts: Facts, limit: Thresholds) -> Verdict:
     if every is None:
         advice = "mount /proc; see cat /proc/self/mountinfo"
         return unknown("its file systems could not be read", advice=advice)
-    found = [one for one in every if any(path != SHM for path in one.paths)]
-    seen = [one for one in found if one.free_mib is not None]
-    evidence = {one.mount: f"{one.free_mib} of {one.size_mib} MiB free" for one in seen}
-    for one in found:
-        if why := unwritable(one, limit):
-            broken = one.remounted or "Read-only" in why or one.free_mib is None
-            if read_only_by_choice(one):
+    systems = [fs for fs in every if any(path != SHM for path in fs.paths)]
+    readable = [fs for fs in systems if fs.free_mib is not None]
+    evidence = {fs.mount: f"{fs.free_mib} of {fs.size_mib} MiB free" for fs in readable}
+    for fs in systems:
+        if why := unwritable(fs, limit):
+            broken = fs.remounted or "Read-only" in why or fs.free_mib is None
+            if read_only_by_choice(fs):
                 return warn(why, advice=MADE_SO, file_systems=evidence)
             return fail(why, advice=READ_ONLY if broken else FULL, file_systems=evidence)
-    if short := [words for one in found for words in scarce(one, limit)]:
+    if short := [words for fs in systems for words in scarce(fs, limit)]:
         return warn(first_of(short), advice=FULL, findings=short, file_systems=evidence)
-    hidden = [one for one in found if one.free_mib is None and not one.shared]
-    if hidden or not seen:
-        what = ", ".join(one.mount for one in hidden) or "what a job writes to"
-        return unknown(f"{what} may not be read", advice="see df there as the job's user")
-    free = ", ".join(f"{memory(one.free_mib or 0)} on {one.mount}" for one in seen)
+    hidden = [fs for fs in systems if fs.free_mib is None and not fs.shared]
+    if hidden or not readable:
+        names = ", ".join(fs.mount for fs in hidden) or "what a job writes to"
+        return unknown(f"{names} may not be read", advice="see df there as the job's user")
+    free = ", ".join(f"{memory(fs.free_mib or 0)} on {fs.mount}" for fs in readable)
     return ok(f"free: {free}", file_systems=evidence)
 
 
@@ -164,28 +164,28 @@ def judge_mounts(  # noqa: PLR0911 (one outcome per cause)
     facts: Facts, usual: Usual | None = None, *, limit: Thresholds
 ) -> Verdict:
     """First a mount that does not answer, then one that the other nodes have and this one lacks."""
-    found = shared(facts)
-    if found is None:
+    systems = shared(facts)
+    if systems is None:
         return unknown("its mounts could not be read", advice="see cat /proc/self/mountinfo there")
-    for one in found:
-        if why := no_answer(one):
-            return fail(why, advice=HUNG, mount=one.mount)
-    absent, problem = missing_mount(found, decided(usual))
+    for fs in systems:
+        if why := no_answer(fs):
+            return fail(why, advice=HUNG, mount=fs.mount)
+    absent, problem = missing_mount(systems, decided(usual))
     if absent:
         return fail(problem, advice=MOUNT, mount=absent)
-    starved = [one for one in found if one.state == "hidden" and not one.error]
+    starved = [fs for fs in systems if fs.state == "hidden" and not fs.error]
     if starved:
         problem = f"{label(starved[0])} could not be read: this node left its reader no CPU"
         return unknown(problem, advice="check again when the node is less busy")
-    slow = [one for one in found if one.seconds > limit("mount_slow_s")]
+    slow = [fs for fs in systems if fs.seconds > limit("mount_slow_s")]
     if slow:
         problem = f"{label(slow[0])} took {slow[0].seconds:.1f} s to report its size"
         problem += f", at most {limit('mount_slow_s'):g} s are usual"
         return warn(problem, advice="look at its server's load and at the network to it")
-    if not found:
+    if not systems:
         return not_run("no shared file systems here")
-    answered = count(sum(one.state == "answered" for one in found), "shared file system")
-    return ok(f"{answered} answered", mounts=sorted(one.mount for one in found))
+    number = count(sum(fs.state == "answered" for fs in systems), "shared file system")
+    return ok(f"{number} answered", mounts=sorted(fs.mount for fs in systems))
 
 
 def test_host_mounts(node: Node, conclude: Conclude) -> None:

@@ -75,9 +75,9 @@ class Recoveries:
         if self._over or later:
             self._errors, self._drivers, self._over, self._how = set(), set(), False, None
         self._errors.add(where)
-        named = re.match(_BY, line.text)
-        if named is not None and named["driver"] != "pcieport":
-            self._drivers.add(named["driver"])
+        match = re.match(_BY, line.text)
+        if match is not None and match["driver"] != "pcieport":
+            self._drivers.add(match["driver"])
 
     def take(self, text: str) -> None:
         """Take any other line: a driver that cannot recover, or how the whole recovery ended."""
@@ -89,19 +89,19 @@ class Recoveries:
             self._end("fatal" if vital else "unrecovered")
             if vital and not self._errors:
                 self.ended[cannot["device"]] = "unrecovered"
-        elif ended := re.match(_ENDED, text):
+        elif match := re.match(_ENDED, text):
             self._over = True
-            if ended["how"] == "failed":
-                others = self._drivers and not self._drivers & _VITAL
-                self._end("unrecovered" if others else "fatal")
+            if match["how"] == "failed":
+                minor = self._drivers and not self._drivers & _VITAL
+                self._end("unrecovered" if minor else "fatal")
 
     def _end(self, outcome: Outcome) -> None:
         if self._how in (outcome, "fatal"):
             return  # these errors already have this outcome
         self._how = outcome
-        for where in self._errors:
-            if self.ended.get(where) != "fatal":
-                self.ended[where] = outcome
+        for slot in self._errors:
+            if self.ended.get(slot) != "fatal":
+                self.ended[slot] = outcome
 
 
 Part = Literal["pcie", "cpu", "memory", "firmware"]
@@ -182,37 +182,37 @@ class Fault(Struct, frozen=True):
 
 def faults(lines: Sequence[LogLine]) -> list[Fault]:
     """All errors by part, place and grade, in the order in which each came first."""
-    found: dict[tuple[Part, str, Grade], Fault] = {}
+    errors: dict[tuple[Part, str, Grade], Fault] = {}
     summaries: dict[tuple[Part, str, Grade], Fault] = {}
     recoveries = Recoveries()
     for line in lines:
         if not re.search(_FAULT_HINT, line.text):
             continue
         recoveries.take(line.text)
-        for one, summary in _faults(line):
-            if one.part == "pcie" and one.grade == "uncorrected":
-                recoveries.error(one.where, line)
-            into = summaries if summary else found
-            key = (one.part, one.where, one.grade)
+        for fault, summary in _faults(line):
+            if fault.part == "pcie" and fault.grade == "uncorrected":
+                recoveries.error(fault.where, line)
+            into = summaries if summary else errors
+            key = (fault.part, fault.where, fault.grade)
             before = into.get(key)
-            times = one.times + (before.times if before else 0)
-            into[key] = Fault(one.part, one.where, one.grade, times, one.last_s)
+            times = fault.times + (before.times if before else 0)
+            into[key] = Fault(fault.part, fault.where, fault.grade, times, fault.last_s)
     # A summary is written beside the errors themselves, whose lines may be rate-limited.
-    for key, each in summaries.items():
-        if key not in found or each.times > found[key].times:
-            found[key] = each
-    return _as_they_ended(list(found.values()), recoveries)
+    for key, fault in summaries.items():
+        if key not in errors or fault.times > errors[key].times:
+            errors[key] = fault
+    return _as_they_ended(list(errors.values()), recoveries)
 
 
-def _as_they_ended(found: list[Fault], recoveries: Recoveries) -> list[Fault]:
+def _as_they_ended(errors: list[Fault], recoveries: Recoveries) -> list[Fault]:
     """Grade uncorrected errors by their recovery; add devices that no error line names."""
-    ended = []
-    for each in found:
-        how = recoveries.ended.get(each.where) if each.part == "pcie" else None
-        ended.append(replace(each, grade=how) if how and each.grade == "uncorrected" else each)
-    named = {each.where for each in found if each.grade in ("fatal", "uncorrected")}
-    alone = [where for where in recoveries.ended if where not in named]
-    return ended + [Fault("pcie", where, "unrecovered", 1, None) for where in alone]
+    final = []
+    for fault in errors:
+        how = recoveries.ended.get(fault.where) if fault.part == "pcie" else None
+        final.append(replace(fault, grade=how) if how and fault.grade == "uncorrected" else fault)
+    places = {fault.where for fault in errors if fault.grade in ("fatal", "uncorrected")}
+    alone = [slot for slot in recoveries.ended if slot not in places]
+    return final + [Fault("pcie", slot, "unrecovered", 1, None) for slot in alone]
 
 
 def judge_hardware_errors(facts: Facts, limit: Thresholds) -> Verdict:
@@ -221,18 +221,18 @@ def judge_hardware_errors(facts: Facts, limit: Thresholds) -> Verdict:
     if log is None:
         return unread(facts)
     lost = lost_slots(facts)
-    reported = [each for each in faults(log.lines) if not _echoes_a_gpu(each, lost, facts)]
-    evidence: dict[str, Any] = {"faults": [asdict(each) for each in reported], "log": log.source}
-    graves = [each for each in reported if each.grade == "fatal"]
+    errors = [fault for fault in faults(log.lines) if not _echoes_a_gpu(fault, lost, facts)]
+    evidence: dict[str, Any] = {"faults": [asdict(fault) for fault in errors], "log": log.source}
+    graves = [fault for fault in errors if fault.grade == "fatal"]
     if graves:
         words = f"{_fault_words(graves, facts)}; expected no uncorrected error {window(log, facts)}"
         return fail(words, advice=_ADVICE[graves[0].part], **evidence)
     days = days_covered(log, facts)
     notable = [
-        each
-        for each in reported
-        if each.grade != "corrected"
-        or is_frequent(each.times, each.last_s, _most(each, limit), days, facts)
+        fault
+        for fault in errors
+        if fault.grade != "corrected"
+        or is_frequent(fault.times, fault.last_s, _most(fault, limit), days, facts)
     ]
     if notable:
         first = notable[0]
@@ -240,66 +240,66 @@ def judge_hardware_errors(facts: Facts, limit: Thresholds) -> Verdict:
         if first.grade == "corrected":
             words += f"; expected under {_most(first, limit):.0f} in a day"
         return warn(words, advice=_ADVICE[first.part].removeprefix("drain; "), **evidence)
-    corrected = sum(each.times for each in reported)
-    rest = f"; {count(corrected, 'corrected error')}, few enough" if corrected else ""
-    sentence = f"no uncorrected hardware error {window(log, facts)}{rest}"
+    number = sum(fault.times for fault in errors)
+    note = f"; {count(number, 'corrected error')}, few enough" if number else ""
+    sentence = f"no uncorrected hardware error {window(log, facts)}{note}"
     return whole(sentence, log, ("aer", "mce", "edac"), **evidence)
 
 
 def _faults(line: LogLine) -> Iterator[tuple[Fault, bool]]:
     """Read one line; with each fault, whether it is a summary of others."""
 
-    def one(part: Part, where: str, grade: Grade, times: int = 1) -> Fault:
-        return Fault(part, where, grade, line.times * times, line.last_s)
+    def one(part: Part, place: str, grade: Grade, times: int = 1) -> Fault:
+        return Fault(part, place, grade, line.times * times, line.last_s)
 
     text = line.text
-    if found := re.match(_AER, text) or re.match(_AER_SUMMARY, text):
-        named = found.groupdict()
-        yield one("pcie", named["agent"] or named["port"], _severity(named)), "port" in named
-    elif found := re.match(_DPC, text):
-        yield one("pcie", found["agent"], "fatal"), False
-    elif found := re.match(_BANK, text):
-        grade: Grade = "fatal" if int(found["status"], 16) & _UNCORRECTED_BIT else "corrected"
-        yield one("cpu", f"CPU {found['cpu']} bank {found['bank']}", grade), False
-    elif found := re.match(_DECODED, text):
-        yield one("cpu", "", "corrected" if found[1].startswith("Corr") else "fatal"), False
-    elif found := re.match(_SEVERITY, text):
+    if match := re.match(_AER, text) or re.match(_AER_SUMMARY, text):
+        groups = match.groupdict()
+        yield one("pcie", groups["agent"] or groups["port"], _severity(groups)), "port" in groups
+    elif match := re.match(_DPC, text):
+        yield one("pcie", match["agent"], "fatal"), False
+    elif match := re.match(_BANK, text):
+        grade: Grade = "fatal" if int(match["status"], 16) & _UNCORRECTED_BIT else "corrected"
+        yield one("cpu", f"CPU {match['cpu']} bank {match['bank']}", grade), False
+    elif match := re.match(_DECODED, text):
+        yield one("cpu", "", "corrected" if match[1].startswith("Corr") else "fatal"), False
+    elif match := re.match(_SEVERITY, text):
         grades: dict[str, Grade] = {"fatal": "fatal", "recoverable": "uncorrected"}
-        yield one("cpu", "", grades.get(found[1], "corrected")), False
-    elif found := re.match(_POISON, text):
-        yield one("memory", "", "uncorrected" if found["process"] else "fatal"), False
+        yield one("cpu", "", grades.get(match[1], "corrected")), False
+    elif match := re.match(_POISON, text):
+        yield one("memory", "", "uncorrected" if match["process"] else "fatal"), False
     elif re.match(_BERT, text):
         yield one("firmware", "", "earlier"), False
-    elif found := re.match(_EDAC, text):
-        grade = "fatal" if found["kind"] == "UE" else "corrected"
-        times = min(int(found["times"][:9]), 10**9) or 1
-        yield one("memory", f"{found['dimm']} ({found['mc']})", grade, times), False
+    elif match := re.match(_EDAC, text):
+        grade = "fatal" if match["kind"] == "UE" else "corrected"
+        times = min(int(match["times"][:9]), 10**9) or 1
+        yield one("memory", f"{match['dimm']} ({match['mc']})", grade, times), False
 
 
-def _severity(named: dict[str, str | None]) -> Grade:
-    if not named["grade"]:
+def _severity(groups: dict[str, str | None]) -> Grade:
+    if not groups["grade"]:
         return "corrected"
-    return "uncorrected" if (named["fatal"] or "").lower() == "non-fatal" else "fatal"
+    return "uncorrected" if (groups["fatal"] or "").lower() == "non-fatal" else "fatal"
 
 
-def _echoes_a_gpu(one: Fault, lost: Collection[str], facts: Facts) -> bool:
+def _echoes_a_gpu(fault: Fault, lost: Collection[str], facts: Facts) -> bool:
     """Whether the fault is of a GPU that fell off the bus, or of a port on the way to it."""
-    if one.part != "pcie" or not lost:
+    if fault.part != "pcie" or not lost:
         return False
     ways = [g.pci_path for g in facts.gpus or () if g.pci_path and slot_of(g.bus_id) in lost]
-    return slot_of(one.where) in lost or any(one.where in way for way in ways)
+    return slot_of(fault.where) in lost or any(fault.where in way for way in ways)
 
 
-def _most(one: Fault, limit: Thresholds) -> float:
-    return limit("corrected_dimm_per_day" if one.part == "memory" else "corrected_errors_per_day")
+def _most(fault: Fault, limit: Thresholds) -> float:
+    return limit("corrected_dimm_per_day" if fault.part == "memory" else "corrected_errors_per_day")
 
 
-def _fault_words(found: Sequence[Fault], facts: Facts) -> str:
-    first = found[0]
+def _fault_words(errors: Sequence[Fault], facts: Facts) -> str:
+    first = errors[0]
     where = f" of {first.where}" if first.where else ""
     words = f"{_GRADES[first.grade]}{_PARTS[first.part]}{where}"
     often = f" ({first.times} times)" if first.times > 1 else ""
-    more = f"; and {count(len(found) - 1, 'more part')}" if len(found) > 1 else ""
+    more = f"; and {count(len(errors) - 1, 'more part')}" if len(errors) > 1 else ""
     return f"{words}{often}{ago(first.last_s, facts)}{more}"
 
 
@@ -380,14 +380,14 @@ class Event(Struct, frozen=True):
 
 def events(lines: Sequence[LogLine]) -> list[Event]:
     """All events of the log, by kind and subject; the gravest kind first."""
-    found: dict[tuple[Kind, str], Event] = {}
+    by_subject: dict[tuple[Kind, str], Event] = {}
     for line in lines:
         key = _read(line.text)
         if key is not None and not (key[0] in _OF_A_DISK and re.match(_LOOP, key[1])):
-            before = found.get(key)
+            before = by_subject.get(key)
             times = line.times + (before.times if before else 0)
-            found[key] = Event(*key, times, line.last_s)
-    return sorted(found.values(), key=lambda each: list(_WORDS).index(each.kind))
+            by_subject[key] = Event(*key, times, line.last_s)
+    return sorted(by_subject.values(), key=lambda event: list(_WORDS).index(event.kind))
 
 
 @lru_cache(maxsize=4096)  # the same lines on every node of a kind
@@ -405,27 +405,27 @@ def judge_kernel_log(facts: Facts, limit: Thresholds) -> Verdict:
     log = facts.kernel_log
     if log is None:
         return unread(facts)
-    reported = events(log.lines)
-    evidence: dict[str, Any] = {"events": [asdict(each) for each in reported], "log": log.source}
-    graves = [each for each in reported if each.kind == "read-only"]
+    entries = events(log.lines)
+    evidence: dict[str, Any] = {"events": [asdict(event) for event in entries], "log": log.source}
+    graves = [event for event in entries if event.kind == "read-only"]
     if graves:
         words = f"{_event_words(graves[0], facts)}; expected none {window(log, facts)}"
         return fail(words, advice=_WORDS[graves[0].kind][1], **evidence)
-    ages = [(elapsed_s(each.last_s, facts), each) for each in reported]
-    recent = [each for age_s, each in ages if age_s is None or age_s < limit("host_event_s")]
+    ages = [(elapsed_s(event.last_s, facts), event) for event in entries]
+    recent = [event for age_s, event in ages if age_s is None or age_s < limit("host_event_s")]
     if recent:
         words = _event_words(recent[0], facts)
         words += f"; and {count(len(recent) - 1, 'more thing')}" if len(recent) > 1 else ""
         return warn(words, advice=_WORDS[recent[0].kind][1], **evidence)
-    rest = f"; {count(len(reported), 'older note')}" if reported else ""
-    sentence = f"no lack of memory, disk or CPU {window(log, facts)}{rest}"
+    note = f"; {count(len(entries), 'older note')}" if entries else ""
+    sentence = f"no lack of memory, disk or CPU {window(log, facts)}{note}"
     return whole(sentence, log, ("fs", "disk"), **evidence)
 
 
-def _event_words(one: Event, facts: Facts) -> str:
-    what = f" ({one.what})" if one.what else ""
-    often = f", {one.times} times" if one.times > 1 else ""
-    return f"the kernel {_WORDS[one.kind][0]}{what}{often}{ago(one.last_s, facts)}"
+def _event_words(event: Event, facts: Facts) -> str:
+    subject = f" ({event.what})" if event.what else ""
+    often = f", {event.times} times" if event.times > 1 else ""
+    return f"the kernel {_WORDS[event.kind][0]}{subject}{often}{ago(event.last_s, facts)}"
 
 
 def test_host_kernel_log(node: Node, conclude: Conclude) -> None:

@@ -49,34 +49,34 @@ def job_limit(kind: Kind, facts: Facts, transport: str) -> JobLimit | None:
     daemons = facts.machine.launchers or ()
     if transport not in IN_THE_JOB and daemons:
         first = daemons[0]
-        whose = f"of {first.name} (pid {first.pid}), from which jobs inherit it"
-        return _job_limit(first.limits, kind, whose, sure=True)
+        owner = f"of {first.name} (pid {first.pid}), from which jobs inherit it"
+        return _job_limit(first.limits, kind, owner, sure=True)
     if facts.machine.limits is None:
         return None
     sure = transport in IN_THE_JOB
     if kind == "memlock" and facts.machine.locks_any:
-        whose = "of this root login (CAP_IPC_LOCK); another user's job has a limit of its own"
-        whose = "of the job's own process (CAP_IPC_LOCK)" if sure else whose
-        return JobLimit(float("inf"), float("inf"), whose, sure)
-    whose = "of the job's own process" if sure else "of our login; the job's may differ"
-    return _job_limit(facts.machine.limits, kind, whose, sure=sure)
+        owner = "of this root login (CAP_IPC_LOCK); another user's job has a limit of its own"
+        owner = "of the job's own process (CAP_IPC_LOCK)" if sure else owner
+        return JobLimit(float("inf"), float("inf"), owner, sure)
+    owner = "of the job's own process" if sure else "of our login; the job's may differ"
+    return _job_limit(facts.machine.limits, kind, owner, sure=sure)
 
 
 def memlock_of(facts: Facts) -> float | None:
     """For the group's vote: the limit of the service that starts jobs, else of our login."""
-    one = job_limit("memlock", facts, "")
-    return None if one is None else one.value
+    limit = job_limit("memlock", facts, "")
+    return None if limit is None else limit.value
 
 
 def nofile_of(facts: Facts) -> float | None:
     """For the vote of a group, as above."""
-    one = job_limit("nofile", facts, "")
-    return None if one is None else one.value
+    limit = job_limit("nofile", facts, "")
+    return None if limit is None else limit.value
 
 
-def _job_limit(limits: Limits, kind: Kind, whose: str, *, sure: bool) -> JobLimit:
+def _job_limit(limits: Limits, kind: Kind, owner: str, *, sure: bool) -> JobLimit:
     soft, hard = getattr(limits, kind), getattr(limits, f"{kind}_hard")
-    return JobLimit(_number(soft), _number(hard), whose, sure)
+    return JobLimit(_number(soft), _number(hard), owner, sure)
 
 
 def _number(ceiling: int) -> float:
@@ -102,29 +102,29 @@ def judge_memlock(
     """Below the minimum, fail if the job surely has this limit or its peers have more."""
     if facts.nics == () and not (expected.nics or expected.hcas or expected.nic_gbits):
         return not_run("no RDMA devices here, nothing locks memory")
-    seen = job_limit("memlock", facts, transport)
-    if seen is None:
+    actual = job_limit("memlock", facts, transport)
+    if actual is None:
         return unknown("the limit of locked memory could not be read", advice="mount /proc")
-    sentence = f"{size(seen.value)} may be locked: the limit {seen.whose}"
+    sentence = f"{size(actual.value)} may be locked: the limit {actual.whose}"
     least, enough = limit("memlock_least_gib") * GIB, limit("memlock_enough_gib") * GIB
-    if seen.value >= enough:
+    if actual.value >= enough:
         return ok(sentence)
     need = f"RDMA needs unlimited, or at least {size(enough)}"
-    grave, compared = _compared(seen, usual, least, need, size)
+    grave, comparison = _compare(actual, usual, least, need, size)
     conclude = fail if grave else warn
-    return conclude(f"{sentence}; {compared}", advice=MEMLOCK_ADVICE, bytes=seen.value)
+    return conclude(f"{sentence}; {comparison}", advice=MEMLOCK_ADVICE, bytes=actual.value)
 
 
-def _compared(
-    seen: JobLimit,
+def _compare(
+    actual: JobLimit,
     usual: Majority[float] | None,
     least: float,
     need: str,
     words: Callable[[float], str],
 ) -> tuple[bool, str]:
     """Whether a limit is a fault, and what it is compared with: that of its peers, or `need`."""
-    peers = usual if usual is not None and usual.decides and usual.value > seen.value else None
-    grave = seen.value < least and (seen.sure or peers is not None)
+    peers = usual if usual is not None and usual.decides and usual.value > actual.value else None
+    grave = actual.value < least and (actual.sure or peers is not None)
     return grave, need if peers is None else others(peers, words(peers.value))
 
 
@@ -152,19 +152,18 @@ def judge_nofile(
     facts: Facts, transport: str, usual: Majority[float] | None = None, *, limit: Thresholds
 ) -> Verdict:
     """Below the minimum, fail if the job surely has this limit or its peers have more."""
-    seen = job_limit("nofile", facts, transport)
-    if seen is None:
+    actual = job_limit("nofile", facts, transport)
+    if actual is None:
         return unknown("the limit of open files could not be read", advice="mount /proc")
-    sentence = f"{count_files(seen.value)} may be open: the limit {seen.whose}"
+    sentence = f"{count_files(actual.value)} may be open: the limit {actual.whose}"
     enough = limit("nofile_enough")
-    if seen.value >= enough or (not seen.sure and seen.most >= enough):
-        return ok(
-            sentence if seen.value >= enough else f"{sentence}; it may raise it to {seen.most:.0f}"
-        )
+    if actual.value >= enough or (not actual.sure and actual.most >= enough):
+        more = "" if actual.value >= enough else f"; it may raise it to {actual.most:.0f}"
+        return ok(sentence + more)
     need = f"a training job wants at least {count_files(enough)}"
-    grave, compared = _compared(seen, usual, limit("nofile_least"), need, count_files)
+    grave, comparison = _compare(actual, usual, limit("nofile_least"), need, count_files)
     conclude = fail if grave else warn
-    return conclude(f"{sentence}; {compared}", advice=NOFILE_ADVICE, files=seen.value)
+    return conclude(f"{sentence}; {comparison}", advice=NOFILE_ADVICE, files=actual.value)
 
 
 def count_files(files: float) -> str:
@@ -192,28 +191,28 @@ def judge_cgroup(
         sentence = "the limits of its control group could not be read"
         return unknown(sentence, advice="mount /proc and /sys/fs/cgroup there")
     sure = transport in IN_THE_JOB
-    whose = "the job" if sure else "our login (the job's group may differ)"
+    owner = "the job" if sure else "our login (the job's group may differ)"
     online = machine.stack.cpus_online
     usable = float(machine.load.cpus_allowed)
     usable = min(usable, machine.cgroup.cpus) if machine.cgroup.cpus is not None else usable
     gpus = expected_gpus or len(facts.gpus or ())
     if online and usable < online and usable < gpus * limit("cpus_per_gpu"):
-        grant = f"{usable:g} of {online} CPUs for {count(gpus, 'GPU')}, granted to {whose}"
+        grant = f"{usable:g} of {online} CPUs for {count(gpus, 'GPU')}, granted to {owner}"
         least = f"at least {limit('cpus_per_gpu'):g} per GPU expected"
         conclude = fail if sure and usable < gpus else warn
         return conclude(f"{grant}; {least}", advice=CPUS, cpus=usable)
-    granted, total = machine.cgroup.memory_mib, machine.memory.total_mib if machine.memory else 0
-    if granted is not None and granted < total * limit("cgroup_memory_percent") / 100:
-        grant = f"{memory(granted)} of {memory(total)} of memory granted to {whose}"
+    quota, total = machine.cgroup.memory_mib, machine.memory.total_mib if machine.memory else 0
+    if quota is not None and quota < total * limit("cgroup_memory_percent") / 100:
+        grant = f"{memory(quota)} of {memory(total)} of memory granted to {owner}"
         least = f"at least {limit('cgroup_memory_percent'):g} % expected"
-        return warn(f"{grant}; {least}", advice=MEMORY, memory_mib=granted)
+        return warn(f"{grant}; {least}", advice=MEMORY, memory_mib=quota)
     pids = machine.cgroup.pids
     if pids is not None and pids < limit("pids_least"):
-        grant = f"{pids} processes and threads granted to {whose}"
+        grant = f"{pids} processes and threads granted to {owner}"
         return warn(f"{grant}; at least {limit('pids_least'):.0f} expected", advice=PIDS, pids=pids)
     room = f"{usable:g} of {online} CPUs" if online and usable < online else "all CPUs"
-    room += f", {memory(granted)} of memory" if granted is not None and granted < total else ""
-    return ok(f"{room} granted to {whose}")
+    room += f", {memory(quota)} of memory" if quota is not None and quota < total else ""
+    return ok(f"{room} granted to {owner}")
 
 
 def test_host_cgroup(node: Node, conclude: Conclude) -> None:
@@ -232,27 +231,27 @@ CLEAR = (
 
 def judge_shm(facts: Facts, limit: Thresholds) -> Verdict:
     """First its size, which a container sets, then the part that is still free."""
-    found = file_system_of(facts, SHM)
-    if found is None or found.size_mib is None or found.free_mib is None:
-        why = f": {found.error or found.state}" if found is not None else ""
+    shm = file_system_of(facts, SHM)
+    if shm is None or shm.size_mib is None or shm.free_mib is None:
+        why = f": {shm.error or shm.state}" if shm is not None else ""
         return unknown(f"{SHM} could not be read{why}", advice="see df /dev/shm there")
-    seen = f"{memory(found.free_mib)} of {memory(found.size_mib)} of {SHM} are free"
-    mib = {"size": found.size_mib, "free": found.free_mib}
-    if found.kind != "tmpfs":
+    space = f"{memory(shm.free_mib)} of {memory(shm.size_mib)} of {SHM} are free"
+    mib = {"size": shm.size_mib, "free": shm.free_mib}
+    if shm.kind != "tmpfs":
         # A folder of the root disk: it works, and every message between ranks is written to disk.
-        sentence = f"{SHM} is no memory but a folder on {found.kind} at {found.mount}"
+        sentence = f"{SHM} is no memory but a folder on {shm.kind} at {shm.mount}"
         advice = "mount -t tmpfs tmpfs /dev/shm, and put it into /etc/fstab"
         return warn(sentence, advice=advice, mib=mib)
     least, enough = limit("shm_least_mib"), limit("shm_enough_mib")
-    if found.size_mib <= least:
-        return fail(f"{seen}; {memory(enough)} are needed", advice=ENLARGE, mib=mib)
-    if found.refused or found.free_mib <= least:
-        why = f"; {found.refused[0]}" if found.refused else f"; {memory(enough)} are needed"
-        return fail(seen + why, advice=CLEAR, cause=SHM_FULL, mib=mib)
-    if found.free_mib < enough:
-        advice = ENLARGE if found.size_mib < enough else CLEAR
-        return warn(f"{seen}; {memory(enough)} are advised", advice=advice, mib=mib)
-    return ok(seen, mib=mib)
+    if shm.size_mib <= least:
+        return fail(f"{space}; {memory(enough)} are needed", advice=ENLARGE, mib=mib)
+    if shm.refused or shm.free_mib <= least:
+        why = f"; {shm.refused[0]}" if shm.refused else f"; {memory(enough)} are needed"
+        return fail(space + why, advice=CLEAR, cause=SHM_FULL, mib=mib)
+    if shm.free_mib < enough:
+        advice = ENLARGE if shm.size_mib < enough else CLEAR
+        return warn(f"{space}; {memory(enough)} are advised", advice=advice, mib=mib)
+    return ok(space, mib=mib)
 
 
 def test_host_shm(node: Node, conclude: Conclude) -> None:

@@ -24,14 +24,14 @@ _DAY: Final = 86400
 
 def total_mib(facts: Facts) -> float | None:
     """For the group's median."""
-    seen = facts.machine.memory if facts.machine else None
-    return None if seen is None else float(seen.total_mib)
+    ram = facts.machine.memory if facts.machine else None
+    return None if ram is None else float(ram.total_mib)
 
 
 def available_mib(facts: Facts) -> float | None:
     """For the group's median."""
-    seen = facts.machine.memory if facts.machine else None
-    return None if seen is None else float(seen.available_mib)
+    ram = facts.machine.memory if facts.machine else None
+    return None if ram is None else float(ram.available_mib)
 
 
 def least_whole_mib(usual_mib: float, limit: Thresholds) -> float:
@@ -63,31 +63,31 @@ def scarcity(seen: Memory, usual_mib: float | None, limit: Thresholds) -> str:
 
 def strain(seen: Memory, limit: Thresholds) -> str:
     """Say that the node stalls or swaps although some memory is left; "" if not."""
-    most, swapped = limit("memory_stalled_percent"), limit("swap_used_gib")
+    most, swap_gib = limit("memory_stalled_percent"), limit("swap_used_gib")
     if seen.stalled_percent is not None and seen.stalled_percent > most:
-        waited = f"something waited for memory in {seen.stalled_percent:.0f} % of the last 10 s"
-        return f"{waited}, at most {most:g} % are usual"
-    if seen.swap_used_mib > swapped * 1024:
-        return f"{memory(seen.swap_used_mib)} are swapped out, at most {swapped:g} GiB is usual"
+        wait = f"something waited for memory in {seen.stalled_percent:.0f} % of the last 10 s"
+        return f"{wait}, at most {most:g} % are usual"
+    if seen.swap_used_mib > swap_gib * 1024:
+        return f"{memory(seen.swap_used_mib)} are swapped out, at most {swap_gib:g} GiB is usual"
     return ""
 
 
 def wear(edac: Edac, up_s: float, limit: Thresholds) -> str:
     """Name the DIMM whose corrected errors come faster than chance; "" if there is none."""
-    allowed = limit("corrected_dimm_per_day")
+    per_day = limit("corrected_dimm_per_day")
     for one in sorted(edac.errors, key=lambda dimm: -dimm.corrected):
         counted_s = up_s if one.counted_s is None else one.counted_s
         # A burst within the first day counts as that day's.
-        if one.corrected / max(1.0, counted_s / _DAY) > allowed:
+        if one.corrected / max(1.0, counted_s / _DAY) > per_day:
             errors = f"{one.corrected} corrected errors on {one.name} in {age(counted_s)}"
-            return f"{errors}; at most {allowed:g} a day are usual"
+            return f"{errors}; at most {per_day:g} a day are usual"
     return ""
 
 
 def log_has_memory_fault(facts: Facts) -> bool:
     """Whether `host.hardware_errors` fails for memory: a process that was killed is no proof."""
     lines = facts.kernel_log.lines if facts.kernel_log is not None else ()
-    return any(one.part == "memory" and one.grade == "fatal" for one in faults(lines))
+    return any(fault.part == "memory" and fault.grade == "fatal" for fault in faults(lines))
 
 
 FREE = "see ps aux --sort=-rss, ls -l /dev/shm and slabtop; end what is not needed, or reboot"
@@ -95,21 +95,21 @@ FREE = "see ps aux --sort=-rss, ls -l /dev/shm and slabtop; end what is not need
 
 def judge_memory(facts: Facts, usual_mib: float | None = None, *, limit: Thresholds) -> Verdict:
     """First the memory left, compared with peers if there are any; then swapping and stalls."""
-    seen = facts.machine.memory if facts.machine else None
-    if seen is None:
+    ram = facts.machine.memory if facts.machine else None
+    if ram is None:
         return unknown("its memory could not be read", advice="mount /proc there")
-    left = f"{memory(seen.available_mib)} of {memory(seen.total_mib)} available"
-    percent = 100 * seen.available_mib / max(1, seen.total_mib)
-    holder, cause = main_holder(seen)
+    available = f"{memory(ram.available_mib)} of {memory(ram.total_mib)} available"
+    percent = 100 * ram.available_mib / max(1, ram.total_mib)
+    holder, cause = main_holder(ram)
     least = limit("memory_left_percent")
     if percent < least:
-        sentence = f"{left}{holder}; at least {least:g} % expected"
+        sentence = f"{available}{holder}; at least {least:g} % expected"
         return fail(sentence, advice=FREE, cause=cause)
-    if scarce := scarcity(seen, usual_mib, limit):
-        return warn(f"{left}{holder}; {scarce}", advice=FREE, cause=cause)
-    if trouble := strain(seen, limit):
-        return warn(f"{trouble}; {left}", advice=FREE)
-    return ok(left, swap_used_mib=seen.swap_used_mib)
+    if scarce := scarcity(ram, usual_mib, limit):
+        return warn(f"{available}{holder}; {scarce}", advice=FREE, cause=cause)
+    if trouble := strain(ram, limit):
+        return warn(f"{trouble}; {available}", advice=FREE)
+    return ok(available, swap_used_mib=ram.swap_used_mib)
 
 
 def test_host_memory(node: Node, conclude: Conclude) -> None:
@@ -125,36 +125,36 @@ def judge_dimms(
     facts: Facts, peers: tuple[int, float | None] = (0, None), *, limit: Thresholds
 ) -> Verdict:
     """First lost data, then missing memory; `peers`: how many nodes are alike, and their MiB."""
-    seen = facts.machine.memory if facts.machine else None
+    ram = facts.machine.memory if facts.machine else None
     edac = facts.machine.edac if facts.machine else None
-    if seen is None or edac is None:
+    if ram is None or edac is None:
         sentence = "its memory or ECC counters could not be read"
         return unknown(sentence, advice="mount /proc and /sys")
-    found = ecc_verdict(facts, edac, limit)
-    if found is not None and found.outcome is Outcome.FAIL:
-        return found
+    verdict = ecc_verdict(facts, edac, limit)
+    if verdict is not None and verdict.outcome is Outcome.FAIL:
+        return verdict
     alike, usual = peers
-    if usual is not None and seen.total_mib < least_whole_mib(usual, limit):
-        sentence = f"{memory(seen.total_mib)} of memory; {memory(usual)} is usual in its group"
+    if usual is not None and ram.total_mib < least_whole_mib(usual, limit):
+        sentence = f"{memory(ram.total_mib)} of memory; {memory(usual)} is usual in its group"
         conclude = fail if alike > 1 else warn
         return conclude(f"{sentence} ({count(alike, 'node')} with it)", advice=MISSING)
-    if found is not None:
-        return found
+    if verdict is not None:
+        return verdict
     if not edac.watched and usual is None:
-        return not_run(f"no ECC counters here, no peers to compare {memory(seen.total_mib)} with")
-    counted = f"{count(edac.watched, 'DIMM')} without a lasting error" if edac.watched else ""
-    return ok(f"{memory(seen.total_mib)}; {counted or 'no driver counts its ECC errors'}")
+        return not_run(f"no ECC counters here, no peers to compare {memory(ram.total_mib)} with")
+    counters = f"{count(edac.watched, 'DIMM')} without a lasting error" if edac.watched else ""
+    return ok(f"{memory(ram.total_mib)}; {counters or 'no driver counts its ECC errors'}")
 
 
 def ecc_verdict(facts: Facts, edac: Edac, limit: Thresholds) -> Verdict | None:
     """What the ECC counters say; not run where host.hardware_errors already fails the node."""
     if edac.errors and log_has_memory_fault(facts):
         return not_run(f"errors on {edac.errors[0].name}: host.hardware_errors judges them")
-    if lost := [one for one in edac.errors if one.uncorrected]:
-        errors = count(lost[0].uncorrected, "uncorrected error")
-        sentence = f"{errors} on {lost[0].name}, 0 expected"
-        more = f" (and {count(len(lost) - 1, 'more DIMM')})" if len(lost) > 1 else ""
-        return fail(sentence + more, advice=REPLACE, dimms=[one.name for one in lost])
+    if broken := [dimm for dimm in edac.errors if dimm.uncorrected]:
+        errors = count(broken[0].uncorrected, "uncorrected error")
+        sentence = f"{errors} on {broken[0].name}, 0 expected"
+        more = f" (and {count(len(broken) - 1, 'more DIMM')})" if len(broken) > 1 else ""
+        return fail(sentence + more, advice=REPLACE, dimms=[dimm.name for dimm in broken])
     worn = wear(edac, max(0.0, facts.time_s - facts.boot_s), limit)
     return warn(worn, advice=REPLACE) if worn else None
 

@@ -22,23 +22,28 @@ def judge_stale_processes(facts: Facts, limit: Thresholds) -> Verdict:
     """Report leftover processes, the gravest first; `unreadable` counts those that are hidden."""
     if facts.processes is None:
         return unknown("its processes could not be read", advice=f"mount /proc; {GRANT}")
-    found = find_stale(facts.processes, facts.gpus or (), limit)
-    seen = count(facts.processes.seen, "process", "processes")
+    leftovers = find_stale(facts.processes, facts.gpus or (), limit)
+    number = count(facts.processes.seen, "process", "processes")
     hidden = facts.processes.unreadable
-    if not found:
-        return ok(f"nothing stale among {seen}", unreadable=hidden)
-    worst, evidence = found[0], [stale.sentence for stale in found]
+    if not leftovers:
+        return ok(f"nothing stale among {number}", unreadable=hidden)
+    worst, evidence = leftovers[0], [stale.sentence for stale in leftovers]
     sentence = first_of(evidence)
     if worst.grant:
         return unknown(sentence, advice=worst.advice, grant=worst.grant, findings=evidence)
-    conclude, pids = fail if worst.grave else warn, [p.pid for one in found for p in one.culprits]
-    return conclude(sentence, advice=worst.advice, cause=cause(found), findings=evidence, pids=pids)
+    conclude = fail if worst.grave else warn
+    pids = [culprit.pid for stale in leftovers for culprit in stale.culprits]
+    return conclude(
+        sentence, advice=worst.advice, cause=cause(leftovers), findings=evidence, pids=pids
+    )
 
 
 def cause(found: list[Stale]) -> str:
     """The single culprit, or the one that listens: `net.ports` names the same process."""
-    culprits = {one.pid: one for stale in found if stale.grave for one in stale.culprits}
-    listeners = [pid for pid, one in culprits.items() if one.listens]
+    culprits = {
+        culprit.pid: culprit for stale in found if stale.grave for culprit in stale.culprits
+    }
+    listeners = [pid for pid, culprit in culprits.items() if culprit.listens]
     single = list(culprits) if len(culprits) == 1 else listeners
     return f"pid {single[0]}" if len(single) == 1 else ""
 
@@ -57,14 +62,14 @@ def judge_load(facts: Facts, limit: Thresholds) -> Verdict:
     online = facts.machine.stack.cpus_online if facts.machine and facts.machine.stack else 0
     cpus = max(online, load.cpus_allowed, 1)
     most = max(limit("foreign_cpus_least"), cpus * limit("foreign_cpus_percent") / 100)
-    seen = f"others' processes use {load.foreign_cpus:.1f} of {cpus} CPUs"
+    usage = f"others' processes use {load.foreign_cpus:.1f} of {cpus} CPUs"
     if round(load.foreign_cpus, 1) > most:
-        who = ", ".join(words(one) for one in load.busiest)
-        pids = ",".join(str(one.pid) for one in load.busiest)
+        workers = ", ".join(words(worker) for worker in load.busiest)
+        pids = ",".join(str(worker.pid) for worker in load.busiest)
         advice = f"see ps -fp {pids}; ask their owners, or wait for them"
-        sentence = f"{seen}, at most {most:g} expected: {who}"
+        sentence = f"{usage}, at most {most:g} expected: {workers}"
         return warn(sentence, advice=advice, load_1min=load.one_minute)
-    return ok(seen, load_1min=load.one_minute)
+    return ok(usage, load_1min=load.one_minute)
 
 
 def words(one: Worker) -> str:

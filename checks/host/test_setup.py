@@ -42,15 +42,15 @@ def judge_container(facts: Facts) -> Verdict:
     where = f"in a container ({container.kind})" if container.kind else "no container"
     if not container.hidden_by:
         return ok(f"{where}; nothing hides other processes")
-    seen = facts.processes.seen if facts.processes else 0
+    number = facts.processes.seen if facts.processes else 0
     grant = SHOW.get(container.kind or container.hidden_by, NSENTER)
-    what = "processes of the machine and of other containers"
+    processes = "processes of the machine and of other containers"
     if container.hidden_by == "hidepid":
-        grant, what = SHOW["hidepid"], "other users' processes (hidepid)"
+        grant, processes = SHOW["hidepid"], "other users' processes (hidepid)"
     load = facts.machine.load if facts.machine else None
     busy = f"; the load average of all is {load.one_minute:.1f}" if load is not None else ""
     return unknown(
-        f"{where}: {what} are hidden, {seen} seen{busy}",
+        f"{where}: {processes} are hidden, {number} seen{busy}",
         advice=f"to check leftovers and other users' load, grant {grant}",
         grant=grant,
     )
@@ -79,14 +79,15 @@ def judge_governor(facts: Facts, usual: Majority[tuple[str, ...]] | None = None)
         return warn(sentence, advice=BIOS)
     if not governors:
         return not_run("its firmware or hypervisor sets CPU frequencies, no governor does")
-    slow, of = [one for one in governors if one.name != STEADY], sum(one.cpus for one in governors)
+    slow = [governor for governor in governors if governor.name != STEADY]
+    of = sum(governor.cpus for governor in governors)
     if not slow:
         return ok(f"{count(of, 'CPU')} under {STEADY}")
-    seen = ", ".join(words(one) for one in slow)
+    names = ", ".join(words(governor) for governor in slow)
     expected = f"{STEADY} is expected"
     if alike is not None and alike.value == (STEADY,):
         expected = others(alike, STEADY)
-    sentence, every = f"{seen} of {of}; {expected}", [words(one) for one in governors]
+    sentence, every = f"{names} of {of}; {expected}", [words(governor) for governor in governors]
     return warn(sentence, advice=SET_GOVERNOR, governors=every)
 
 
@@ -99,7 +100,7 @@ def names_of(facts: Facts) -> tuple[str, ...] | None:
     """For the vote of a group."""
     if facts.machine is None or facts.machine.governors is None:
         return None
-    return tuple(sorted({one.name for one in facts.machine.governors}))
+    return tuple(sorted({governor.name for governor in facts.machine.governors}))
 
 
 def test_host_governor(node: Node, conclude: Conclude) -> None:
@@ -122,7 +123,7 @@ def redirects(facts: Facts) -> tuple[str, ...] | None:
     if facts.gpudirect is None or facts.gpudirect.acs is None:
         return None
     ports = facts.gpudirect.acs
-    return tuple(one.bus_id for one in ports if one.redirects and not one.translated)
+    return tuple(port.bus_id for port in ports if port.redirects and not port.translated)
 
 
 def mapping(facts: Facts) -> str | None:
@@ -141,20 +142,20 @@ def strict_nics(facts: Facts) -> tuple[str, ...] | None:
 
 def obstacles(facts: Facts, group: Group) -> Iterator[Deviation]:
     """Settings that send traffic between GPUs and NICs on a detour."""
-    mine, vote = redirects(facts), decided(group.majority(redirects))
-    if mine:
+    ports, vote = redirects(facts), decided(group.majority(redirects))
+    if ports:
         grave, usual_setting = False, "none should"
         if vote is not None and not vote.value:
             grave, usual_setting = True, f"none does on {vote.holders}"
-        seen = f"ACS redirects the traffic between GPUs and NICs at {first_few(mine, _NAMED)}"
-        yield Deviation(f"{seen}; {usual_setting}", _CLEAR.format(mine[0]), grave=grave)
+        finding = f"ACS redirects the traffic between GPUs and NICs at {first_few(ports, _NAMED)}"
+        yield Deviation(f"{finding}; {usual_setting}", _CLEAR.format(ports[0]), grave=grave)
     how, usual = mapping(facts), decided(group.majority(mapping))
     if how is not None and how.startswith("DMA"):
         grave, usual_setting = False, "identity expected"
         if usual is not None and not usual.value.startswith("DMA"):
             grave, usual_setting = True, f"{usual.value} on {usual.holders}"
-        seen = f"the IOMMU translates for GPUs and NICs ({how})"
-        yield Deviation(f"{seen}, {usual_setting}", _THROUGH, grave=grave)
+        finding = f"the IOMMU translates for GPUs and NICs ({how})"
+        yield Deviation(f"{finding}, {usual_setting}", _THROUGH, grave=grave)
     strict, lax = strict_nics(facts), decided(group.majority(strict_nics))
     if strict and lax is not None and not lax.value:
         usual_setting = f"on for all on {lax.holders}"
