@@ -103,17 +103,17 @@ def _evidence(net: Net, attempts: Iterable[tuple[str, Attempt]]) -> list[tuple[s
     An attempt that its own node could not make shows nothing, nor does a failure at a node whose
     port stage died: its listeners died with it.
     """
-    made = [(source, attempt) for source, attempt in attempts if attempt.result != "error"]
-    failed_at = {attempt.target for _, attempt in made if attempt.result != "ok"}
+    valid = [(source, attempt) for source, attempt in attempts if attempt.result != "error"]
+    failed_at = {attempt.target for _, attempt in valid if attempt.result != "ok"}
     dead = {target for target in failed_at if _gave_no_report(target, net)}
-    return [each for each in made if each[1].result == "ok" or each[1].target not in dead]
+    return [row for row in valid if row[1].result == "ok" or row[1].target not in dead]
 
 
 def _gave_no_report(target: str, net: Net) -> bool:
     """Whether a node that others tried made no attempt itself."""
     if not net.others_to or (net.is_master and target == net.master):
         return False
-    return not any(source == target for tried in net.others_to.values() for source, _ in tried)
+    return not any(source == target for rows in net.others_to.values() for source, _ in rows)
 
 
 def _in_words(attempts: Iterable[Attempt]) -> str:
@@ -123,11 +123,11 @@ def _in_words(attempts: Iterable[Attempt]) -> str:
 
 
 def _pair_fault(
-    source: str, target: str, port: int, how: str, known: str = "either end may be at fault"
+    source: str, target: str, port: int, how: str, remark: str = "either end may be at fault"
 ) -> Fault:
     """Blame the path between two nodes, and neither of the two."""
     first, second = sorted((source, target), key=natural)
-    sentence = f"{source} cannot reach {target}:{port} ({how}); {known}"
+    sentence = f"{source} cannot reach {target}:{port} ({how}); {remark}"
     return Fault(f"pair {first}-{second}", sentence, f"on {first} and {second}: {_OPEN_PORTS}")
 
 
@@ -137,7 +137,7 @@ def _path_fault(name: str, net: Net, failed: Mapping[str, Attempt], others: str)
     `failed`: node → its failed attempt at the master port.
     """
     outgoing = _data_attempts(failed, net)
-    source = next((each for each in failed if _only_master_is_cut(each, net, outgoing[each])), None)
+    source = next((node for node in failed if _only_master_is_cut(node, net, outgoing[node])), None)
     if source is None:
         return None
     if shut := _shut_off(name, net):
@@ -160,12 +160,12 @@ def _data_attempts(sources: Iterable[str], net: Net) -> dict[str, list[tuple[str
     """
     if not net.is_master and net.own is not None:
         return {name: _own_data_attempts(name, net) for name in sources}
-    found: dict[str, list[tuple[str, Attempt]]] = {source: [] for source in sources}
+    by_source: dict[str, list[tuple[str, Attempt]]] = {source: [] for source in sources}
     for target, attempts in net.others_to.items():
-        for source, attempt in _evidence(net, (each for each in attempts if each[0] in found)):
+        for source, attempt in _evidence(net, (row for row in attempts if row[0] in by_source)):
             if attempt.kind == "data":
-                found[source].append((target, attempt))
-    return found
+                by_source[source].append((target, attempt))
+    return by_source
 
 
 def _own_data_attempts(name: str, net: Net) -> list[tuple[str, Attempt]]:
@@ -184,10 +184,10 @@ def _only_master_is_cut(source: str, net: Net, outgoing: Sequence[tuple[str, Att
     failures = _failures_by_peer(outgoing)
     if failures.pop(net.master, None) == []:
         return False
-    reached = sum(not failed for failed in failures.values())
-    if 2 * reached <= len(failures):
+    reachable = sum(not attempts for attempts in failures.values())
+    if 2 * reachable <= len(failures):
         return False
-    to_source = (each for each in net.others_to.get(source, ()) if each[1].kind == "data")
+    to_source = (row for row in net.others_to.get(source, ()) if row[1].kind == "data")
     incoming = _failures_by_peer(_evidence(net, to_source))
     incoming.pop(net.master, None)
     return not incoming or not all(incoming.values())
@@ -209,7 +209,7 @@ def _shut_off(name: str, net: Net) -> Fault | None:
     directions = ((incoming, "cannot connect to it"), (outgoing, "cannot be reached from it"))
     for failures, verb in directions:
         if len(failures) >= _SEVERAL and all(failures.values()):
-            how = _in_words(attempt for failed in failures.values() for attempt in failed)
+            how = _in_words(attempt for attempts in failures.values() for attempt in attempts)
             peers = ", ".join(sorted(failures, key=natural))
             sentence = f"{peers} {verb} on random ports ({how})"
             return Fault(name, sentence, f"on {name}: {_OPEN_PORTS}")
@@ -218,7 +218,7 @@ def _shut_off(name: str, net: Net) -> Fault | None:
 
 def _failures_of(name: str, net: Net) -> tuple[_ByPeer, _ByPeer]:
     """Failed attempts at data ports by peer: incoming to this node, and outgoing from it."""
-    to_me = [each for each in _evidence(net, net.to_me) if each[1].kind == "data"]
+    to_me = [row for row in _evidence(net, net.to_me) if row[1].kind == "data"]
     return _failures_by_peer(to_me), _failures_by_peer(_own_data_attempts(name, net))
 
 
@@ -228,10 +228,10 @@ def _data_port_fault(name: str, net: Net) -> Fault | None:
         return shut
     incoming, outgoing = _failures_of(name, net)
     for peer in sorted(outgoing, key=natural):
-        failed = outgoing[peer]
-        if not failed:
+        attempts = outgoing[peer]
+        if not attempts:
             continue
-        port, how = failed[0].port, _in_words(failed)
+        port, how = attempts[0].port, _in_words(attempts)
         if "ok" in _others_results(name, peer, net):
             return _pair_fault(name, peer, port, how, "others can reach it")
         if _peer_is_at_fault(peer, net, incoming, outgoing):
@@ -244,7 +244,9 @@ def _data_port_fault(name: str, net: Net) -> Fault | None:
 def _others_results(name: str, peer: str, net: Net) -> set[str]:
     """How other nodes' attempts at a peer's data ports ended: with an "ok" its firewall is open."""
     attempts = net.others_to.get(peer, ())
-    return {one.result for source, one in attempts if source != name and one.kind == "data"}
+    return {
+        attempt.result for source, attempt in attempts if source != name and attempt.kind == "data"
+    }
 
 
 def _peer_is_at_fault(peer: str, net: Net, incoming: _ByPeer, outgoing: _ByPeer) -> bool:
@@ -260,7 +262,7 @@ def _peer_is_at_fault(peer: str, net: Net, incoming: _ByPeer, outgoing: _ByPeer)
         return True
     if cut_off and _others_results(net.master, peer, net):
         return True
-    we_reach_others = any(not failed for other, failed in outgoing.items() if other != peer)
+    we_reach_others = any(not attempts for other, attempts in outgoing.items() if other != peer)
     it_reaches_us = incoming.get(peer) == []
     return we_reach_others and it_reaches_us
 

@@ -44,7 +44,7 @@ class Filter(Struct, frozen=True):
         """Whether NCCL may take it."""
         if not self.names:
             return not self.exclude
-        return self.exclude != any(self.matches(each, name, port) for each in self.names)
+        return self.exclude != any(self.matches(word, name, port) for word in self.names)
 
     def matches(self, each: tuple[str, int | None], name: str, port: int | None = None) -> bool:
         """Whether one word of the list names this device and port."""
@@ -70,16 +70,16 @@ def parse_filter(text: str) -> Filter:
 
 def nccl_interfaces(facts: Facts, ifname: str, family: str = "") -> tuple[Interface, ...]:
     """The interfaces of NCCL's sockets, in its order; the first carries its bootstrap."""
-    found = _addressed(facts)[_FAMILIES.get(family)]
+    interfaces = _addressed(facts)[_FAMILIES.get(family)]
     if len(ifname) > 1:  # NCCL takes no notice of a single character
-        return _filtered(found, ifname)
+        return _filtered(interfaces, ifname)
     nccl = version(facts.software.nccl or "") if facts.software else ()
     automatic: tuple[str, ...] = _AUTOMATIC
     if nccl and nccl < _SKIPS_DOWN:
         automatic = _AUTOMATIC_BEFORE_2_28
     else:
-        found = [one for one in found if one.running]
-    return next((hit for text in automatic if (hit := _filtered(found, text))), ())
+        interfaces = [interface for interface in interfaces if interface.running]
+    return next((hit for text in automatic if (hit := _filtered(interfaces, text))), ())
 
 
 def to_others(facts: Facts) -> Interface | None:
@@ -89,10 +89,10 @@ def to_others(facts: Facts) -> Interface | None:
         return None
     return next(
         (
-            one
-            for one in network.interfaces or ()
-            if not one.loopback
-            if any(each.partition("/")[0] == network.source_address for each in one.addresses)
+            interface
+            for interface in network.interfaces or ()
+            if not interface.loopback
+            if any(ip.partition("/")[0] == network.source_address for ip in interface.addresses)
         ),
         None,
     )
@@ -100,15 +100,15 @@ def to_others(facts: Facts) -> Interface | None:
 
 def gloo_interfaces(facts: Facts, ifname: str) -> tuple[list[Interface], list[str]]:
     """(those that GLOO_SOCKET_IFNAME names, names of which there is none): whole names only."""
-    by_name = {one.name: one for one in facts.interfaces}
+    by_name = {interface.name: interface for interface in facts.interfaces}
     names = [name for name in ifname.split(",") if name]
     return [by_name[n] for n in names if n in by_name], [n for n in names if n not in by_name]
 
 
 def nccl_ports(facts: Facts, hca: str) -> tuple[Port, ...]:
     """The RDMA ports that NCCL_IB_HCA selects, active or not."""
-    wanted = parse_filter(hca)
-    return tuple(p for p in ports_of(facts) if wanted.hits(p.nic.name, p.port.port))
+    selection = parse_filter(hca)
+    return tuple(p for p in ports_of(facts) if selection.hits(p.nic.name, p.port.port))
 
 
 def hca_of(environ: Mapping[str, str] | None) -> str:
@@ -118,8 +118,8 @@ def hca_of(environ: Mapping[str, str] | None) -> str:
 
 def subnet(interface: Interface) -> str:
     """The network of its first address: "10.77.0.0/24"; "" without one."""
-    found = parse_address(interface.addresses[0]) if interface.addresses else None
-    return "" if found is None else str(found.network)
+    address = parse_address(interface.addresses[0]) if interface.addresses else None
+    return "" if address is None else str(address.network)
 
 
 @cache
@@ -127,8 +127,8 @@ def first_choice(ifname: str, family: str) -> Callable[[Facts], tuple[str, str] 
     """The reader of (interface, subnet) for a vote of a group: one for all nodes that set this."""
 
     def read(facts: Facts) -> tuple[str, str] | None:
-        found = nccl_interfaces(facts, ifname, family)
-        return (found[0].name, subnet(found[0])) if found else None
+        interfaces = nccl_interfaces(facts, ifname, family)
+        return (interfaces[0].name, subnet(interfaces[0])) if interfaces else None
 
     return read
 
@@ -136,12 +136,12 @@ def first_choice(ifname: str, family: str) -> Callable[[Facts], tuple[str, str] 
 @read_once
 def _addressed(facts: Facts) -> dict[int | None, list[Interface]]:
     """By family, as getifaddrs(3) lists them: those with IPv4 first; of IPv6 not the loopback."""
-    has = [(one, set(map(family_of, one.addresses))) for one in facts.interfaces]
-    four = [one for one, families in has if 4 in families]  # noqa: PLR2004  IPv4
-    six = [one for one, families in has if 6 in families and not one.loopback]  # noqa: PLR2004
-    return {4: four, 6: six, None: [*four, *(one for one in six if one not in four)]}
+    has = [(link, set(map(family_of, link.addresses))) for link in facts.interfaces]
+    four = [link for link, families in has if 4 in families]  # noqa: PLR2004  IPv4
+    six = [link for link, families in has if 6 in families and not link.loopback]  # noqa: PLR2004
+    return {4: four, 6: six, None: [*four, *(link for link in six if link not in four)]}
 
 
 def _filtered(interfaces: Sequence[Interface], text: str) -> tuple[Interface, ...]:
-    wanted = parse_filter(text)
-    return tuple(one for one in interfaces if wanted.hits(one.name))
+    selection = parse_filter(text)
+    return tuple(interface for interface in interfaces if selection.hits(interface.name))

@@ -35,33 +35,33 @@ def job_links(facts: Facts, environ: Mapping[str, str]) -> tuple[Interface, ...]
 
     Where no interface has an address, as in most captured texts, all interfaces are taken.
     """
-    every = [one for one in facts.interfaces if not one.loopback]
-    if not any(one.addresses for one in every):
+    every = [interface for interface in facts.interfaces if not interface.loopback]
+    if not any(interface.addresses for interface in every):
         return tuple(every)
     ifname = environ.get("NCCL_SOCKET_IFNAME", "")
-    found = nccl_interfaces(facts, ifname, environ.get("NCCL_SOCKET_FAMILY", ""))
+    sockets = nccl_interfaces(facts, ifname, environ.get("NCCL_SOCKET_FAMILY", ""))
     # Without a name ("^" and "=" are none) NCCL takes every interface but docker's, and the first
     # one for its bootstrap.
-    chosen = found if len(ifname) > 1 else found[:1]
-    chosen = (*chosen, *gloo_interfaces(facts, environ.get("GLOO_SOCKET_IFNAME", ""))[0])
-    used = {one.name: one for one in chosen if not one.loopback}
-    for one in tuple(used.values()):
-        used |= {part.name: part for part in parts(one, facts)}
-    return tuple(used.values())
+    links = sockets if len(ifname) > 1 else sockets[:1]
+    links = (*links, *gloo_interfaces(facts, environ.get("GLOO_SOCKET_IFNAME", ""))[0])
+    by_name = {link.name: link for link in links if not link.loopback}
+    for link in tuple(by_name.values()):
+        by_name |= {part.name: part for part in parts(link, facts)}
+    return tuple(by_name.values())
 
 
 def parts(whole: Interface, facts: Facts) -> list[Interface]:
     """The devices under a bond, a bridge or a VLAN; a container's virtual interface is none."""
-    found: dict[str, Interface] = {}
+    below: dict[str, Interface] = {}
     waiting = [whole]
     while waiting:
         above = waiting.pop()
-        for one in facts.interfaces:
-            under = one.name in above.lower or one.master == above.name
-            if under and one.name not in found and one.name != whole.name:
-                found[one.name] = one
-                waiting.append(one)
-    return [one for one in found.values() if one.physical]
+        for interface in facts.interfaces:
+            under = interface.name in above.lower or interface.master == above.name
+            if under and interface.name not in below and interface.name != whole.name:
+                below[interface.name] = interface
+                waiting.append(interface)
+    return [interface for interface in below.values() if interface.physical]
 
 
 def over_rdma(facts: Facts) -> frozenset[str]:
@@ -80,14 +80,14 @@ def data_over_sockets(facts: Facts, environ: Mapping[str, str]) -> bool:
 def number_of(name: str, field: Literal["mtu", "speed_mbits"]) -> Reader:
     """The reader of an interface's MTU, or of its speed in Mb/s."""
     return lambda facts: next(
-        (getattr(one, field) for one in facts.interfaces if one.name == name), None
+        (getattr(link, field) for link in facts.interfaces if link.name == name), None
     )
 
 
 @cache
 def up_of(name: str) -> Callable[[Facts], bool | None]:
     """The reader of whether an interface has a link."""
-    return lambda facts: next((is_up(one) for one in facts.interfaces if one.name == name), None)
+    return lambda facts: next((is_up(link) for link in facts.interfaces if link.name == name), None)
 
 
 def is_up(one: Interface) -> bool:
@@ -141,18 +141,18 @@ def frame_troubles(one: Interface, facts: Facts, limit: Thresholds) -> Iterator[
         worst = _largest(counters, kind)
         if worst is None or worst.value < _LEAST or packets is None:
             continue
-        received = max(packets.value, worst.value)
-        rate = worst.value / received * _MILLION
+        total = max(packets.value, worst.value)
+        rate = worst.value / total * _MILLION
         if rate >= limit(name):
-            seen = f"{one.name}: {worst.name} {worst.value} of {received} packets"
+            note = f"{one.name}: {worst.name} {worst.value} of {total} packets"
             share = f"{rate / 1e4:.3g} %" if rate >= 1e4 else f"{rate:.3g} in a million"  # noqa: PLR2004
-            sentence = f"{seen}: {share}, under {limit(name):g} in a million expected"
+            sentence = f"{note}: {share}, under {limit(name):g} in a million expected"
             yield Deviation(sentence, advice.format(one.name), grave=False)
     flaps, most = flaps_per_day(one, facts), limit("link_flaps_per_day")
     if flaps is not None and flaps >= most:
-        seen = f"{one.name} lost its link {one.carrier_downs} times since boot, {flaps:.3g} a day"
+        note = f"{one.name} lost its link {one.carrier_downs} times since boot, {flaps:.3g} a day"
         advice = f"look at {one.name}'s cable and its switch port"
-        yield Deviation(f"{seen}; under {most:g} a day expected", advice, grave=False)
+        yield Deviation(f"{note}; under {most:g} a day expected", advice, grave=False)
 
 
 def flaps_per_day(one: Interface, facts: Facts) -> float | None:
@@ -171,8 +171,8 @@ def undated_flaps(one: Interface, facts: Facts, limit: Thresholds) -> str:
 
 
 def _largest(counters: tuple[Counter, ...], kind: str) -> Counter | None:
-    own = [one for one in counters if kind_of(one.name) == kind]
-    return max(own, key=lambda one: one.value, default=None)
+    alike = [counter for counter in counters if kind_of(counter.name) == kind]
+    return max(alike, key=lambda counter: counter.value, default=None)
 
 
 _CABLE: Final = "look at {0}'s cable, its module and its switch port's speed (ethtool {0})"
@@ -185,33 +185,33 @@ def odd_links(
 ) -> Iterator[Deviation]:
     """Everything odd about these links. `grave`: the job's data go over them."""
     rdma = over_rdma(facts)
-    addressed = any(one.addresses for one in links)
-    masters = {one.master for one in facts.interfaces}
-    for one in links:
-        if not is_up(one):
-            if not addressed:  # else net.interface or `_lost_parts` reports it
-                yield Deviation(f"{one.name} has no link", _CABLE.format(one.name), grave=False)
+    has_addresses = any(link.addresses for link in links)
+    masters = {link.master for link in facts.interfaces}
+    for link in links:
+        if not is_up(link):
+            if not has_addresses:  # else net.interface or `_lost_parts` reports it
+                yield Deviation(f"{link.name} has no link", _CABLE.format(link.name), grave=False)
             continue
-        if one.ethernet is not None and one.ethernet.duplex == "half":
-            advice = f"let both ends of {one.name} negotiate (ethtool -s autoneg on)"
-            yield Deviation(f"{one.name} runs half duplex, full is expected", advice)
-        if one.name in masters or one.lower:
-            yield from _lost_parts(one, facts, group, grave=grave)
-        if one.name not in rdma:
-            yield from _odd_mtu(one, group, grave=grave)
-            yield from _slow(one, links, group, grave=grave)
-            yield from frame_troubles(one, facts, limit)
+        if link.ethernet is not None and link.ethernet.duplex == "half":
+            advice = f"let both ends of {link.name} negotiate (ethtool -s autoneg on)"
+            yield Deviation(f"{link.name} runs half duplex, full is expected", advice)
+        if link.name in masters or link.lower:
+            yield from _lost_parts(link, facts, group, grave=grave)
+        if link.name not in rdma:
+            yield from _odd_mtu(link, group, grave=grave)
+            yield from _slow(link, links, group, grave=grave)
+            yield from frame_troubles(link, facts, limit)
 
 
 def without_expected_speed(links: Sequence[Interface], facts: Facts, group: Group) -> list[str]:
     """Links whose expected speed is unknown: neither peers nor the device itself show it."""
     rdma = over_rdma(facts)
     return [
-        one.name
-        for one in links
-        if one.physical and is_up(one) and one.speed_mbits and one.name not in rdma
-        and (one.ethernet is None or one.ethernet.most_mbits is None)
-        and decided(group.majority(number_of(one.name, "speed_mbits"))) is None
+        link.name
+        for link in links
+        if link.physical and is_up(link) and link.speed_mbits and link.name not in rdma
+        and (link.ethernet is None or link.ethernet.most_mbits is None)
+        and decided(group.majority(number_of(link.name, "speed_mbits"))) is None
     ]  # fmt: skip
 
 
@@ -220,64 +220,64 @@ def speed(mbits: float) -> str:
     return f"{mbits / 1000:g} Gb/s" if mbits >= 1000 else f"{mbits:g} Mb/s"  # noqa: PLR2004
 
 
-def _odd_mtu(one: Interface, group: Group, *, grave: bool) -> Iterator[Deviation]:
-    wanted = one.ethernet.mtu_wanted if one.ethernet else None
-    expected, origin = wanted, "in its own configuration"
-    vote = decided(group.majority(number_of(one.name, "mtu")))
+def _odd_mtu(link: Interface, group: Group, *, grave: bool) -> Iterator[Deviation]:
+    setting = link.ethernet.mtu_wanted if link.ethernet else None
+    expected, origin = setting, "in its own configuration"
+    vote = decided(group.majority(number_of(link.name, "mtu")))
     if expected is None and vote is not None:
         expected, origin = vote.value, on_most(vote, group)
-    if one.mtu is None or expected is None or one.mtu == expected:
+    if link.mtu is None or expected is None or link.mtu == expected:
         return
-    advice = f"ip link set {one.name} mtu {expected}; keep it so, and the switch port's not below"
+    advice = f"ip link set {link.name} mtu {expected}; keep it so, and the switch port's not below"
     # A node with larger frames than the others' sends them none: connections agree on the smaller.
-    sentence = f"{one.name}: MTU {one.mtu}, {expected} {origin}"
-    yield Deviation(sentence, advice, grave=grave and one.mtu < expected)
+    sentence = f"{link.name}: MTU {link.mtu}, {expected} {origin}"
+    yield Deviation(sentence, advice, grave=grave and link.mtu < expected)
 
 
 def _slow(
-    one: Interface, links: Sequence[Interface], group: Group, *, grave: bool
+    link: Interface, links: Sequence[Interface], group: Group, *, grave: bool
 ) -> Iterator[Deviation]:
-    if not one.speed_mbits:
+    if not link.speed_mbits:
         return
-    link, advice = one.ethernet, _CABLE.format(one.name)
-    seen = f"{one.name} runs at {speed(one.speed_mbits)}"
-    if usual := decided(group.majority(number_of(one.name, "speed_mbits"))):
-        if one.speed_mbits < usual.value * _TOLERANCE:
+    ethernet, advice = link.ethernet, _CABLE.format(link.name)
+    seen = f"{link.name} runs at {speed(link.speed_mbits)}"
+    if usual := decided(group.majority(number_of(link.name, "speed_mbits"))):
+        if link.speed_mbits < usual.value * _TOLERANCE:
             sentence = f"{seen}, {speed(usual.value)} {on_most(usual, group)}"
             yield Deviation(sentence, advice, grave=grave)
         return
-    bond_mbits = [p.speed_mbits or 0 for p in links if p.master and p.master == one.master]
-    both_ends_mbits = min(link.most_mbits or 0, link.partner_mbits or 0) if link else 0
-    if one.speed_mbits < max(bond_mbits, default=0) * _TOLERANCE:
-        sentence = f"{seen}, another link of {one.master} at {speed(max(bond_mbits))}"
+    bond_mbits = [p.speed_mbits or 0 for p in links if p.master and p.master == link.master]
+    both_ends_mbits = min(ethernet.most_mbits or 0, ethernet.partner_mbits or 0) if ethernet else 0
+    if link.speed_mbits < max(bond_mbits, default=0) * _TOLERANCE:
+        sentence = f"{seen}, another link of {link.master} at {speed(max(bond_mbits))}"
         yield Deviation(sentence, advice, grave=grave)
-    elif one.speed_mbits < both_ends_mbits * _TOLERANCE:
+    elif link.speed_mbits < both_ends_mbits * _TOLERANCE:
         sentence = f"{seen}, both its ends can do {speed(both_ends_mbits)}"
         yield Deviation(sentence, advice, grave=grave)
-    elif link and one.physical and one.speed_mbits < (link.most_mbits or 0) * _TOLERANCE:
-        sentence = f"{seen}, its device can do {speed(link.most_mbits or 0)}"
+    elif ethernet and link.physical and link.speed_mbits < (ethernet.most_mbits or 0) * _TOLERANCE:
+        sentence = f"{seen}, its device can do {speed(ethernet.most_mbits or 0)}"
         yield Deviation(sentence, advice, grave=False)
-    elif fastest := _fastest_peer(one, group):
+    elif fastest := _fastest_peer(link, group):
         sentence = f"{seen}, {speed(fastest)} on another node of group {group.name}"
         yield Deviation(sentence, advice, grave=False)
 
 
-def _fastest_peer(one: Interface, group: Group) -> int | None:
+def _fastest_peer(link: Interface, group: Group) -> int | None:
     """The speed of the fastest peer: two nodes make no majority, but no link is too fast."""
-    read = number_of(one.name, "speed_mbits")
-    fastest = max((mbits for facts in group.facts.values() if (mbits := read(facts))), default=0)
-    return fastest if (one.speed_mbits or 0) < fastest * _TOLERANCE else None
+    reader = number_of(link.name, "speed_mbits")
+    fastest = max((mbits for facts in group.facts.values() if (mbits := reader(facts))), default=0)
+    return fastest if (link.speed_mbits or 0) < fastest * _TOLERANCE else None
 
 
-def _lost_parts(one: Interface, facts: Facts, group: Group, *, grave: bool) -> Iterator[Deviation]:
+def _lost_parts(link: Interface, facts: Facts, group: Group, *, grave: bool) -> Iterator[Deviation]:
     """Links of a bond that are down: the bond goes on with the rest, at a part of its speed."""
-    own = parts(one, facts)
-    for part in own:
+    members = parts(link, facts)
+    for part in members:
         vote = decided(group.majority(up_of(part.name)))
         if is_up(part) or (vote is not None and not vote.value):
             continue
-        left = sum(is_up(each) for each in own)
-        sentence = f"{part.name} of {one.name} has no link; {left} of {len(own)} are up"
+        up = sum(is_up(member) for member in members)
+        sentence = f"{part.name} of {link.name} has no link; {up} of {len(members)} are up"
         yield Deviation(sentence, _CABLE.format(part.name), grave=grave)
 
 
@@ -297,22 +297,22 @@ def judge(
     if verdict := conclude_deviations(odd_links(links, facts, group, grave=grave, limit=limit)):
         return verdict
     rdma = over_rdma(facts)
-    plain = tuple(one for one in links if one.name not in rdma)
+    plain = tuple(link for link in links if link.name not in rdma)
     if not plain:
-        return ok(f"{', '.join(one.name for one in links)}: over RDMA ports, which ib.* checks")
+        return ok(f"{', '.join(link.name for link in links)}: over RDMA ports, which ib.* checks")
     return _unknown_links(plain, facts, group, limit) or ok(
-        "; ".join(map(_words, plain[:4])), links=[one.name for one in plain]
+        "; ".join(map(_words, plain[:4])), links=[link.name for link in plain]
     )
 
 
 def _unknown_links(
     links: tuple[Interface, ...], facts: Facts, group: Group, limit: Thresholds
 ) -> Verdict | None:
-    unreported = [one.name for one in links if one.mtu is None and one.ethernet is None]
+    unreported = [link.name for link in links if link.mtu is None and link.ethernet is None]
     if unreported:
         sentence = f"{', '.join(unreported)} did not report its link"
         return unknown(sentence, advice="look at mtu, speed and duplex in /sys/class/net")
-    if old := [sentence for one in links if (sentence := undated_flaps(one, facts, limit))]:
+    if old := [sentence for link in links if (sentence := undated_flaps(link, facts, limit))]:
         return unknown(old[0], advice="take a second reading after a known time")
     alone = without_expected_speed(links, facts, group)
     if not alone:
@@ -322,13 +322,13 @@ def _unknown_links(
     return unknown(f"{sentence} ({'; '.join(map(_words, links[:4]))})", advice=advice)
 
 
-def _words(one: Interface) -> str:
-    words = [speed(one.speed_mbits) if one.speed_mbits else "speed not reported"]
-    if one.ethernet and one.ethernet.counters and not (one.speed_mbits or one.mtu):
+def _words(link: Interface) -> str:
+    words = [speed(link.speed_mbits) if link.speed_mbits else "speed not reported"]
+    if link.ethernet and link.ethernet.counters and not (link.speed_mbits or link.mtu):
         words = ["no more frames lost than usual"]
-    words += [f"{one.ethernet.duplex} duplex"] if one.ethernet and one.ethernet.duplex else []
-    words += [f"MTU {one.mtu}"] if one.mtu else []
-    return f"{one.name}: {', '.join(words)}"
+    words += [f"{link.ethernet.duplex} duplex"] if link.ethernet and link.ethernet.duplex else []
+    words += [f"MTU {link.mtu}"] if link.mtu else []
+    return f"{link.name}: {', '.join(words)}"
 
 
 def test_net_ethernet(node: Node, conclude: Conclude) -> None:

@@ -41,35 +41,35 @@ def socket_choice(
     """NCCL's sockets. `sure`: the environment is the job's, so unset variables count too."""
     ifname = environ.get("NCCL_SOCKET_IFNAME", "")
     family = environ.get("NCCL_SOCKET_FAMILY", "")
-    chosen = nccl_interfaces(facts, ifname, family)
-    given = f"NCCL_SOCKET_IFNAME={ifname}" if len(ifname) > 1 else "NCCL's own choice"
-    if not chosen:
+    interfaces = nccl_interfaces(facts, ifname, family)
+    setting = f"NCCL_SOCKET_IFNAME={ifname}" if len(ifname) > 1 else "NCCL's own choice"
+    if not interfaces:
         has = _names(facts.interfaces)
-        sentence = f"{given} selects no interface with an address here (there are {has})"
+        sentence = f"{setting} selects no interface with an address here (there are {has})"
         advice = "name one that every node has (a prefix such as eth)"
         yield Deviation(sentence, f"{advice}, or none of those to leave out: ^")
         return
-    first = chosen[0]
+    first = interfaces[0]
     advice = f"set NCCL_SOCKET_IFNAME to what joins the nodes: {_better(facts, first)}"
     if odd := _dead_end(first, facts, group):
-        yield Deviation(f"{given} selects {odd}", advice, grave=sure or first.loopback)
+        yield Deviation(f"{setting} selects {odd}", advice, grave=sure or first.loopback)
         return
-    if others := _not_to_others(first, facts, group, environ):
-        yield Deviation(f"{given} selects {others}", advice, grave=False)
+    if detour := _not_to_others(first, facts, group, environ):
+        yield Deviation(f"{setting} selects {detour}", advice, grave=False)
         return
     vote = decided(group.majority(first_choice(ifname, family)))
     if vote is None or first.name == vote.value[0] or subnet(first) == vote.value[1]:
         return
     usual = f"{vote.value[0]} ({vote.value[1]}) on {vote.holders}"
-    selected = f"{given} selects {first.name} ({subnet(first)}) here"
-    yield Deviation(f"{selected}, {usual}", advice, grave=False)
+    choice = f"{setting} selects {first.name} ({subnet(first)}) here"
+    yield Deviation(f"{choice}, {usual}", advice, grave=False)
 
 
 def gloo_choice(facts: Facts, environ: Mapping[str, str], group: Group) -> Iterator[Deviation]:
     """Gloo's interfaces, or where it binds by the host's own name if none is set."""
     ifname = environ.get("GLOO_SOCKET_IFNAME", "")
     if ifname:
-        found, missing = gloo_interfaces(facts, ifname)
+        interfaces, missing = gloo_interfaces(facts, ifname)
         if ifname[0] in "^=":
             sentence = "gloo takes exact names, and knows no ^ and no ="
             advice = "name an interface of every node"
@@ -78,19 +78,19 @@ def gloo_choice(facts: Facts, environ: Mapping[str, str], group: Group) -> Itera
             has = _names(facts.interfaces)
             sentence = f"GLOO_SOCKET_IFNAME names {missing[0]}, and there is none here (but {has})"
             yield Deviation(f"{sentence}; it takes whole names", "name an interface of every node")
-        for one in found:
-            if odd := _dead_end(one, facts, group):
+        for interface in interfaces:
+            if odd := _dead_end(interface, facts, group):
                 sentence = f"GLOO_SOCKET_IFNAME={ifname} selects {odd}"
                 yield Deviation(sentence, "name the interface that joins the nodes")
         return
-    own = facts.network.own_name if facts.network else None
-    if own is None or own.error.startswith("no answer"):
+    lookup = facts.network.own_name if facts.network else None
+    if lookup is None or lookup.error.startswith("no answer"):
         return
-    if own.addresses and not all(is_loopback(each) for each in own.addresses):
+    if lookup.addresses and not all(is_loopback(address) for address in lookup.addresses):
         return
-    where = own.addresses[0] if own.addresses else f"nowhere ({own.error})"
+    where = lookup.addresses[0] if lookup.addresses else f"nowhere ({lookup.error})"
     yield Deviation(
-        f"its own name {own.name} leads to {where}: gloo without GLOO_SOCKET_IFNAME "
+        f"its own name {lookup.name} leads to {where}: gloo without GLOO_SOCKET_IFNAME "
         "listens there, where no other node can connect",
         f"set GLOO_SOCKET_IFNAME={_better(facts, None)}, or correct /etc/hosts",
         grave=False,
@@ -105,29 +105,29 @@ def hca_choice(
     if not text or facts.nics is None or environ.get("NCCL_IB_DISABLE", "0").strip() == "1":
         return
     setting = f"NCCL_IB_HCA={text[:80]}"
-    selected = nccl_ports(facts, text)
-    active = [port for port in selected if port.active]
+    ports = nccl_ports(facts, text)
+    active = [port for port in ports if port.active]
     has = _names(facts.nics)
     if not active and not down_reported:
         sentence = f"{setting} selects no active RDMA port here (there are {has})"
         sentence += ": NCCL falls back to TCP sockets"
         yield Deviation(sentence, "name devices that are there")
         return
-    wanted = parse_filter(text)
+    selection = parse_filter(text)
     names = [nic.name for nic in facts.nics]
-    for each in wanted.names:
-        hit = [name for name in names if wanted.matches(each, name)]
-        if not hit and not wanted.exclude:
-            sentence = f"{setting}: {each[0]} is no RDMA device here (there are {has})"
+    for word in selection.names:
+        hit = [name for name in names if selection.matches(word, name)]
+        if not hit and not selection.exclude:
+            sentence = f"{setting}: {word[0]} is no RDMA device here (there are {has})"
             yield Deviation(sentence, "correct the name; ^ and = count only at the very beginning")
-        elif each[0] in hit and len(hit) > 1:
-            more = ", ".join(name for name in hit if name != each[0])
-            verb = "leaves out" if wanted.exclude else "selects"
-            sentence = f"{setting}: {each[0]} is a prefix, and {verb} {more} too"
-            sign = "^=" if wanted.exclude else "="
+        elif word[0] in hit and len(hit) > 1:
+            more = ", ".join(name for name in hit if name != word[0])
+            verb = "leaves out" if selection.exclude else "selects"
+            sentence = f"{setting}: {word[0]} is a prefix, and {verb} {more} too"
+            sign = "^=" if selection.exclude else "="
             yield Deviation(sentence, f"begin the list with {sign} for whole names", grave=False)
-    named = () if down_reported else [each[0] for each in wanted.names]
-    for port in selected:
+    named = () if down_reported else [word[0] for word in selection.names]
+    for port in ports:
         if port.nic.name in named and port.state and not port.active:
             sentence = f"{setting} names {port.nic.name}, but {port.seen}"
             advice = "bring the port up, or leave the device out on every node"
@@ -148,8 +148,8 @@ def _dead_end(interface: Interface, facts: Facts, group: Group) -> str:
     for name, other in group.facts.items():
         if other.host == facts.host:
             continue
-        for one in other.interfaces:
-            if one.name == interface.name and address in one.addresses:
+        for link in other.interfaces:
+            if link.name == interface.name and address in link.addresses:
                 its = address.partition("/")[0]
                 return f"{interface.name}, whose address {its} is {name}'s too"
     return ""
@@ -178,12 +178,12 @@ def _shared(interface: Interface, facts: Facts, group: Group) -> bool:
     if mine is None or mine.ip.is_link_local:  # such as the USB link to a node's own BMC
         return False
     theirs = [
-        found.ip
+        peer.ip
         for other in group.facts.values()
         if other.host != facts.host
-        for one in other.interfaces
-        for each in one.addresses
-        if (found := parse_address(each)) is not None and found.network == mine.network
+        for link in other.interfaces
+        for text in link.addresses
+        if (peer := parse_address(text)) is not None and peer.network == mine.network
     ]
     return bool(theirs) and mine.ip not in theirs
 
@@ -192,10 +192,10 @@ def _better(facts: Facts, instead_of: Interface | None) -> str:
     if (used := to_others(facts)) is not None and used is not instead_of:
         return used.name
     usable = [
-        one.name
-        for one in facts.interfaces
-        if one is not instead_of and one.up and not one.loopback and not one.master
-        if any(":" not in each for each in one.addresses) and not one.name.startswith("docker")
+        link.name
+        for link in facts.interfaces
+        if link is not instead_of and link.up and not link.loopback and not link.master
+        if any(":" not in ip for ip in link.addresses) and not link.name.startswith("docker")
     ]
     return usable[0] if usable else "an interface with an address"
 
@@ -226,22 +226,22 @@ def judge_interface(
         return unknown("the interfaces could not be read", advice="look at ip address there")
     if alone and not job:
         return not_run("one node alone, and no job environment known")
-    down_reported = any(one.grave for one in down_ports(expected, facts, group))
+    down_reported = any(deviation.grave for deviation in down_ports(expected, facts, group))
     odd = list(hca_choice(facts, env, down_reported=down_reported))
     if not alone:  # the job has other nodes to reach
         odd += socket_choice(facts, env, group, sure=environ is not None)
         odd += gloo_choice(facts, env, group)
-    if (found := conclude_deviations(odd)) is not None:
-        return found
+    if (verdict := conclude_deviations(odd)) is not None:
+        return verdict
     ifname = env.get("NCCL_SOCKET_IFNAME", "")
     sockets = nccl_interfaces(facts, ifname, env.get("NCCL_SOCKET_FAMILY", ""))
     first = f"{sockets[0].name} {sockets[0].addresses[0]}" if sockets else "no interface"
-    given = f" (NCCL_SOCKET_IFNAME={ifname})" if ifname else ""
-    summary = f"NCCL's sockets: {first}{given}"
+    setting = f" (NCCL_SOCKET_IFNAME={ifname})" if ifname else ""
+    summary = f"NCCL's sockets: {first}{setting}"
     active = [p.name for p in nccl_ports(facts, env.get("NCCL_IB_HCA", "")) if p.active]
     if active:
         summary += f"; RDMA: {count(len(active), 'port')}"
-    return ok(summary, sockets=[one.name for one in sockets], ports=active)
+    return ok(summary, sockets=[interface.name for interface in sockets], ports=active)
 
 
 def test_net_interface(node: Node, conclude: Conclude) -> None:
@@ -259,8 +259,8 @@ def answers(name: str) -> Callable[[Facts], tuple[str, ...] | None]:
     """The reader of where a name leads, for a vote of a group: one for all nodes."""
 
     def read(facts: Facts) -> tuple[str, ...] | None:
-        found = lookup_of(facts, name)
-        return None if found is None else tuple(sorted(found.addresses))
+        lookup = lookup_of(facts, name)
+        return None if lookup is None else tuple(sorted(lookup.addresses))
 
     return read
 
@@ -268,7 +268,7 @@ def answers(name: str) -> Callable[[Facts], tuple[str, ...] | None]:
 def lookup_of(facts: Facts, name: str) -> Resolved | None:
     """A node's lookup of a name."""
     names = facts.network.names if facts.network else ()
-    return next((one for one in names if one.name == name), None)
+    return next((lookup for lookup in names if lookup.name == name), None)
 
 
 def name_deviation(
@@ -279,19 +279,19 @@ def name_deviation(
         return _unknown_name(one, master, group, expected=expected)
     at_master = master is not None and same_machine(facts, master)
     advice = _HOSTS.format(one.name)
-    if all(is_loopback(each) for each in one.addresses):
+    if all(is_loopback(address) for address in one.addresses):
         if at_master:
             return None
         sentence = f"the master's name {one.name} leads to {_list(one)} here, which is this node"
         return Deviation(f"{sentence} itself; its ranks would wait for themselves", advice)
     vote = decided(group.majority(answers(one.name)))
     usual = vote.value if vote is not None else ()
-    own = addresses_of(master) if master is not None else set()
-    if usual and set(usual).isdisjoint(one.addresses) and not own & set(one.addresses):
+    addresses = addresses_of(master) if master is not None else set()
+    if usual and set(usual).isdisjoint(one.addresses) and not addresses & set(one.addresses):
         usual_answer = f"{', '.join(usual[:2])} on {vote.holders}" if vote else ""
         sentence = f"the master's name {one.name} leads to {_list(one)} here, {usual_answer}"
         return Deviation(sentence, advice)
-    if not usual and own and own.isdisjoint(one.addresses):
+    if not usual and addresses and addresses.isdisjoint(one.addresses):
         sentence = f"the master's name {one.name} leads to {_list(one)}, which none of its"
         return Deviation(f"{sentence} interfaces has", advice, grave=False)
     return _wrong_family(one, facts) or _slow(one)
@@ -306,10 +306,10 @@ def _unknown_name(
     one: Resolved, master: Facts | None, group: Group, *, expected: bool
 ) -> Deviation | None:
     """A name that no node knows is a name of our inventory, unless the job uses it."""
-    there = lookup_of(master, one.name) if master is not None else None
+    at_master = lookup_of(master, one.name) if master is not None else None
     vote = decided(group.majority(answers(one.name)))
     usual = vote is not None and vote.value
-    if not (expected or usual or (there is not None and there.addresses)):
+    if not (expected or usual or (at_master is not None and at_master.addresses)):
         return None
     sentence = f"the master's name {one.name} leads nowhere here: {one.error}"
     return Deviation(sentence, _HOSTS.format(one.name))
@@ -317,11 +317,11 @@ def _unknown_name(
 
 def _wrong_family(one: Resolved, facts: Facts) -> Deviation | None:
     """A name with IPv6 addresses only is useless to a node without IPv6."""
-    versions = {family(each) for each in one.addresses}
-    mine = {family(each) for each in addresses_of(facts) if not each.startswith("fe80")}
-    if not mine or versions & mine:
+    versions = {family(ip) for ip in one.addresses}
+    own_versions = {family(ip) for ip in addresses_of(facts) if not ip.startswith("fe80")}
+    if not own_versions or versions & own_versions:
         return None
-    here, there = (f"IPv{next(iter(sorted(kinds)))}" for kinds in (mine, versions))
+    here, there = (f"IPv{next(iter(sorted(kinds)))}" for kinds in (own_versions, versions))
     sentence = f"the master's name {one.name} leads to {_list(one)}: only {there}, this node has"
     return Deviation(f"{sentence} only {here}", "give both ends an address of one family")
 
@@ -354,18 +354,18 @@ def judge_master_name(
         )
     if not network.names:
         return _not_asked(alone=alone)
-    looked = (
-        name_deviation(one, facts, master, group, expected=one.name == job_says)
-        for one in network.names
+    deviations = (
+        name_deviation(answer, facts, master, group, expected=answer.name == job_says)
+        for answer in network.names
     )
-    if (bad := conclude_deviations(odd for odd in looked if odd)) is not None:
+    if (bad := conclude_deviations(odd for odd in deviations if odd)) is not None:
         return bad
-    found = {one.name: list(one.addresses) for one in network.names if one.addresses}
-    if not found:
-        names = ", ".join(one.name for one in network.names)
+    ips = {answer.name: list(answer.addresses) for answer in network.names if answer.addresses}
+    if not ips:
+        names = ", ".join(answer.name for answer in network.names)
         return not_run(f"no node knows the name {names}; the job needs another for its master")
-    name, its = next(iter(found.items()))
-    return ok(f"the master {name} is {', '.join(its[:2])}", found=found)
+    name, its = next(iter(ips.items()))
+    return ok(f"the master {name} is {', '.join(its[:2])}", found=ips)
 
 
 def _not_asked(*, alone: bool) -> Verdict:

@@ -94,13 +94,13 @@ def judge(facts: Facts, limit: Thresholds) -> Verdict:
     log = facts.kernel_log
     if log is None:
         return unread(facts)
-    found = logged_events(facts)
-    seen = [
-        {"who": each.device, "kind": each.kind, "times": each.times, "last_s": each.last_s}
-        for each in found
+    nic_events = logged_events(facts)
+    records = [
+        {"who": event.device, "kind": event.kind, "times": event.times, "last_s": event.last_s}
+        for event in nic_events
     ]
-    evidence: Evidence = {"events": seen, "log": log.source}
-    fatal = [event for event in found if event.kind in _FATAL]
+    evidence: Evidence = {"events": records, "log": log.source}
+    fatal = [event for event in nic_events if event.kind in _FATAL]
     if fatal:
         sentence = _words(fatal, facts)
         devices = {event.device for event in fatal}
@@ -110,11 +110,11 @@ def judge(facts: Facts, limit: Thresholds) -> Verdict:
             cause=f"nic {fatal[0].device}" if len(devices) == 1 else "",
             **evidence,
         )
-    downs = _downs_by_link(found)
+    downs = _downs_by_link(nic_events)
     most, days = limit("link_flaps_per_day"), days_covered(log, facts)
     flapping = [link for link in downs if is_frequent(link.times, link.last_s, most, days, facts)]
     # ib.pcie reports a narrow PCIe link, because it reads the present state.
-    others = [event for event in found if event.kind not in ("down", "narrow")]
+    others = [event for event in nic_events if event.kind not in ("down", "narrow")]
     if flapping or others:
         return _warning(flapping, others, facts, limit, evidence)
     if downs:
@@ -122,22 +122,22 @@ def judge(facts: Facts, limit: Thresholds) -> Verdict:
     return whole(f"no NIC with errors {window(log, facts)}", log, ("nic",), **evidence)
 
 
-def _words(found: Sequence[Event], facts: Facts) -> str:
+def _words(nic_events: Sequence[Event], facts: Facts) -> str:
     """The first event and how many are like it, as in "0000:19:00.0 and 2 more: it was too hot"."""
-    first = found[0]
-    alike = [event for event in found if event.kind == first.kind]
+    first = nic_events[0]
+    alike = [event for event in nic_events if event.kind == first.kind]
     more = and_more(len({event.device for event in alike}) - 1)
     times = sum(event.times for event in alike)
     note = f" ({first.note})" if first.note else ""
     lines = f" ({count(times, 'line')})" if times > 1 else ""
-    when = ago(found[-1].last_s, facts)
+    when = ago(nic_events[-1].last_s, facts)
     return f"{first.device}{more}: {_MEANING[first.kind][0]}{note}{lines}{when}"
 
 
-def _downs_by_link(found: Sequence[Event]) -> list[Event]:
+def _downs_by_link(nic_events: Sequence[Event]) -> list[Event]:
     """All downs of each link, as one event."""
     links = []
-    by_device = grouped((event.device, event) for event in found if event.kind == "down")
+    by_device = grouped((event.device, event) for event in nic_events if event.kind == "down")
     for device, downs in by_device.items():
         last_s = max((down.last_s for down in downs if down.last_s is not None), default=None)
         times = sum(down.times for down in downs)
@@ -150,12 +150,12 @@ def _warning(
     flapping: list[Event], others: list[Event], facts: Facts, limit: Thresholds, evidence: Evidence
 ) -> Verdict:
     """Leave out links that another check reports; if none is left, join that check's finding."""
-    shown = [*flapping, *others]
+    every = [*flapping, *others]
     elsewhere = {
-        event: reporting_check(event.device, facts, limit) for event in shown if event.kind in _LINK
+        event: reporting_check(event.device, facts, limit) for event in every if event.kind in _LINK
     }
-    cause = elsewhere.get(shown[0], "")
-    if not all(elsewhere.get(event) for event in shown):
+    cause = elsewhere.get(every[0], "")
+    if not all(elsewhere.get(event) for event in every):
         cause = ""
         flapping = [event for event in flapping if not elsewhere.get(event)]
         others = [event for event in others if not elsewhere.get(event)]
@@ -202,7 +202,7 @@ def events(lines: Sequence[LogLine]) -> list[Event]:
     The line "mlx5_core 0000:19:00.0: Firmware internal error" is the event "firmware" of
     "0000:19:00.0". A link that came up twice was down between, even if no line says so.
     """
-    found: list[Event] = []
+    nic_events: list[Event] = []
     unlogged: list[Event] = []
     started: dict[str, int] = {}
     recovered: dict[str, int] = {}
@@ -220,14 +220,14 @@ def events(lines: Sequence[LogLine]) -> list[Event]:
             started[device] = order
             unlogged += _unlogged_downs(ups.pop(device, []), downs.pop(device, []))
             continue
-        found.append(event)
+        nic_events.append(event)
         if event.kind == "recovered":
             recovered[device] = order
         if event.kind == "down":
             downs[device].append(event)
-    for device, own in ups.items():
-        unlogged += _unlogged_downs(own, downs[device])
-    return [event for event in found if not _is_over(event, started, recovered)] + unlogged
+    for device, device_ups in ups.items():
+        unlogged += _unlogged_downs(device_ups, downs[device])
+    return [event for event in nic_events if not _is_over(event, started, recovered)] + unlogged
 
 
 def _unlogged_downs(ups: Sequence[Event], downs: Sequence[Event]) -> list[Event]:
@@ -259,12 +259,12 @@ def _event(order: int, line: LogLine) -> Event | None:
     match = _match(line.text)
     if match is None:
         return None
-    kind, named = match
-    device = named.get("bus") or named.get("name") or "nvidia-peermem"
-    note, have_gbits = named.get("note", "")[:_NOTE_CHARS], 0.0
+    kind, groups = match
+    device = groups.get("bus") or groups.get("name") or "nvidia-peermem"
+    note, have_gbits = groups.get("note", "")[:_NOTE_CHARS], 0.0
     if kind == "narrow":
-        note = f"{named['have']} of {named['could']} Gb/s, {named['link']}"
-        have_gbits = float(named["have"])
+        note = f"{groups['have']} of {groups['could']} Gb/s, {groups['link']}"
+        have_gbits = float(groups["have"])
     return Event(device, kind, order, line.times, line.last_s, note, have_gbits)
 
 

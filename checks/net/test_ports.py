@@ -43,9 +43,9 @@ def taken_verdict(master: MasterPort, origin: str) -> Verdict:
             pid=holder.pid,
         )
     if master.lingering:
-        left = f"{port} still has {count(master.lingering, 'connection')} of an ended job closing"
+        remark = f"{port} still has {count(master.lingering, 'connection')} of an ended job closing"
         advice = "wait a minute, or choose another --master-port"
-        return warn(f"{left}; the kernel keeps them a minute", advice=advice)
+        return warn(f"{remark}; the kernel keeps them a minute", advice=advice)
     sentence, advice = f"{port} cannot be bound: {master.error}", "choose another --master-port"
     return fail(sentence, advice=advice, blocks=False)
 
@@ -68,11 +68,11 @@ def judge_ports(name: str, net: Net) -> Verdict:
         )
     if net.is_master and net.own.master is None:
         return unknown("the master did not try its port", advice="run again")
-    held = None
+    holder = None
     if net.own.master is not None and not net.own.master.bound:
-        held = taken_verdict(net.own.master, net.master_port_origin)
-        if held.outcome is not Outcome.OK:
-            return held
+        holder = taken_verdict(net.own.master, net.master_port_origin)
+        if holder.outcome is not Outcome.OK:
+            return holder
     if fault := find_fault(name, net):
         return _fault_verdict(name, fault)
     if dead := master_without_report(net):
@@ -80,7 +80,7 @@ def judge_ports(name: str, net: Net) -> Verdict:
         advice = f"repair {dead}, then run again"
         return unknown(sentence, advice=advice, cause=sentence, blame=dead)
     bad = not_free_again(net.own.master, net.master_port_origin) if net.own.master else None
-    return held or bad or _ports_ok(net, net.own)
+    return holder or bad or _ports_ok(net, net.own)
 
 
 def _fault_verdict(name: str, fault: Fault) -> Verdict:
@@ -92,20 +92,21 @@ def _fault_verdict(name: str, fault: Fault) -> Verdict:
     )
 
 
-def _ports_ok(net: Net, own: Ports) -> Verdict:
-    at_master = [one for one in own.attempts if one.kind == "master"]
-    partners = {one.target for one in own.attempts if one.kind == "data" and one.result == "ok"}
-    if own.master is not None:
-        reached = sum(attempt.result == "ok" for _, attempt in net.others_to_master)
-        summary = f"port {own.master.port} ({net.master_port_origin}) is free"
-        summary += f", reached by {count(reached, 'other node')}" if reached else ""
+def _ports_ok(net: Net, ports: Ports) -> Verdict:
+    at_master = [attempt for attempt in ports.attempts if attempt.kind == "master"]
+    at_data_ports = [attempt for attempt in ports.attempts if attempt.kind == "data"]
+    partners = {attempt.target for attempt in at_data_ports if attempt.result == "ok"}
+    if ports.master is not None:
+        reachable = sum(attempt.result == "ok" for _, attempt in net.others_to_master)
+        summary = f"port {ports.master.port} ({net.master_port_origin}) is free"
+        summary += f", reached by {count(reachable, 'other node')}" if reachable else ""
     elif at_master:
         summary = f"reaches {net.master}:{at_master[0].port}"
     else:
         summary = f"the port of {net.master} was not open to try"
     if partners:
         summary += f"; random ports of {', '.join(sorted(partners, key=natural))} too"
-    return ok(summary, ms=[round(one.ms, 2) for one in own.attempts])
+    return ok(summary, ms=[round(attempt.ms, 2) for attempt in ports.attempts])
 
 
 def test_net_ports(node: Node, conclude: Conclude) -> None:
