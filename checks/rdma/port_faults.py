@@ -45,9 +45,9 @@ def unconnected_port(
     """What is wrong with a port that is down, where neither inventory nor peers decide."""
     if not _has_no_link(port):
         return None
-    alike = [one for one in ports if one.active or _has_no_link(one)]
-    fabric = [one for one in alike if one.layer == port.layer]
-    up = sum(one.active for one in fabric)
+    alike = [peer for peer in ports if peer.active or _has_no_link(peer)]
+    fabric = [peer for peer in alike if peer.layer == port.layer]
+    up = sum(peer.active for peer in fabric)
     if up >= ENOUGH_ALIKE and _second(port, ports):
         return None
     if up:
@@ -55,10 +55,10 @@ def unconnected_port(
         return Deviation(f"{port.seen}; {peers}", _CABLE, grave=False)
     # So many ports without a cable are not spare; one card beside Ethernet may well be.
     many = len(fabric) >= ENOUGH_ALIKE
-    meant = len(alike) > len(fabric) or idle_everywhere(facts, group)
+    may_idle = len(alike) > len(fabric) or idle_everywhere(facts, group)
     complete = not any(problem.startswith("nics") for problem in facts.problems)
     # A card or two of a live node may never have had a cable; those of a pasted text are in doubt.
-    grave = complete and (many or (not facts.time_s and not meant))
+    grave = complete and (many or (not facts.time_s and not may_idle))
     return Deviation(f"{port.seen}, and no InfiniBand port is ACTIVE", _CABLE, grave=grave)
 
 
@@ -77,7 +77,7 @@ def _has_no_link(port: Port) -> bool:
 
 def _second(port: Port, ports: Sequence[Port]) -> bool:
     """Whether another port of the same card is up."""
-    return any(one.active and _card(one) == _card(port) for one in ports)
+    return any(peer.active and _card(peer) == _card(port) for peer in ports)
 
 
 def _card(port: Port) -> str:
@@ -114,27 +114,27 @@ def unsteady_ports(facts: Facts) -> Iterator[Deviation]:
 
 def idle_interfaces(facts: Facts) -> Iterator[Deviation]:
     """Active ports whose own interface is down, while those of their peers are up."""
-    paired = _port_interfaces(facts)
+    pairs = _port_interfaces(facts)
     for port, device in down_interfaces(facts):
-        up = sum(one.operstate in ("up", "unknown") for _, one in paired)
+        up = sum(interface.operstate in ("up", "unknown") for _, interface in pairs)
         yield Deviation(
             f"{port.name} is ACTIVE, but its interface {device.name} is down; "
-            f"{up} of {len(paired)} interfaces of active ports are up",
+            f"{up} of {len(pairs)} interfaces of active ports are up",
             f"ip link set {device.name} up; look for flaps in dmesg, reset the port, recheck",
         )
 
 
 def down_interfaces(facts: Facts) -> list[tuple[Port, Interface]]:
     """Active ports and their interfaces that are down; none where most of them are."""
-    paired = _port_interfaces(facts)
-    down = [(port, device) for port, device in paired if device.operstate == "down"]
-    up = sum(device.operstate in ("up", "unknown") for _, device in paired)
+    pairs = _port_interfaces(facts)
+    down = [(port, device) for port, device in pairs if device.operstate == "down"]
+    up = sum(device.operstate in ("up", "unknown") for _, device in pairs)
     return [] if up < ENOUGH_ALIKE or up <= len(down) else down
 
 
 def _port_interfaces(facts: Facts) -> list[tuple[Port, Interface]]:
-    paired = [(port, netdev_of(port, facts)) for port in ports_of(facts) if port.active]
-    return [(port, device) for port, device in paired if device and device.operstate]
+    pairs = [(port, netdev_of(port, facts)) for port in ports_of(facts) if port.active]
+    return [(port, device) for port, device in pairs if device and device.operstate]
 
 
 def _down_port(
@@ -172,18 +172,18 @@ def _without_names(
 
 
 def _by_number(
-    port: Port, wanted: int, expected: Expected, ports: Sequence[Port], facts: Facts
+    port: Port, number: int, expected: Expected, ports: Sequence[Port], facts: Facts
 ) -> Deviation | None:
     """Ports with an unread state may be up: no other port is missing in their place."""
     rails = [p for p in ports if is_rail(p, expected)]
     up, unread = sum(p.active for p in rails), sum(not p.state for p in rails)
     unread += sum(not nic.ports for nic in facts.nics or ())
-    if up + unread >= wanted or port not in rails:
+    if up + unread >= number or port not in rails:
         return None
     # A port that is switched off is unused where enough others are down that should be up.
-    if port.physical == "DISABLED" and sum(p.physical != "DISABLED" for p in rails) >= wanted:
+    if port.physical == "DISABLED" and sum(p.physical != "DISABLED" for p in rails) >= number:
         return None
-    return Deviation(f"{port.seen}: {up} of {wanted} expected ports are ACTIVE", _advice(port))
+    return Deviation(f"{port.seen}: {up} of {number} expected ports are ACTIVE", _advice(port))
 
 
 def _unlike_peers(port: Port, ports: Sequence[Port]) -> Deviation | None:
@@ -200,8 +200,8 @@ def _unlike_peers(port: Port, ports: Sequence[Port]) -> Deviation | None:
     fabric = port.layer == "infiniband"
     if off and (not fabric or _second(port, ports)):
         return None
-    which = "ports of its kind" if _has_kind(port) else "such ports"
-    peers = f"{active} of {len(alike)} {which} are ACTIVE"
+    kind = "ports of its kind" if _has_kind(port) else "such ports"
+    peers = f"{active} of {len(alike)} {kind} are ACTIVE"
     return Deviation(f"{port.seen}; {peers}", _advice(port), grave=fabric and not off)
 
 
@@ -283,35 +283,35 @@ def undated(facts: Facts, limit: Thresholds) -> tuple[str, ...]:
     if facts.time_s > facts.boot_s:
         return ()
     return tuple(
-        f"{port.name} {one.name} {one.value}"
+        f"{port.name} {counter.name} {counter.value}"
         for port in ports_of(facts)
-        for one in port.nonzero
-        if one.name in RULES and one.value >= max(1.0, limit(RULES[one.name].limit))
+        for counter in port.nonzero
+        if counter.name in RULES and counter.value >= max(1.0, limit(RULES[counter.name].limit))
     )
 
 
 def _moving(port: Port) -> Iterator[Deviation]:
     counters = port.port.counters
-    for one in counters.nonzero if counters else ():
-        if counters and one.moved and one.name in BREAKS:
-            seen = f"{port.name}: {one.name} rose by {one.moved} in {counters.apart_s:g} s"
-            advice = RULES[one.name].advice if one.name in RULES else _CLEAN_CABLE
-            sentence = f"{seen}, 0 on a sound link (now {one.value})"
+    for counter in counters.nonzero if counters else ():
+        if counters and counter.moved and counter.name in BREAKS:
+            rise = f"{port.name}: {counter.name} rose by {counter.moved} in {counters.apart_s:g} s"
+            advice = RULES[counter.name].advice if counter.name in RULES else _CLEAN_CABLE
+            sentence = f"{rise}, 0 on a sound link (now {counter.value})"
             yield Deviation(sentence, advice.format(port.name))
 
 
 def _too_fast(port: Port, up_s: float, limit: Thresholds) -> Iterator[Deviation]:
-    for one in port.nonzero:
-        rule = RULES.get(one.name)
-        if rule is None or (one.moved and one.name in BREAKS):
+    for counter in port.nonzero:
+        rule = RULES.get(counter.name)
+        if rule is None or (counter.moved and counter.name in BREAKS):
             continue
         most = limit(rule.limit)
         # Loading the driver and training the link cost a few events, however short ago that was.
-        rate = one.value / max(up_s, _DAY_S if rule.per_s == _DAY_S else _HOUR_S) * rule.per_s
+        rate = counter.value / max(up_s, _DAY_S if rule.per_s == _DAY_S else _HOUR_S) * rule.per_s
         if rate >= most:
-            since = f"{one.value} in {up_s / _DAY_S:.1f} d since boot"
-            seen = f"{port.name}: {rate:.3g} {one.name}/{rule.unit} ({since})"
-            sentence = f"{seen}, at most {most:g}/{rule.unit}"
+            since = f"{counter.value} in {up_s / _DAY_S:.1f} d since boot"
+            measure = f"{port.name}: {rate:.3g} {counter.name}/{rule.unit} ({since})"
+            sentence = f"{measure}, at most {most:g}/{rule.unit}"
             yield Deviation(sentence, rule.advice.format(port.name), grave=rule.grave)
 
 
@@ -320,12 +320,13 @@ def _beyond_peers(port: Port, facts: Facts, limit: Thresholds) -> Iterator[Devia
     high = [e for e in port.nonzero if e.name in RULES and e.value >= limit(RULES[e.name].limit)]
     alike = [p for p in ports_of(facts) if p.kind == port.kind] if high else []
     others = [p.port.counters for p in alike if p.name != port.name and p.port.counters]
-    for one in high if len(others) >= ENOUGH_ALIKE else ():
-        usual = nearest_rank([each.value(one.name) for each in others], 0.5)
-        if one.value > 10 * usual:
-            seen = f"{port.name}: {one.name} {one.value}, {usual} on its {len(others)} peers"
-            rule = RULES[one.name]
-            yield Deviation(seen, rule.advice.format(port.name), grave=rule.grave)
+    for counter in high if len(others) >= ENOUGH_ALIKE else ():
+        usual = nearest_rank([counters.value(counter.name) for counters in others], 0.5)
+        if counter.value > 10 * usual:
+            peers = f"{usual} on its {len(others)} peers"
+            sentence = f"{port.name}: {counter.name} {counter.value}, {peers}"
+            rule = RULES[counter.name]
+            yield Deviation(sentence, rule.advice.format(port.name), grave=rule.grave)
 
 
 PORT: Final = "ib.port"
@@ -341,7 +342,7 @@ def reporting_check(who: str, facts: Facts, limit: Thresholds) -> str:
         return PORT
     if any(True for port in ports for _ in errors_of(port, facts, limit)):
         return COUNTERS
-    rates = (flaps_per_day(one, facts) for one in facts.interfaces if one.name == who)
+    rates = (flaps_per_day(link, facts) for link in facts.interfaces if link.name == who)
     many = limit("link_flaps_per_day")
     return ETHERNET if any(rate is not None and rate >= many for rate in rates) else ""
 
@@ -353,6 +354,6 @@ def counted_cause(facts: Facts, limit: Thresholds) -> str:
     return PORT if odd and all(port.name in fell for port in odd) else ""
 
 
-def _names_port(who: str, port: Port) -> bool:
+def _names_port(device: str, port: Port) -> bool:
     bus = port.nic.pci_path[-1] if port.nic.pci_path else ""
-    return who in (bus, port.port.netdev, *port.nic.netdevs) and bool(who)
+    return device in (bus, port.port.netdev, *port.nic.netdevs) and bool(device)

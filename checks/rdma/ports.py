@@ -65,14 +65,14 @@ class Port(Struct, frozen=True, dict=True):
     @cached_property
     def gbits(self) -> float | None:
         """Its rate, Gb/s."""
-        found = _NUMBER.search(self.port.rate)
-        return float(found.group()) if found else None
+        match = _NUMBER.search(self.port.rate)
+        return float(match.group()) if match else None
 
     @property
     def lanes(self) -> int | None:
         """How many lanes the rate is made of; None where the text does not say."""
-        found = _LANES.search(self.port.rate)
-        return int(found.group(1)) if found else None
+        match = _LANES.search(self.port.rate)
+        return int(match.group(1)) if match else None
 
     @property
     def kind(self) -> tuple[str, str]:
@@ -111,14 +111,14 @@ def is_rail(port: Port, expected: Expected) -> bool:
     """Whether the inventory expects this port: by name, or else by link layer."""
     if expected.hcas is not None:
         return port.nic.name in expected.hcas
-    wanted = _LINK_LAYERS[expected.nic_link] if expected.nic_link else ""
-    return not wanted or not port.layer or port.layer == wanted
+    layer = _LINK_LAYERS[expected.nic_link] if expected.nic_link else ""
+    return not layer or not port.layer or port.layer == layer
 
 
 def netdev_of(port: Port, facts: Facts) -> Interface | None:
     """The network interface over a port."""
-    named = (one for one in facts.interfaces if one.name == port.port.netdev)
-    return next(named, None) if port.port.netdev else None
+    matches = (interface for interface in facts.interfaces if interface.name == port.port.netdev)
+    return next(matches, None) if port.port.netdev else None
 
 
 def nic_names(facts: Facts) -> tuple[str, ...] | None:
@@ -133,26 +133,26 @@ def active_ports(facts: Facts) -> tuple[str, ...] | None:
 
 def rates(facts: Facts) -> tuple[tuple[str, float], ...] | None:
     """(port, Gb/s) of the ports that are up."""
-    found = [(p.name, p.gbits) for p in ports_of(facts) if p.active]
-    known = tuple((name, gbits) for name, gbits in found if gbits is not None)
-    return known if known and len(known) == len(found) else None
+    pairs = [(p.name, p.gbits) for p in ports_of(facts) if p.active]
+    by_port = tuple((name, gbits) for name, gbits in pairs if gbits is not None)
+    return by_port if by_port and len(by_port) == len(pairs) else None
 
 
 def mtus(facts: Facts) -> tuple[tuple[str, int], ...] | None:
     """(port, MTU of its Ethernet interface) of the ports that are up."""
-    found = tuple(
+    by_port = tuple(
         (port.name, device.mtu)
         for port in ports_of(facts)
         if port.active and port.layer == "ethernet"
         if (device := netdev_of(port, facts)) is not None and device.mtu is not None
     )
-    return found or None
+    return by_port or None
 
 
 def firmwares(facts: Facts) -> tuple[tuple[str, str], ...] | None:
     """(chip and board, firmware) of every device that reports it, each once."""
-    found = {(chip(nic), nic.firmware) for nic in facts.nics or () if nic.firmware}
-    return tuple(sorted(found)) or None
+    versions = {(chip(nic), nic.firmware) for nic in facts.nics or () if nic.firmware}
+    return tuple(sorted(versions)) or None
 
 
 def chip(nic: Nic) -> str:

@@ -42,13 +42,13 @@ def judge_firmware(facts: Facts, group: Group) -> Verdict:
 def _odd_firmwares(nics: Sequence[Nic], group: Group) -> Iterator[str]:
     by_group = decided(group.majority(firmwares))
     chips = [chip(nic) for nic in nics]
-    by_chip = grouped((own, nic.firmware) for own, nic in zip(chips, nics, strict=True))
-    for own, nic in zip(chips, nics, strict=True):
+    by_chip = grouped((chip_name, nic.firmware) for chip_name, nic in zip(chips, nics, strict=True))
+    for chip_name, nic in zip(chips, nics, strict=True):
         if by_group is None:
-            expected, origin = most(filter(None, by_chip[own])), "on its peers"
+            expected, origin = most(filter(None, by_chip[chip_name])), "on its peers"
         else:
             # Nodes may have several versions for one chip: each of these is right.
-            versions = [version for kind, version in by_group.value if kind == own]
+            versions = [version for kind, version in by_group.value if kind == chip_name]
             expected = None if nic.firmware in versions else next(iter(versions), None)
             origin = on_most(by_group, group)
         if nic.firmware and expected is not None and nic.firmware != expected:
@@ -76,8 +76,8 @@ def wrong_gids(ports: Sequence[Port], index: int | None) -> Iterator[Deviation]:
             continue
         has = ", ".join(f"{gid.index} ({_kind(gid)})" for gid in gids) or "none"
         if index is None:
-            routed = [gid for gid in gids if is_v2(gid) and not gid.gid.startswith("fe80")]
-            if not routed and any(gid.kind for gid in gids):
+            routable = [gid for gid in gids if is_v2(gid) and not gid.gid.startswith("fe80")]
+            if not routable and any(gid.kind for gid in gids):
                 device = port.port.netdev or "its interface"
                 advice = f"give {device} an address (ip address add), and RoCE v2 (cma_roce_mode)"
                 sentence = f"{port.name} has no RoCE v2 GID beyond its own link; it has {has}"
@@ -85,13 +85,13 @@ def wrong_gids(ports: Sequence[Port], index: int | None) -> Iterator[Deviation]:
             continue
         ipv4 = [gid.index for gid in gids if is_v2(gid) and gid.gid.startswith(_MAPPED)]
         index_advice = f"unset it (NCCL 2.21 and newer chooses), or set {ipv4[0]}" if ipv4 else ""
-        found = next((gid for gid in gids if gid.index == index), None)
-        asked = "which NCCL_IB_GID_INDEX asks for"
-        if found is None:
-            sentence = f"{port.name} has no GID {index}, {asked}: {_REFUSED}; it has {has}"
+        entry = next((gid for gid in gids if gid.index == index), None)
+        origin = "which NCCL_IB_GID_INDEX asks for"
+        if entry is None:
+            sentence = f"{port.name} has no GID {index}, {origin}: {_REFUSED}; it has {has}"
             yield Deviation(sentence, index_advice or "give its interface an address")
-        elif found.kind and not is_v2(found):
-            sentence = f"GID {index} of {port.name}, {asked}, is RoCE v1: no router passes it on"
+        elif entry.kind and not is_v2(entry):
+            sentence = f"GID {index} of {port.name}, {origin}, is RoCE v1: no router passes it on"
             advice = index_advice or "enable RoCE v2 (cma_roce_mode)"
             yield Deviation(f"{sentence}; it has {has}", advice, grave=False)
 
@@ -124,9 +124,9 @@ def judge_gid(facts: Facts, environ: Mapping[str, str] | None) -> Verdict:
     if unreported := [port.name for port in ports if port.port.gids is None]:
         sentence = f"the GID table of {', '.join(unreported)} could not be read"
         return unknown(sentence, advice="look at gids in /sys/class/infiniband/*/ports")
-    chosen = "a RoCE v2 GID to choose" if index is None else f"GID {index} of RoCE v2"
+    choice = "a RoCE v2 GID to choose" if index is None else f"GID {index} of RoCE v2"
     tables = {p.name: [f"{g.index} {g.kind} {g.gid}" for g in p.port.gids or ()] for p in ports}
-    return ok(f"{count(len(ports), 'RoCE port')} with {chosen}", gids=tables)
+    return ok(f"{count(len(ports), 'RoCE port')} with {choice}", gids=tables)
 
 
 def test_ib_gid(node: Node, conclude: Conclude) -> None:
@@ -143,26 +143,26 @@ def judge_switch(switches: tuple[Switch, ...] | None) -> Verdict:
     """A stopped fan and a supply without power are faults; a missing one is a warning."""
     if switches is None:
         return not_run("no node reports its switches; `preflight read` judges a switch's ibswinfo")
-    parts = [(one, part) for one in switches for part in one.parts]
-    bad = [_part_words(*each) for each in parts if _BAD.search(each[1].status) or each[1].rpm == 0]
-    gone = [_part_words(*each) for each in parts if _GONE.search(each[1].status)]
+    parts = [(switch, part) for switch in switches for part in switch.parts]
+    bad = [_part_words(*row) for row in parts if _BAD.search(row[1].status) or row[1].rpm == 0]
+    gone = [_part_words(*row) for row in parts if _GONE.search(row[1].status)]
     if bad or gone:
         fail_or_warn = fail if bad else warn
         return fail_or_warn(first_of(bad + gone), advice=ADVICE, findings=bad + gone)
-    not_ok = [_part_words(*one) for one in parts if one[1].rpm is None and one[1].status != "OK"]
+    not_ok = [_part_words(*row) for row in parts if row[1].rpm is None and row[1].status != "OK"]
     if not_ok or not parts:
         summary = not_ok[0] if not_ok else "no fan and no power supply is reported"
         return unknown(summary, advice="read the switch again")
     fans = sum(part.rpm is not None for _, part in parts)
-    named = {(one.name, part.name.split()[0]) for one, part in parts if _is_supply(part)}
-    supplies = count(len(named), "power supply", "power supplies")
-    names = ", ".join(one.name for one in switches)
+    units = {(switch.name, part.name.split()[0]) for switch, part in parts if _is_supply(part)}
+    supplies = count(len(units), "power supply", "power supplies")
+    names = ", ".join(switch.name for switch in switches)
     return ok(f"{names}: {count(fans, 'fan')} turning, {supplies} OK")
 
 
 def _part_words(switch: Switch, part: SwitchPart) -> str:
-    seen = "stands still (0 rpm)" if part.rpm == 0 else f"says {part.status or 'nothing'}"
-    return f"{switch.name}: {part.name} {seen}, OK is expected"
+    state = "stands still (0 rpm)" if part.rpm == 0 else f"says {part.status or 'nothing'}"
+    return f"{switch.name}: {part.name} {state}, OK is expected"
 
 
 def _is_supply(part: SwitchPart) -> bool:

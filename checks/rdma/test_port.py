@@ -64,16 +64,16 @@ def judge_port(expected: Expected, facts: Facts, group: Group) -> Verdict:
     if unreported:
         sentence = f"the state of {', '.join(unreported)} could not be read"
         return unknown(sentence, advice="look at the ports' state in /sys/class/infiniband")
-    named = expected.nics is not None or expected.hcas is not None
-    return _ports_verdict(ports, meant=named or idle_everywhere(facts, group))
+    by_inventory = expected.nics is not None or expected.hcas is not None
+    return _ports_verdict(ports, may_idle=by_inventory or idle_everywhere(facts, group))
 
 
-def _ports_verdict(ports: Sequence[Port], *, meant: bool) -> Verdict:
-    """No port is wrong; if none is up, `meant` says whether inventory or group allow that."""
+def _ports_verdict(ports: Sequence[Port], *, may_idle: bool) -> Verdict:
+    """No port is wrong; if none is up, `may_idle` says whether inventory or group allow that."""
     active = [port.name for port in ports if port.active]
-    if not active and not meant:
-        listed = ", ".join(f"{port.name} {port.words()}" for port in ports[:4])
-        sentence = f"no port is ACTIVE ({listed}), and whether one should be is not known"
+    if not active and not may_idle:
+        states = ", ".join(f"{port.name} {port.words()}" for port in ports[:4])
+        sentence = f"no port is ACTIVE ({states}), and whether one should be is not known"
         advice = "name the ports that jobs use in the inventory (hcas, nics)"
         return unknown(sentence, advice=advice)
     idle = [f"{port.name} {port.words()}" for port in ports if not port.active]
@@ -97,25 +97,25 @@ def judge_count(
 ) -> Verdict:
     """Compare the devices with the names or number in the inventory, or else with the group's."""
     by_peers = decided(usual)
-    wanted = len(expected.hcas) if expected.hcas is not None else expected.nics
-    if not nics and not wanted and not (by_peers and by_peers.value):
+    number = len(expected.hcas) if expected.hcas is not None else expected.nics
+    if not nics and not number and not (by_peers and by_peers.value):
         return not_run("no RDMA devices here")
     if nics is None:
         return unknown("the RDMA devices could not be read", advice="look at /sys/class/infiniband")
     names = sorted((nic.name for nic in nics), key=natural)
-    seen = len([nic for nic in nics if _counts(nic, expected)])
+    present = len([nic for nic in nics if _counts(nic, expected)])
     origin = "expected"
     if expected.hcas is not None:
         gone = [name for name in expected.hcas if name not in names]
-        seen = len(expected.hcas) - len(gone)
+        present = len(expected.hcas) - len(gone)
     else:
         gone = sorted(set(by_peers.value) - set(names), key=natural) if by_peers else []
-    if wanted is None and by_peers is not None:
-        wanted, seen = len(by_peers.value), len(names)
+    if number is None and by_peers is not None:
+        number, present = len(by_peers.value), len(names)
         origin = f"on {by_peers.holders} of its group"
-    if wanted is not None and seen < wanted:
-        which = f"; missing: {', '.join(gone)}" if len(gone) == wanted - seen else ""
-        sentence = f"{seen} RDMA devices, {wanted} {origin}{which}"
+    if number is not None and present < number:
+        details = f"; missing: {', '.join(gone)}" if len(gone) == number - present else ""
+        sentence = f"{present} RDMA devices, {number} {origin}{details}"
         return fail(sentence, advice=FIND_DEVICE, devices=names, missing=gone)
     return ok(count(len(names), "RDMA device"), devices=names)
 
@@ -123,8 +123,8 @@ def judge_count(
 def _counts(nic: Nic, expected: Expected) -> bool:
     """Whether a device is of the expected kind; front ends of another link layer are not."""
     layers = {port.link_layer.lower() for port in nic.ports} - {""}
-    wanted = {"ib": "infiniband", "roce": "ethernet"}.get(expected.nic_link or "", "")
-    return not wanted or not layers or wanted in layers
+    layer = {"ib": "infiniband", "roce": "ethernet"}.get(expected.nic_link or "", "")
+    return not layer or not layers or layer in layers
 
 
 def test_ib_count(node: Node, conclude: Conclude) -> None:
@@ -144,27 +144,28 @@ def slow_ports(
     vote = decided(group.majority(rates))
     by_group = dict(vote.value) if vote is not None else {}
     gbits = grouped((port.kind, port.gbits) for port in active)
-    peers, lanes = {kind: most(some) for kind, some in gbits.items()}, most(p.lanes for p in active)
+    peers = {kind: most(values) for kind, values in gbits.items()}
+    lanes = most(port.lanes for port in active)
     for port in active:
         if (rate := port.gbits) is None:
             continue
-        wanted, origin = _expected_rate(port, expected, active)
-        if wanted is None and vote is not None:
-            wanted, origin = by_group.get(port.name), on_most(vote, group)
-        by_peers, infiniband = wanted is None, port.layer == "infiniband"
+        full, origin = _expected_rate(port, expected, active)
+        if full is None and vote is not None:
+            full, origin = by_group.get(port.name), on_most(vote, group)
+        by_peers, infiniband = full is None, port.layer == "infiniband"
         if by_peers:
-            wanted, origin = peers[port.kind], "on its peers"
-        if wanted is not None and rate < wanted * _TOLERANCE:
+            full, origin = peers[port.kind], "on its peers"
+        if full is not None and rate < full * _TOLERANCE:
             # In the list of a fabric older machines are slow by intention; lost lanes are not.
             grave = not port.of_fabric or (port.lanes or 0) < (lanes or 0)
-            sentence = f"{port.name} runs at {_rate(port)}, {wanted:g} {origin}"
+            sentence = f"{port.name} runs at {_rate(port)}, {full:g} {origin}"
             yield Deviation(sentence, _RETRAIN, grave=grave)
         elif (
             interface_gbits := _interface_gbits(port, facts)
         ) and rate < interface_gbits * _TOLERANCE:
             sentence = f"{port.name} runs at {_rate(port)}, its interface {port.port.netdev} at"
             yield Deviation(f"{sentence} {interface_gbits:g}", _RETRAIN)
-        elif by_peers and port.lanes == 1 and len(active) > 1 and (wanted is None or infiniband):
+        elif by_peers and port.lanes == 1 and len(active) > 1 and (full is None or infiniband):
             # Ethernet may be made of one lane; of InfiniBand, slow ones prove nothing by number.
             faster = any(p.kind == port.kind and (p.gbits or 0) > rate for p in active)
             sentence = f"{port.name} runs on 1 lane ({port.port.rate}), 4 are usual"
@@ -177,12 +178,12 @@ def odd_frames(active: Sequence[Port], facts: Facts, group: Group) -> Iterator[D
     active = [port for port in active if port.layer == "ethernet"]
     vote = decided(group.majority(mtus))
     by_group = dict(vote.value) if vote is not None else {}
-    own = dict(mtus(facts) or ())
+    here = dict(mtus(facts) or ())
     for port in active:
-        mtu = own.get(port.name)
+        mtu = here.get(port.name)
         expected, origin = by_group.get(port.name), on_most(vote, group) if vote else ""
         if expected is None:
-            expected = most(own[p.name] for p in active if p.kind == port.kind and p.name in own)
+            expected = most(here[p.name] for p in active if p.kind == port.kind and p.name in here)
             origin = "on its peers"
         if mtu is not None and expected is not None and mtu < expected:
             sentence = f"{port.name}: MTU {mtu} of {port.port.netdev}, {expected} {origin}"
@@ -191,11 +192,11 @@ def odd_frames(active: Sequence[Port], facts: Facts, group: Group) -> Iterator[D
 
 
 def _odd_fec(port: Port, active: Sequence[Port], facts: Facts) -> Iterator[Deviation]:
-    corrected = {p.name: device.fec for p in active if (device := netdev_of(p, facts))}
-    mine = corrected.get(port.name)
-    usual = most(corrected[p.name] for p in active if p.kind == port.kind and corrected.get(p.name))
-    if mine and usual and mine != usual:
-        sentence = f"{port.name}: error correction {mine}, {usual} on its peers"
+    fecs = {p.name: device.fec for p in active if (device := netdev_of(p, facts))}
+    fec = fecs.get(port.name)
+    usual = most(fecs[p.name] for p in active if p.kind == port.kind and fecs.get(p.name))
+    if fec and usual and fec != usual:
+        sentence = f"{port.name}: error correction {fec}, {usual} on its peers"
         advice = f"ethtool --set-fec {port.port.netdev} encoding {usual}, on the switch port too"
         yield Deviation(sentence, advice, grave=False)
 
@@ -239,9 +240,9 @@ def judge_rate(expected: Expected, facts: Facts, group: Group) -> Verdict:
         sentence = f"the rate of {', '.join(unreported)} could not be read"
         return unknown(sentence, advice="look at rate in /sys/class/infiniband/*/ports")
     rates = sorted({port.gbits or 0.0 for port in active}, reverse=True)
-    spelled = ", ".join(f"{rate:g}" for rate in rates)
-    each = {port.name: port.port.rate for port in active}
-    return ok(f"{count(len(active), 'port')} at {spelled} Gb/s", rates=each)
+    speeds = ", ".join(f"{rate:g}" for rate in rates)
+    by_port = {port.name: port.port.rate for port in active}
+    return ok(f"{count(len(active), 'port')} at {speeds} Gb/s", rates=by_port)
 
 
 def test_ib_rate(node: Node, conclude: Conclude) -> None:
@@ -264,13 +265,13 @@ def judge_errors(facts: Facts, limit: Thresholds) -> Verdict:
     if old := undated(facts, limit):
         advice = "take a second reading after a known time, or check the live node"
         return unknown(f"{', '.join(old)}: a total without a start time", advice=advice)
-    read = [port.port.counters.read for port in ports if port.port.counters]
-    totals = {f"{port.name} {one.name}": one.value for port in ports for one in port.nonzero}
-    few = sum(one.rpartition(" ")[2] in RULES for one in totals)
+    counts = [port.port.counters.read for port in ports if port.port.counters]
+    totals = {f"{p.name} {counter.name}": counter.value for p in ports for counter in p.nonzero}
+    few = sum(name.rpartition(" ")[2] in RULES for name in totals)
     more = [f"{few} too few to matter"] * bool(few)
     more += [f"{len(totals) - few} that no limit names"] * (len(totals) > few)
-    rest = f", but for {' and '.join(more)}" if more else ""
-    summary = f"{sum(read)} error counters of {count(len(ports), 'port')} at rest{rest}"
+    note = f", but for {' and '.join(more)}" if more else ""
+    summary = f"{sum(counts)} error counters of {count(len(ports), 'port')} at rest{note}"
     return ok(summary, totals=totals)
 
 

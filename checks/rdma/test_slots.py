@@ -63,8 +63,8 @@ def link_reader(name: str) -> Callable[[Facts], tuple[float, int] | None]:
 
 
 def _unlike(nic: Nic, nics: list[Nic], group: Group) -> Deviation | None:
-    mine = _link(nic)
-    if mine is None or nic.pcie is None:
+    own_link = _link(nic)
+    if own_link is None or nic.pcie is None:
         return None
     vote = decided(group.majority(link_reader(nic.name)))
     if vote is not None:
@@ -75,21 +75,21 @@ def _unlike(nic: Nic, nics: list[Nic], group: Group) -> Deviation | None:
         # A slot may be wired so, or a virtual machine show it so: only peers can tell.
         expected = (nic.pcie.gts_max or 0.0, nic.pcie.width_max or 0)
         grave, origin = False, "is what the card can do"
-    if expected[0] <= mine[0] and expected[1] <= mine[1]:
+    if expected[0] <= own_link[0] and expected[1] <= own_link[1]:
         return None
-    sentence = f"{nic.name}: {_link_words(mine)}, {_link_words(expected)} {origin}"
+    sentence = f"{nic.name}: {_link_words(own_link)}, {_link_words(expected)} {origin}"
     return Deviation(sentence, _RESEAT.format(nic.name), grave=grave)
 
 
 def _too_little(nic: Nic, facts: Facts) -> Deviation | None:
     """Whatever all nodes have: a port faster than its slot never reaches its rate."""
-    mine = _link(nic)
+    link = _link(nic)
     ports = [port for port in ports_of(facts) if port.nic is nic and port.active]
-    needed = max([port.gbits or 0.0 for port in ports], default=0.0)
-    if mine is None or gbits(*mine) >= needed:
+    port_gbits = max([port.gbits or 0.0 for port in ports], default=0.0)
+    if link is None or gbits(*link) >= port_gbits:
         return None
-    carried = f"{nic.name}: {_link_words(mine)} carries {gbits(*mine):.0f} Gb/s"
-    return Deviation(f"{carried}, its port {needed:g}", _RESEAT.format(nic.name), grave=False)
+    capacity = f"{nic.name}: {_link_words(link)} carries {gbits(*link):.0f} Gb/s"
+    return Deviation(f"{capacity}, its port {port_gbits:g}", _RESEAT.format(nic.name), grave=False)
 
 
 def _log_deviations(facts: Facts, known_buses: set[str]) -> Iterator[Deviation]:
@@ -139,12 +139,12 @@ def judge_pcie(facts: Facts, group: Group) -> Verdict:
     if unreported:
         sentence = f"the PCIe link of {', '.join(unreported)} could not be read"
         return unknown(sentence, advice="look at current_link_width in /sys/bus/pci/devices")
-    linked = [nic for nic in nics if nic.pcie is not None and nic.pcie.width]
-    if not linked:
+    with_link = [nic for nic in nics if nic.pcie is not None and nic.pcie.width]
+    if not with_link:
         return not_run("RDMA devices without a PCIe link of their own: virtual, or not reported")
-    links = {nic.name: link_in_words(nic) for nic in linked}
+    links = {nic.name: link_in_words(nic) for nic in with_link}
     kinds = ", ".join(sorted(set(links.values())))
-    return ok(f"{len(linked)} RDMA devices on {kinds}", links=links)
+    return ok(f"{len(with_link)} RDMA devices on {kinds}", links=links)
 
 
 def test_ib_pcie(node: Node, conclude: Conclude) -> None:
@@ -176,8 +176,8 @@ def gpu_memory_way(facts: Facts) -> str | None:
 
 
 def _takes_dmabuf(kernel: str) -> bool:
-    found = re.match(r"([0-9]+)\.([0-9]+)", kernel)
-    return found is not None and (int(found.group(1)), int(found.group(2))) >= _DMABUF_KERNEL
+    match = re.match(r"([0-9]+)\.([0-9]+)", kernel)
+    return match is not None and (int(match.group(1)), int(match.group(2))) >= _DMABUF_KERNEL
 
 
 LOAD_PEERMEM = "modprobe nvidia_peermem and load it at boot; or the driver's open modules (dma-buf)"
@@ -187,14 +187,14 @@ def judge_gpudirect(facts: Facts, group: Group) -> Verdict:
     """Look for nvidia_peermem, or for a kernel and a driver that do dma-buf."""
     if not uses_rdma(facts):
         return not_run("no GPUs beside an active RDMA port here")
-    mine = gpu_memory_way(facts)
-    if mine is None:
+    way = gpu_memory_way(facts)
+    if way is None:
         return unknown(
             "neither the kernel's modules nor the driver's kind show whether NICs reach GPUs",
             advice="look at lsmod for nvidia_peermem and at /proc/driver/nvidia/version",
         )
-    if mine:
-        return ok(f"NICs reach GPU memory by {mine}", way=mine)
+    if way:
+        return ok(f"NICs reach GPU memory by {way}", way=way)
     vote = decided(group.majority(gpu_memory_way))
     sentence = f"no nvidia_peermem, and no dma-buf on kernel {facts.kernel} with this driver"
     if vote is not None and vote.value:
