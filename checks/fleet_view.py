@@ -42,8 +42,8 @@ def whole_fleet(
     for node in nodes.values():
         members.setdefault(node.group.name, {})[node.name] = node
     groups = {
-        name: Group(name, MappingProxyType({n: node.facts for n, node in own.items()}))
-        for name, own in members.items()
+        name: Group(name, MappingProxyType({n: node.facts for n, node in peers.items()}))
+        for name, peers in members.items()
     }
     return FleetView(
         nodes=MappingProxyType(dict(nodes)),

@@ -22,11 +22,11 @@ _FORGOT_S = 600.0
 
 def unread(facts: Facts) -> Verdict:
     """The verdict `unknown` of a check whose log could not be read."""
-    problem = next((each for each in facts.problems if each.startswith("kernel log: ")), "")
+    problem = next((text for text in facts.problems if text.startswith("kernel log: ")), "")
     reason = problem.partition(": ")[2] or "no way to read it worked"
-    refused = any(word in reason.lower() for word in _REFUSALS)
+    needs_grant = any(word in reason.lower() for word in _REFUSALS)
     sentence = f"its kernel log could not be read: {reason}"
-    if refused:
+    if needs_grant:
         return unknown(sentence, advice=f"{GRANT}; then recheck", grant=GRANT, cause=CAUSE)
     return unknown(
         sentence, advice="make /dev/kmsg, the journal or dmesg readable there", cause=CAUSE
@@ -38,9 +38,9 @@ def whole(sentence: str, log: KernelLog, kinds: Sequence[str], /, **evidence: An
     dropped = sum(log.dropped_of.get(kind, 0) for kind in (*kinds, "any"))
     if not dropped:
         return ok(sentence, **evidence)
-    what = "part" if "any" in log.dropped_of else count(dropped, "line")
+    amount = "part" if "any" in log.dropped_of else count(dropped, "line")
     return unknown(
-        f"{what} of its kernel log could not be kept; of the rest: {sentence}",
+        f"{amount} of its kernel log could not be kept; of the rest: {sentence}",
         advice="look at dmesg there for what floods it, then recheck",
         **evidence,
     )
@@ -99,7 +99,7 @@ def is_frequent(times: int, last_s: float | None, most: float, days: float, fact
 
 def span_s(log: KernelLog, facts: Facts) -> float | None:
     """How many seconds the lines cover; None where the log has no times."""
-    times = [each.last_s for each in log.lines if each.last_s is not None]
+    times = [line.last_s for line in log.lines if line.last_s is not None]
     until = now_s(facts) or max(times, default=None)
     if until is None:
         return None

@@ -171,9 +171,9 @@ def _nvlink_domain_verdict(name: str, one: OverNvlink) -> Verdict:
     if one.why:
         why = f"{one.why}; whether {name} is at fault is not known"
         return unknown(why, advice=one.advice, **evidence)
-    reached = f"{gbs(one.best_gbs or 0.0)} at best at {size(one.at_bytes)}"
+    speed = f"{gbs(one.best_gbs or 0.0)} at best at {size(one.at_bytes)}"
     where = f"on the slowest of its {one.rails} GPUs with {' and '.join(one.partners)}"
-    return ok(f"{reached} {where}, over {one.way}; {one.nodes} nodes are in its domain", **evidence)
+    return ok(f"{speed} {where}, over {one.way}; {one.nodes} nodes are in its domain", **evidence)
 
 
 def test_fabric_nvlink_domain(node: Node, conclude: Conclude) -> None:

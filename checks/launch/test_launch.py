@@ -115,10 +115,10 @@ def _meeting(shape: Shape) -> Deviation | None:
 
 def _idle(shape: Shape, devices: Mapping[str, int | None]) -> Deviation | None:
     """GPUs that no rank will use; `env.cuda_visible_devices` reports too few of them."""
-    known = Counter(number for number in devices.values() if number)
-    if shape.nproc is None or not known:
+    counts = Counter(number for number in devices.values() if number)
+    if shape.nproc is None or not counts:
         return None
-    usual, votes = known.most_common(1)[0]
+    usual, votes = counts.most_common(1)[0]
     if usual <= shape.nproc:
         return None
     return Deviation(
@@ -153,8 +153,8 @@ def judge_fits(shape: Shape | None, nodes: int, devices: Mapping[str, int | None
     summary = f"{shape.launcher} for {count(nodes, 'node')}"
     if shape.nproc is not None:
         summary += f", {count(shape.nproc, 'rank')} on each"
-    seen = sorted({number for number in devices.values() if number})
-    return ok(summary + (f" with {' or '.join(map(str, seen))} GPUs" if seen else ""))
+    numbers = sorted({number for number in devices.values() if number})
+    return ok(summary + (f" with {' or '.join(map(str, numbers))} GPUs" if numbers else ""))
 
 
 def test_launch_fits(fleet: FleetView, conclude: Conclude) -> None:

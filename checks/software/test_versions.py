@@ -74,8 +74,8 @@ def torch_or_why(facts: Facts) -> Torch | Verdict:
     if facts.software is None:
         return unknown(UNREAD, advice=READ_IT)
     python = facts.python.executable or "this Python"
-    named = f"no torch in {python}: name the job's with --preflight-python"
-    return facts.software.torch or not_run(named)
+    reason = f"no torch in {python}: name the job's with --preflight-python"
+    return facts.software.torch or not_run(reason)
 
 
 def without_cuda(torch: Torch) -> str:
@@ -92,16 +92,16 @@ def runs_on(archs: tuple[str, ...], compute: str) -> bool:
     Code runs on its own major version from its minor version on; PTX on everything later.
     Source: CUDA C++ Programming Guide, binary and PTX compatibility.
     """
-    here = version(compute)
+    capability = version(compute)
     for arch in archs:
         kind, _, digits = arch.partition("_")
         number = re.match(r"\d+", digits)
-        if number is None or len(here) < 2:  # noqa: PLR2004  major and minor
+        if number is None or len(capability) < 2:  # noqa: PLR2004  major and minor
             continue
         built = divmod(int(number[0]), 10)
-        if kind == "compute" and built <= here[:2]:
+        if kind == "compute" and built <= capability[:2]:
             return True
-        if kind == "sm" and built[0] == here[0] and built[1] <= here[1]:
+        if kind == "sm" and built[0] == capability[0] and built[1] <= capability[1]:
             return True
     return False
 
@@ -134,17 +134,17 @@ def drifts(group: Group) -> Iterator[Drift]:
     Another torch brings its own CUDA and NCCL: that is one cause.
     """
     reported: set[str] = set()
-    for what, read, grave in _VOTES:
-        usual = group.majority(read)
-        values = {name: read(facts) for name, facts in group.facts.items()}
+    for what, reader, grave in _VOTES:
+        usual = group.majority(reader)
+        values = {name: reader(facts) for name, facts in group.facts.items()}
         if usual is None or len({value for value in values.values() if value is not None}) < 2:  # noqa: PLR2004
             continue
         voters = f"on {usual.holders}"
-        wanted = usual.value if usual.decides else None
+        common = usual.value if usual.decides else None
         for name, has in values.items():
-            if has is None or has == wanted or name in reported:
+            if has is None or has == common or name in reported:
                 continue
-            yield Drift(name, what, has, wanted, voters, grave)
+            yield Drift(name, what, has, common, voters, grave)
             reported.add(name)
 
 
@@ -160,9 +160,9 @@ def judge_arch(facts: Facts) -> Verdict:
         return fail(f"{why}, and {gpus} of NVIDIA are here", advice="install torch with CUDA")
     computes = [gpu.compute for gpu in facts.gpus if gpu.compute]
     if torch.archs is None or len(computes) < len(facts.gpus):
-        what = "for which GPUs torch is built" if torch.archs is None else "what kind its GPUs are"
+        gap = "for which GPUs torch is built" if torch.archs is None else "what kind its GPUs are"
         return unknown(
-            f"its files and driver do not show {what}",
+            f"its files and driver do not show {gap}",
             advice="compare torch.cuda.get_arch_list() with torch.cuda.get_device_capability()",
         )
     built = f"torch {torch.version} is built for {', '.join(torch.archs)}"
@@ -187,17 +187,17 @@ _SAME = "point them to one image or environment (inventory key python), or leave
 
 def judge_drift(groups: tuple[Group, ...]) -> Verdict:
     """Name the nodes that differ from most of their group; without a majority, name none."""
-    compared = [group for group in groups if len(group.facts) > 1]
-    if not compared:
+    several = [group for group in groups if len(group.facts) > 1]
+    if not several:
         return not_run("one node in each group: nothing to compare")
     unread = [
-        name for group in compared for name, facts in group.facts.items() if facts.software is None
+        name for group in several for name, facts in group.facts.items() if facts.software is None
     ]
-    if found := [drift for group in compared for drift in drifts(group)]:
-        return _drift_verdict(sorted(found, key=lambda drift: not drift.grave))
+    if differences := [drift for group in several for drift in drifts(group)]:
+        return _drift_verdict(sorted(differences, key=lambda drift: not drift.grave))
     if unread:
         return unknown(f"{UNREAD} on {fold(unread)}", advice=READ_IT, culprits=unread)
-    versions = {group.name: group.majority(torch_of) for group in compared}
+    versions = {group.name: group.majority(torch_of) for group in several}
     if all(usual is None or usual.value == "none" for usual in versions.values()):
         return not_run("no torch in the job's Python: name it with --preflight-python")
     versions_in_words = "; ".join(
@@ -206,23 +206,23 @@ def judge_drift(groups: tuple[Group, ...]) -> Verdict:
     return ok(f"{versions_in_words} nodes")
 
 
-def _drift_verdict(found: list[Drift]) -> Verdict:
+def _drift_verdict(differences: list[Drift]) -> Verdict:
     """The gravest differences alone decide; the rest is evidence."""
-    first = found[0]
-    decisive = [drift for drift in found if drift.grave == first.grave]
+    first = differences[0]
+    decisive = [drift for drift in differences if drift.grave == first.grave]
     sentences = [
-        f"{one.what} {one.has} on {one.node}, {one.usual} {one.voters}"
-        if one.usual
-        else f"{one.what} {one.has} on {one.node}, and there is no majority"
-        for one in decisive
+        f"{drift.what} {drift.has} on {drift.node}, {drift.usual} {drift.voters}"
+        if drift.usual
+        else f"{drift.what} {drift.has} on {drift.node}, and there is no majority"
+        for drift in decisive
     ]
     more = f" (and {len(sentences) - 3} more)" if len(sentences) > 3 else ""  # noqa: PLR2004  a sentence
     fail_or_warn = fail if first.grave else warn
     return fail_or_warn(
         "; ".join(sentences[:3]) + more,
         advice=_SAME,
-        culprits=sorted({one.node for one in decisive if one.usual}),
-        drifts=[one._asdict() for one in found],
+        culprits=sorted({drift.node for drift in decisive if drift.usual}),
+        drifts=[drift._asdict() for drift in differences],
     )
 
 
@@ -240,27 +240,27 @@ def judge_driver(facts: Facts) -> Verdict:
         return torch
     if torch.cuda is None:
         return not_run(without_cuda(torch))
-    needed = drivers().get(torch.cuda.split(".")[0])
-    if needed is None:
+    minimum = drivers().get(torch.cuda.split(".")[0])
+    if minimum is None:
         return not_run(f"which driver CUDA {torch.cuda} needs is not known to this preflight")
-    return _driver_verdict(facts.driver.version, torch.cuda, needed.driver, facts.software)
+    return _driver_verdict(facts.driver.version, torch.cuda, minimum.driver, facts.software)
 
 
-def _driver_verdict(driver: str, cuda: str, needed: str, software: Software | None) -> Verdict:
-    here, compat = version(driver), software.cuda_compat if software else None
-    comparison = f"driver {driver}, CUDA {cuda} of torch needs {needed} or later"
-    if not here:
+def _driver_verdict(driver: str, cuda: str, minimum: str, software: Software | None) -> Verdict:
+    release, compat = version(driver), software.cuda_compat if software else None
+    comparison = f"driver {driver}, CUDA {cuda} of torch needs {minimum} or later"
+    if not release:
         return unknown("the driver does not report its version", advice="run nvidia-smi there")
-    if here >= version(needed):
-        return ok(comparison, driver=driver, cuda=cuda, needed=needed)
-    if compat is not None and version(compat) >= version(needed):
+    if release >= version(minimum):
+        return ok(comparison, driver=driver, cuda=cuda, needed=minimum)
+    if compat is not None and version(compat) >= version(minimum):
         return warn(
             f"{comparison}; its compatibility libraries ({compat}) may stand in",
             advice="see that the job's LD_LIBRARY_PATH begins with cuda/compat, or update it",
             driver=driver,
         )
-    advice = f"install driver {needed} or later, or a torch for an older CUDA"
-    return fail(comparison, advice=advice, driver=driver, cuda=cuda, needed=needed)
+    advice = f"install driver {minimum} or later, or a torch for an older CUDA"
+    return fail(comparison, advice=advice, driver=driver, cuda=cuda, needed=minimum)
 
 
 def test_software_driver(node: Node, conclude: Conclude) -> None:
@@ -306,7 +306,7 @@ def plugin_path(wanted: PluginRequest, there: tuple[str, ...]) -> str:
     for path in there:
         name = path.rsplit("/", 1)[-1]
         fits = (path, name, name.split(".so")[0] + ".so")
-        if not wanted.names or any(one in wanted.names for one in fits):
+        if not wanted.names or any(spelling in wanted.names for spelling in fits):
             return path
     return ""
 
@@ -320,28 +320,28 @@ def judge_nccl_plugin(environ: Mapping[str, str] | None, facts: Facts) -> Verdic
     """Look for the library where the job's loader would."""
     if environ is None:
         return not_run(UNKNOWN_JOB)
-    wanted = requested_plugin(environ)
-    if wanted is None:
+    request = requested_plugin(environ)
+    if request is None:
         return not_run("the job names no NCCL network plugin")
     if facts.software is None:
         return unknown(UNREAD, advice=READ_IT)
-    there = facts.software.net_plugins
-    path = plugin_path(wanted, there)
+    plugins = facts.software.net_plugins
+    path = plugin_path(request, plugins)
     if path:
-        return ok(f"{wanted.setting}: {path}", plugins=there)
-    name = wanted.names[0] if wanted.names else "libnccl-net*.so"
-    missing = f"{wanted.setting}: {name} is not where the loader looks"
-    if other := fallback_plugin(there):
+        return ok(f"{request.setting}: {path}", plugins=plugins)
+    name = request.names[0] if request.names else "libnccl-net*.so"
+    sentence = f"{request.setting}: {name} is not where the loader looks"
+    if other := fallback_plugin(plugins):
         return warn(
-            f"{missing}; NCCL would take {other} in its place",
+            f"{sentence}; NCCL would take {other} in its place",
             advice="correct the name, or put the plugin's folder into LD_LIBRARY_PATH",
-            plugins=there,
+            plugins=plugins,
         )
-    what = "NCCL goes over sockets or plain IB" if wanted.names else "the job ends with an error"
+    effect = "NCCL goes over sockets or plain IB" if request.names else "the job ends with an error"
     return fail(
-        f"{missing}: {what}",
+        f"{sentence}: {effect}",
         advice="install it (aws-ofi-nccl on EFA), or add its folder to LD_LIBRARY_PATH",
-        plugins=there,
+        plugins=plugins,
     )
 
 
