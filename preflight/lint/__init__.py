@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 RULES = tuple(
-    one
+    rule
     for module in (rules_on_collectives, rules_on_start)
-    for one in vars(module).values()
-    if isinstance(one, Rule)
+    for rule in vars(module).values()
+    if isinstance(rule, Rule)
 )
 """Every rule. Their ids are stable: scripts name them in comments."""
 
@@ -46,7 +46,7 @@ class LintResult(Struct, frozen=True, kw_only=True):
 
     def of(self, severity: Severity) -> list[Finding]:
         """The findings of one severity."""
-        return [one for one in self.findings if one.severity is severity]
+        return [finding for finding in self.findings if finding.severity is severity]
 
 
 def lint(content: bytes, path: str) -> LintResult:
@@ -60,10 +60,10 @@ def lint(content: bytes, path: str) -> LintResult:
         return LintResult(
             path=path, unread=Unreadable("it is nested too deeply", "split its functions")
         )
-    active = [one for one in findings if not _is_ignored(script, one)]
+    active = [finding for finding in findings if not _is_ignored(script, finding)]
     return LintResult(
         path=path,
-        findings=tuple(sorted(active, key=lambda one: (_ORDER.index(one.severity), one.line))),
+        findings=tuple(sorted(active, key=lambda hit: (_ORDER.index(hit.severity), hit.line))),
         ignored=len(findings) - len(active),
         lines=len(content.splitlines()),
         distributed=is_distributed(script),
@@ -72,11 +72,11 @@ def lint(content: bytes, path: str) -> LintResult:
 
 def _findings(script: Script) -> Iterator[Finding]:
     for rule in RULES:
-        seen: set[int] = set()
-        for one in rule.find(script):
-            if one.line not in seen:
-                seen.add(one.line)
-                yield Finding(rule.id, rule.severity, *one)
+        lines: set[int] = set()
+        for mistake in rule.find(script):
+            if mistake.line not in lines:
+                lines.add(mistake.line)
+                yield Finding(rule.id, rule.severity, *mistake)
 
 
 def _is_ignored(script: Script, finding: Finding) -> bool:

@@ -48,10 +48,10 @@ def operation(script: Script, call: Call) -> Operation | None:
     if last in known_names()["all_ranks"].get(module, ()):
         return Operation(last, call.line, call)
     if label := known_names()["saves"].get(name):
-        own = call.keyword("process_group")
-        return None if own is not None else Operation(label, call.line, call, saves=True)
-    synced = last == "log" and constant(call.keyword("sync_dist")) is True
-    if synced and script.imported("lightning"):
+        group = call.keyword("process_group")
+        return None if group is not None else Operation(label, call.line, call, saves=True)
+    sync = last == "log" and constant(call.keyword("sync_dist")) is True
+    if sync and script.imported("lightning"):
         return Operation("self.log(sync_dist=True)", call.line, call)
     return _of_object(script, call)
 
@@ -59,14 +59,14 @@ def operation(script: Script, call: Call) -> Operation | None:
 def _own_group(script: Script, call: Call, label: str) -> bool:
     """Whether only the ranks of a group in the script take part."""
     at = known_names()["collectives"][label]
-    given = call.keyword("group") or call.keyword("process_group")
-    if given is None and len(call.node.args) > at:
-        given = call.node.args[at]
-    if call.open_ended or any(isinstance(one, ast.Starred) for one in call.node.args):
+    group = call.keyword("group") or call.keyword("process_group")
+    if group is None and len(call.node.args) > at:
+        group = call.node.args[at]
+    if call.open_ended or any(isinstance(argument, ast.Starred) for argument in call.node.args):
         return True
-    if given is None or (isinstance(given, ast.Constant) and given.value is None):
+    if group is None or (isinstance(group, ast.Constant) and group.value is None):
         return False
-    return not script.dotted(given).endswith("group.WORLD")
+    return not script.dotted(group).endswith("group.WORLD")
 
 
 def _of_object(script: Script, call: Call) -> Operation | None:
@@ -89,26 +89,26 @@ def kind_of(script: Script, receiver: str) -> str:
 
 @once
 def _kinds(script: Script) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for one in script.assigns:
-        if isinstance(one.value, ast.Call):
-            kind = canonical(script.dotted(one.value.func))
+    kinds: dict[str, str] = {}
+    for assign in script.assigns:
+        if isinstance(assign.value, ast.Call):
+            kind = canonical(script.dotted(assign.value.func))
             kind = known_names()["same_class"].get(kind, kind)
             if kind in known_names()["object_saves"] or kind in known_names()["objects"]:
-                found.setdefault(one.target, kind)
-    return found
+                kinds.setdefault(assign.target, kind)
+    return kinds
 
 
 def reached(script: Script, call: Call) -> tuple[Operation, ...]:
     """Every operation that a call leads to, itself or through functions of this file."""
-    own = operation(script, call)
-    if own is not None:
-        return (own,)
+    direct = operation(script, call)
+    if direct is not None:
+        return (direct,)
     function = callee(script, call)
     if function is None:
         return ()
     return tuple(
-        Operation(one.label, one.line, call, one.saves) for one in inside(script, function)
+        Operation(inner.label, inner.line, call, inner.saves) for inner in inside(script, function)
     )
 
 
@@ -123,10 +123,10 @@ def callee(script: Script, call: Call) -> Function | None:
         return script.functions.get(call.name)
     owner = _owner(script, call.place.function)
     todo = [owner] if owner else []
-    for each in todo:  # grows by bases; classes that name each other are visited once
-        if (found := script.functions.get(f"{each}.{last}")) is not None:
-            return found
-        bases = script.classes.get(each, ())[:8] if len(todo) < _MOST_BASES else ()
+    for name in todo:  # grows by bases; classes that name each other are visited once
+        if (function := script.functions.get(f"{name}.{last}")) is not None:
+            return function
+        bases = script.classes.get(name, ())[:8] if len(todo) < _MOST_BASES else ()
         todo += [base for base in dict.fromkeys(bases) if base not in todo]
     return None
 
@@ -143,14 +143,14 @@ def inside(script: Script, function: Function) -> tuple[Operation, ...]:
     if function.name in script.inside:
         return script.inside[function.name]
     script.inside[function.name] = ()  # a function that calls itself adds nothing
-    found: list[Operation] = []
+    operations: list[Operation] = []
     for call in _calls_by_function(script).get(function.name, ()):
         if call.place.tests & function.parameters:
             continue  # the caller may switch this call off by an argument
-        found += reached(script, call)
-        if len(found) >= _MOST:
+        operations += reached(script, call)
+        if len(operations) >= _MOST:
             break
-    script.inside[function.name] = result = tuple(found[:_MOST])
+    script.inside[function.name] = result = tuple(operations[:_MOST])
     return result
 
 

@@ -78,10 +78,10 @@ class Ranks:
             self._names[name] = sides
 
     def _defined(self, node: ast.FunctionDef) -> None:
-        returned = [
-            one.value for one in ast.walk(node) if isinstance(one, ast.Return) and one.value
+        values = [
+            part.value for part in ast.walk(node) if isinstance(part, ast.Return) and part.value
         ]
-        if len(returned) == 1 and RankSet.FIRST in (sides := self.sides(returned[0])):
+        if len(values) == 1 and RankSet.FIRST in (sides := self.sides(values[0])):
             self._names[node.name] = sides
             self._names[f"self.{node.name}"] = sides
 
@@ -99,8 +99,8 @@ class Ranks:
         last = name.rpartition(".")[2]
         if isinstance(node, ast.Call) and not ("get_" in last[:-4] and last.endswith("rank")):
             return name in ("horovod.torch.rank", "horovod.torch.local_rank")
-        known = name in self._ranks or last.lstrip("_").lower() in _RANK
-        return known and not _LEAVE_OUT.search(name.lower())
+        by_name = name in self._ranks or last.lstrip("_").lower() in _RANK
+        return by_name and not _LEAVE_OUT.search(name.lower())
 
     def sides(self, test: ast.expr) -> Sides:
         """The ranks that pass a condition, and those that do not."""
@@ -127,14 +127,14 @@ class Ranks:
     def _joined(self, test: ast.BoolOp) -> Sides:
         """`and`: a rank that passes, passes each part; `or`: a rank that fails, passes none."""
         parts = [(part, self.sides(part)) for part in test.values]
-        known = [sides for _, sides in parts if sides != UNDECIDED]
-        if not known:
+        definite = [sides for _, sides in parts if sides != UNDECIDED]
+        if not definite:
             return UNDECIDED
-        rest = [part for part, sides in parts if sides == UNDECIDED]
-        whole = all(_is_about_the_job(part) for part in rest)
+        others = [part for part, sides in parts if sides == UNDECIDED]
+        whole = all(_is_about_the_job(part) for part in others)
         if isinstance(test.op, ast.And):
-            return known[0] if whole else (known[0][0], RankSet.ALL)
-        return known[0] if whole else (RankSet.ALL, known[0][1])
+            return definite[0] if whole else (definite[0][0], RankSet.ALL)
+        return definite[0] if whole else (RankSet.ALL, definite[0][1])
 
     def _compared(self, left: ast.expr, op: ast.cmpop, right: ast.expr) -> Sides:
         if not self.is_rank(left):
@@ -167,7 +167,7 @@ def _among(op: ast.cmpop, right: ast.expr) -> Sides:
     """`local_rank in (-1, 0)`: the first rank of a job, or the only one."""
     if not isinstance(right, ast.Tuple | ast.List | ast.Set):
         return (RankSet.SOME, RankSet.SOME)
-    if {constant(one) for one in right.elts} not in ({0}, {-1, 0}):
+    if {constant(node) for node in right.elts} not in ({0}, {-1, 0}):
         return (RankSet.SOME, RankSet.SOME)
     return _FIRST if isinstance(op, ast.In) else _FIRST[::-1]
 
@@ -201,39 +201,40 @@ class PartialOperation:
 @once
 def partial_operations(script: Script) -> tuple[PartialOperation, ...]:
     """Every operation of all ranks that only some ranks reach; one per condition."""
-    found: dict[tuple[str, int, RankSet], list[PartialOperation]] = defaultdict(list)
-    guarded = list(_guarded(script))
+    by_guard: dict[tuple[str, int, RankSet], list[PartialOperation]] = defaultdict(list)
+    pairs = list(_guarded(script))
     sides: dict[tuple[str, str], set[RankSet]] = defaultdict(set)
-    for one, guard in guarded:
-        sides[one.call.place.function, one.label].add(guard.ranks)
+    for operation, guard in pairs:
+        sides[operation.call.place.function, operation.label].add(guard.ranks)
     # Two functions may be the two sides of one collective, each for some of the ranks.
     comes: dict[tuple[int, str], bool] = {}
     lone = {(label, *ranks) for (_, label), ranks in sides.items() if len(ranks) == 1}
-    for one, guard in guarded:
-        here = sides[one.call.place.function, one.label]
-        meets = guard.ranks.rest in here or (one.label, guard.ranks.rest) in lone
-        where = id(guard), one.call.place.function
-        if where not in comes:
-            comes[where] = _may_come(script, guard, one)
-        if meets or comes[where]:
+    for operation, guard in pairs:
+        branches = sides[operation.call.place.function, operation.label]
+        meets = guard.ranks.rest in branches or (operation.label, guard.ranks.rest) in lone
+        key = id(guard), operation.call.place.function
+        if key not in comes:
+            comes[key] = _may_come(script, guard, operation)
+        if meets or comes[key]:
             continue
-        found[one.call.place.function, guard.line, guard.ranks].append(PartialOperation(one, guard))
+        place = operation.call.place.function, guard.line, guard.ranks
+        by_guard[place].append(PartialOperation(operation, guard))
     return tuple(
         PartialOperation(several[0].operation, several[0].guard, len(several) - 1)
-        for several in found.values()
+        for several in by_guard.values()
     )
 
 
 def _guarded(script: Script) -> Iterator[tuple[Operation, Guard]]:
     for call in script.calls:
         guard = call.place.guard
-        if guard is None or any(each.ranks is RankSet.SOME for each in call.place.guards):
+        if guard is None or any(outer.ranks is RankSet.SOME for outer in call.place.guards):
             continue
-        for one in reached(script, call):
-            yield one, guard
+        for operation in reached(script, call):
+            yield operation, guard
 
 
-def _may_come(script: Script, guard: Guard, one: Operation) -> bool:
+def _may_come(script: Script, guard: Guard, operation: Operation) -> bool:
     """Whether the other side calls code outside this file, which may make the same call."""
     harmless = known_names()["harmless"]
     for name in guard.other:
@@ -242,14 +243,14 @@ def _may_come(script: Script, guard: Guard, one: Operation) -> bool:
             continue
         if head.partition(".")[0] in harmless["modules"] and "distributed" not in head:
             continue
-        if script.functions.get(name) is None and not _method(script, name, one):
+        if script.functions.get(name) is None and not _method(script, name, operation):
             return True
     return False
 
 
-def _method(script: Script, name: str, one: Operation) -> bool:
+def _method(script: Script, name: str, operation: Operation) -> bool:
     """Whether the name is a method of the same class in this file."""
-    call = _named(script).get((name, one.call.place.function))
+    call = _named(script).get((name, operation.call.place.function))
     return call is not None and callee(script, call) is not None
 
 

@@ -89,12 +89,12 @@ class Walker:
     def _block(self, body: Sequence[ast.stmt], place: Place) -> _Remaining:
         remaining = _Remaining()
         for statement in body:
-            here = replace(
+            inner = replace(
                 place,
                 guards=_innermost(place.guards + remaining.function + remaining.loop),
                 tests=_bounded_union(place.tests, remaining.tests),
             )
-            remaining += self._statement(statement, here)
+            remaining += self._statement(statement, inner)
         return remaining
 
     def _statement(self, node: ast.stmt, place: Place) -> _Remaining:
@@ -110,7 +110,7 @@ class Walker:
             case ast.Try() | ast.TryStar():
                 return self._try(node, place)
             case ast.With() | ast.AsyncWith():
-                self._expressions((one.context_expr for one in node.items), place)
+                self._expressions((manager.context_expr for manager in node.items), place)
                 return self._block(node.body, place)
             case _:
                 self._simple(node, place)
@@ -118,7 +118,7 @@ class Walker:
 
     def _simple(self, node: ast.stmt, place: Place) -> None:
         self._assignment(node, place)
-        children = (one for one in ast.iter_child_nodes(node) if isinstance(one, ast.expr))
+        children = (child for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr))
         self._expressions(children, place)
         for case in node.cases if isinstance(node, ast.Match) else ():
             self._block(case.body, place)
@@ -129,10 +129,10 @@ class Walker:
         name = f"{prefix}{node.name}"[-LONGEST_NAME:]
         arguments = node.args
         every = (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)
-        decorators = tuple(dotted(one, self._imports) for one in node.decorator_list)
+        decorators = tuple(dotted(decorator, self._imports) for decorator in node.decorator_list)
         self._expressions((*node.decorator_list, *filter(None, arguments.defaults)), place)
-        self.functions[name] = Function(name, frozenset(one.arg for one in every), decorators)
-        only = next((one for one in decorators if one.rpartition(".")[2] in _FIRST_ONLY), "")
+        self.functions[name] = Function(name, frozenset(arg.arg for arg in every), decorators)
+        only = next((name for name in decorators if name.rpartition(".")[2] in _FIRST_ONLY), "")
         guards = (Guard(RankSet.FIRST, node.lineno, f"@{only.rpartition('.')[2]}"),) if only else ()
         self._block(node.body, Place(function=name, guards=guards))
 
@@ -175,8 +175,8 @@ class Walker:
         """The function's parameters in a condition, and "" if it contains other names."""
         names = names_in(test)
         function = self.functions.get(place.function)
-        own = names & function.parameters if function else frozenset[str]()
-        return frozenset([*sorted(own)[:_MOST_NAMES], *[""] * (len(own) < len(names))])
+        params = names & function.parameters if function else frozenset[str]()
+        return frozenset([*sorted(params)[:_MOST_NAMES], *[""] * (len(params) < len(names))])
 
     def _loop(self, node: ast.For | ast.AsyncFor | ast.While, place: Place) -> _Remaining:
         around = [node.test] if isinstance(node, ast.While) else [node.iter]
@@ -248,27 +248,27 @@ class Walker:
         """The names of all calls, the first _MOST_CALLED and one more; looks at each part once."""
         names: dict[str, None] = {}
         for part in parts:
-            own = self._called.get(part)
-            if own is None:
-                own = self._names_called(ast.iter_child_nodes(part))
+            calls = self._called.get(part)
+            if calls is None:
+                calls = self._names_called(ast.iter_child_nodes(part))
                 if isinstance(part, ast.Call):
-                    own = [dotted(part.func, self._imports), *own]
+                    calls = [dotted(part.func, self._imports), *calls]
                 if isinstance(part, ast.stmt):
-                    self._called[part] = own
-            names |= dict.fromkeys(own)
+                    self._called[part] = calls
+            names |= dict.fromkeys(calls)
         return [*islice(names, _MOST_CALLED + 1)]
 
 
-def _bounded_union(some: frozenset[str], more: frozenset[str]) -> frozenset[str]:
+def _bounded_union(names: frozenset[str], more: frozenset[str]) -> frozenset[str]:
     """The union, without a copy if one holds the other; only whether it is empty must be exact."""
-    if some <= more or more <= some:
-        return max(some, more, key=len)
-    return frozenset(sorted(some | more)[:_MOST_NAMES])
+    if names <= more or more <= names:
+        return max(names, more, key=len)
+    return frozenset(sorted(names | more)[:_MOST_NAMES])
 
 
 def _innermost(guards: tuple[Guard, ...]) -> tuple[Guard, ...]:
-    some = [one for one in guards[:-1] if one.ranks is RankSet.SOME]
-    return (*some[-1:], *guards[-1:])
+    partial = [guard for guard in guards[:-1] if guard.ranks is RankSet.SOME]
+    return (*partial[-1:], *guards[-1:])
 
 
 def _exit_kind(body: Sequence[ast.stmt], imports: Mapping[str, str]) -> str:
@@ -320,7 +320,7 @@ def read_script(content: bytes, path: str) -> Script | Unreadable:
         return Unreadable(reason, "save it as UTF-8, or declare its encoding in the first line")
     if path.endswith(".ipynb") or re.match(r'\s*\{\s*"cells"', text):
         return Unreadable("it is a notebook", "export it: jupyter nbconvert --to script FILE")
-    if any(one[1] and len(one[0]) > _LONGEST_FSTRING for one in _STRING.finditer(text)):
+    if any(match[1] and len(match[0]) > _LONGEST_FSTRING for match in _STRING.finditer(text)):
         return Unreadable("it has an f-string of over 16 KiB", _NO_DATA)
     if _ENDLESS.search(text):
         return _LONG_NAME
@@ -347,8 +347,8 @@ def _parse(text: str) -> Script | Unreadable:
 
 
 def _names(tree: ast.Module) -> Iterator[str]:
-    nodes = (one for one in ast.walk(tree) if not isinstance(one, ast.Constant))
-    return (value for one in nodes for value in vars(one).values() if isinstance(value, str))
+    nodes = (node for node in ast.walk(tree) if not isinstance(node, ast.Constant))
+    return (value for node in nodes for value in vars(node).values() if isinstance(value, str))
 
 
 def _short(error: Exception) -> str:
@@ -381,8 +381,8 @@ def _find_ignores(tree: ast.Module, text: str) -> Mapping[int, frozenset[str]]:
         return ignored
     try:
         for token in tokenize.generate_tokens(io.StringIO(text).readline):
-            if token.type == tokenize.COMMENT and (found := _IGNORE.search(token.string)):
-                rules = frozenset(one.strip() for one in (found[1] or "").split(","))
+            if token.type == tokenize.COMMENT and (match := _IGNORE.search(token.string)):
+                rules = frozenset(rule.strip() for rule in (match[1] or "").split(","))
                 alone = not token.line[: token.start[1]].strip()
                 ignored[token.start[0] + alone] = rules
     except (tokenize.TokenError, SyntaxError):

@@ -34,37 +34,38 @@ if TYPE_CHECKING:
 @rule("collective-on-some-ranks", Severity.ERROR)
 def collective_on_some_ranks(script: Script) -> Iterator[Mistake]:
     """Only some ranks reach a call that waits for every rank."""
-    for one in partial_operations(script):
-        if not one.operation.saves:
-            yield Mistake(one.operation.call.line, _sentence(one), _will(script, one), _remedy(one))
+    for partial in partial_operations(script):
+        if not partial.operation.saves:
+            line = partial.operation.call.line
+            yield Mistake(line, _sentence(partial), _will(script, partial), _remedy(partial))
 
 
-def _sentence(one: PartialOperation) -> str:
-    ranks, guard = one.guard.ranks, one.guard
-    leads = "" if one.operation.call.line == one.operation.line else (
-        f"{one.operation.call.last}(), which leads to "
+def _sentence(partial: PartialOperation) -> str:
+    ranks, guard = partial.guard.ranks, partial.guard
+    leads = "" if partial.operation.call.line == partial.operation.line else (
+        f"{partial.operation.call.last}(), which leads to "
     )  # fmt: skip
-    more = f" and {one.more} more of its kind" if one.more else ""
+    more = f" and {partial.more} more of its kind" if partial.more else ""
     how = "the others leave" if guard.early_exit else "it stands"
     why = f"{how} under `{guard.text}` in line {guard.line}"
     if guard.text.startswith("@"):
         why = f"{guard.text} makes the function do nothing on the other ranks"
     verb = "calls" if str(ranks) == "rank 0" else "call"
-    return f"only {ranks} {verb} {leads}{one.operation.words}{more}: {why}"
+    return f"only {ranks} {verb} {leads}{partial.operation.words}{more}: {why}"
 
 
-def _will(script: Script, one: PartialOperation) -> str:
-    subject, waits = alone_words(one.guard.ranks)
+def _will(script: Script, partial: PartialOperation) -> str:
+    subject, waits = alone_words(partial.guard.ranks)
     return (
-        f"{subject} {waits} in {one.operation.label} (line {one.operation.line}) for "
+        f"{subject} {waits} in {partial.operation.label} (line {partial.operation.line}) for "
         f"{timeout_words(script)}, or in the others' next collective, then the job dies"
     )
 
 
-def _remedy(one: PartialOperation) -> str:
-    if one.operation.label.startswith("new_"):
+def _remedy(partial: PartialOperation) -> str:
+    if partial.operation.label.startswith("new_"):
         return "make every group on every rank, also on those that are not in it"
-    if "barrier" in one.operation.label or "wait_for_everyone" in one.operation.label:
+    if "barrier" in partial.operation.label or "wait_for_everyone" in partial.operation.label:
         return "move it out of the condition, to where every rank calls it"
     return "call it on every rank; leave only what one rank does (print, write) in the condition"
 
@@ -72,15 +73,15 @@ def _remedy(one: PartialOperation) -> str:
 @rule("checkpoint-on-one-rank", Severity.ERROR)
 def checkpoint_on_one_rank(script: Script) -> Iterator[Mistake]:
     """Only some ranks write a checkpoint that gathers from every rank."""
-    for one in partial_operations(script):
-        if not one.operation.saves:
+    for partial in partial_operations(script):
+        if not partial.operation.saves:
             continue
-        subject, waits = alone_words(one.guard.ranks)
+        subject, waits = alone_words(partial.guard.ranks)
         yield Mistake(
-            one.operation.call.line,
-            f"{one.operation.words} gathers from every rank, and only {subject} "
+            partial.operation.call.line,
+            f"{partial.operation.words} gathers from every rank, and only {subject} "
             f"{'calls' if waits == 'waits' else 'call'} it "
-            f"(`{one.guard.text}`, line {one.guard.line})",
+            f"(`{partial.guard.text}`, line {partial.guard.line})",
             f"{subject} {waits} in it for the others' shards: {timeout_words(script)}, "
             "then the job dies without a checkpoint",
             "call it on every rank (it writes only once), or write its result on rank 0",
@@ -121,9 +122,9 @@ def skipped_step(script: Script) -> Iterator[Mistake]:
 
 def _next_backward(script: Script, call: Call) -> Call | None:
     """The next backward pass in the same iteration of the same loop."""
-    there = _backward(script).get(call.place.loop, [])
-    at = bisect_right(there, call.line, key=lambda one: one.line)
-    return there[at] if call.place.loops and at < len(there) else None
+    passes = _backward(script).get(call.place.loop, [])
+    at = bisect_right(passes, call.line, key=lambda backward: backward.line)
+    return passes[at] if call.place.loops and at < len(passes) else None
 
 
 @once
@@ -135,17 +136,17 @@ def _backward(script: Script) -> dict[_Loop, list[Call]]:
 def _conditions(script: Script) -> dict[int, ast.stmt]:
     """The last statement of each `if`, by the id of every node in its condition."""
     tests = (node for node in ast.walk(script.tree) if isinstance(node, ast.If))
-    return {id(one): node.body[-1] for node in tests for one in ast.walk(node.test)}
+    return {id(part): node.body[-1] for node in tests for part in ast.walk(node.test)}
 
 
 @once
 def _first_exchange(script: Script) -> dict[_Loop, int]:
     """The first line in each loop that leads to an operation of all ranks."""
-    found: dict[_Loop, int] = {}
-    for one in script.calls:
-        if one.line < found.get(one.place.loop, sys.maxsize) and reached(script, one):
-            found[one.place.loop] = one.line
-    return found
+    first_lines: dict[_Loop, int] = {}
+    for call in script.calls:
+        if call.line < first_lines.get(call.place.loop, sys.maxsize) and reached(script, call):
+            first_lines[call.place.loop] = call.line
+    return first_lines
 
 
 _LOADER: Final = "torch.utils.data.DataLoader"
@@ -181,43 +182,43 @@ def _evens_out_batches(script: Script) -> bool:
 
 def _part(script: Script, loader: Call) -> ast.expr | None:
     """What the loader loads, if that is every n-th item starting at this rank's number."""
-    given = loader.node.args[0] if loader.node.args else loader.keyword("dataset")
-    if given is None:
+    data = loader.node.args[0] if loader.node.args else loader.keyword("dataset")
+    if data is None:
         return None
-    for node in _origins(script, given, loader):
-        for one in ast.walk(node):
+    for node in _origins(script, data, loader):
+        for part in ast.walk(node):
             first = None
-            if isinstance(one, ast.Slice) and one.step is not None:
-                first = one.lower
-            elif isinstance(one, ast.Call) and script.dotted(one.func) == "range":
-                first = one.args[0] if len(one.args) == 3 else None  # noqa: PLR2004  a step
+            if isinstance(part, ast.Slice) and part.step is not None:
+                first = part.lower
+            elif isinstance(part, ast.Call) and script.dotted(part.func) == "range":
+                first = part.args[0] if len(part.args) == 3 else None  # noqa: PLR2004  a step
             if first is not None and script.is_rank(first):
                 return node
     return None
 
 
-def _origins(script: Script, given: ast.expr, loader: Call) -> Iterator[ast.expr]:
+def _origins(script: Script, expression: ast.expr, loader: Call) -> Iterator[ast.expr]:
     """The expression, and what the same function assigns to the names in it."""
-    yield given
-    todo, seen = _names(script, given), set[str]()
+    yield expression
+    todo, seen = _names(script, expression), set[str]()
     while todo:
         name = todo.pop()
         seen.add(name)
-        one = _first(script).get((name, loader.place.function))
-        if one is not None and one.line <= loader.line:
-            yield one.value
-            todo |= _names(script, one.value) - seen
+        assign = _first(script).get((name, loader.place.function))
+        if assign is not None and assign.line <= loader.line:
+            yield assign.value
+            todo |= _names(script, assign.value) - seen
 
 
 def _names(script: Script, node: ast.expr) -> set[str]:
-    named = (one for one in ast.walk(node) if isinstance(one, ast.Name | ast.Attribute))
-    return {name for one in named if (name := script.dotted(one))}
+    nodes = (part for part in ast.walk(node) if isinstance(part, ast.Name | ast.Attribute))
+    return {name for part in nodes if (name := script.dotted(part))}
 
 
 @once
 def _first(script: Script) -> dict[tuple[str, str], Assign]:
     """The first assignment to each name in each function."""
-    return {(one.target, one.place.function): one for one in reversed(script.assigns)}
+    return {(assign.target, assign.place.function): assign for assign in reversed(script.assigns)}
 
 
 @once
@@ -248,8 +249,8 @@ def barrier_after_long_work(script: Script) -> Iterator[Mistake]:
     if not inits or any(call.keyword("timeout") is not None or call.open_ended for call in inits):
         return
     for barrier in script.calls:
-        one = operation(script, barrier)
-        if one is None or one.label not in _WAITS or barrier.keyword("timeout") is not None:
+        wait = operation(script, barrier)
+        if wait is None or wait.label not in _WAITS or barrier.keyword("timeout") is not None:
             continue
         work = None if barrier.place.guard else _alone_before(script, barrier)
         if work is not None:
@@ -267,21 +268,21 @@ def barrier_after_long_work(script: Script) -> Iterator[Mistake]:
 def _alone_before(script: Script, barrier: Call) -> Call | None:
     """The last long work of rank 0 before the barrier, with no other barrier between."""
     place = barrier.place
-    own: list[_Before] = []
+    candidates: list[_Before] = []
     for depth in range(len(place.loops) + 1):
-        there = _before(script).get((place.function, place.loops[:depth]), [])
-        at = bisect_left(there, barrier.line, key=itemgetter(0))
-        own += there[max(at - 1, 0) : at]
-    last = max(own, key=itemgetter(0, 1), default=None)
+        earlier = _before(script).get((place.function, place.loops[:depth]), [])
+        at = bisect_left(earlier, barrier.line, key=itemgetter(0))
+        candidates += earlier[max(at - 1, 0) : at]
+    last = max(candidates, key=itemgetter(0, 1), default=None)
     return None if last is None or last[1] else last[2]
 
 
 @once
 def _before(script: Script) -> dict[_Loop, list[_Before]]:
     """Each loop's operations of all ranks and long work of rank 0, by line."""
-    marked = ((call.line, operation(script, call) is not None, call) for call in script.calls)
-    kept = sorted((one for one in marked if one[1] or _is_long(one[2])), key=itemgetter(0, 1))
-    return grouped((one[2].place.loop, one) for one in kept)
+    rows = ((call.line, operation(script, call) is not None, call) for call in script.calls)
+    in_order = sorted((row for row in rows if row[1] or _is_long(row[2])), key=itemgetter(0, 1))
+    return grouped((row[2].place.loop, row) for row in in_order)
 
 
 def _is_long(call: Call) -> bool:

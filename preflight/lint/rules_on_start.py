@@ -45,7 +45,7 @@ def no_set_device(script: Script) -> Iterator[Mistake]:
         return
     if any(call.last == "set_device" or call.name in _CHOOSES for call in script.calls):
         return
-    if any(one.target == "os.environ[CUDA_VISIBLE_DEVICES]" for one in script.assigns):
+    if any(assign.target == "os.environ[CUDA_VISIBLE_DEVICES]" for assign in script.assigns):
         return
     bare = next((call for call in script.calls if _uses_current_device(call)), None)
     if bare is None or _computes_device(script):
@@ -61,17 +61,17 @@ def no_set_device(script: Script) -> Iterator[Mistake]:
 
 def _uses_current_device(call: Call) -> bool:
     """Whether it is `.cuda()` or `.to("cuda")`: the current device."""
-    arguments = (*call.node.args, *(one.value for one in call.node.keywords))
+    arguments = (*call.node.args, *(keyword.value for keyword in call.node.keywords))
     if call.last == "cuda" and call.receiver:
         return not call.node.args and call.keyword("device") is None and not call.open_ended
-    return call.last == "to" and any(constant(one) == "cuda" for one in arguments)
+    return call.last == "to" and any(constant(argument) == "cuda" for argument in arguments)
 
 
 def _computes_device(script: Script) -> bool:
     """Whether the script computes a device anywhere: `f"cuda:{local_rank}"`, `.cuda(gpu)`."""
     for node in ast.walk(script.tree):
         if isinstance(node, ast.JoinedStr) and any(
-            isinstance(one, ast.Constant) and "cuda:" in str(one.value) for one in node.values
+            isinstance(part, ast.Constant) and "cuda:" in str(part.value) for part in node.values
         ):
             return True
     return any(call.last == "cuda" and call.node.args for call in script.calls) or any(
@@ -89,11 +89,11 @@ def fixed_device(script: Script) -> Iterator[Mistake]:
     for call in script.calls:
         if call.place.guards or call.place.tests:
             continue  # for one rank only, or for a run that is not distributed
-        where = _fixed(call)
-        if where:
+        device = _fixed(call)
+        if device:
             yield Mistake(
                 call.line,
-                f"{where} is the same GPU on every rank",
+                f"{device} is the same GPU on every rank",
                 "all ranks of a node use that GPU: out of memory, or NCCL's "
                 "`Duplicate GPU detected`",
                 f"use the rank's own: torch.device('cuda', {own_gpu(script)})",
@@ -109,12 +109,12 @@ def _fixed(call: Call) -> str:
     if call.name == DDP:
         return _of_ddp(call)
     if call.last in ("to", "cuda") and call.receiver:
-        given = value if call.node.args else constant(call.keyword("device"))
-        number = call.last == "cuda" and type(given) is int
-        return f"{call.last}({given!r})" if given == "cuda:0" or number else ""
+        device = value if call.node.args else constant(call.keyword("device"))
+        number = call.last == "cuda" and type(device) is int
+        return f"{call.last}({device!r})" if device == "cuda:0" or number else ""
     if call.name == "torch.load":
-        where = constant(call.keyword("map_location"))
-        return f"map_location={where!r}" if where == "cuda:0" else ""
+        device = constant(call.keyword("map_location"))
+        return f"map_location={device!r}" if device == "cuda:0" else ""
     return ""
 
 
@@ -130,45 +130,45 @@ def _of_ddp(call: Call) -> str:
 def global_rank_as_device(script: Script) -> Iterator[Mistake]:
     """The GPU is chosen by the global rank."""
     for call in script.called(["torch.cuda.set_device", "torch.device"]):
-        for given in _numbers(call):
-            if _is_global(script, given) or _holds_global_rank(script, call, given):
+        for number in _numbers(call):
+            if _is_global(script, number) or _holds_global_rank(script, call, number):
                 yield Mistake(
                     call.line,
-                    f"the GPU is chosen by the global rank (`{ast.unparse(given)[:40]}`)",
+                    f"the GPU is chosen by the global rank (`{ast.unparse(number)[:40]}`)",
                     "on the second node the ranks count on from the first node: "
                     "`invalid device ordinal`",
                     "use int(os.environ['LOCAL_RANK']), which counts from 0 on every node",
                 )
 
 
-def _holds_global_rank(script: Script, call: Call, given: ast.expr) -> bool:
+def _holds_global_rank(script: Script, call: Call, number: ast.expr) -> bool:
     """Whether the name holds only the global rank where the call uses it."""
-    name, around = script.dotted(given), call.place.function
+    name, around = script.dotted(number), call.place.function
     function = script.functions.get(around)
-    if not isinstance(given, ast.Name | ast.Attribute) or not name:
+    if not isinstance(number, ast.Name | ast.Attribute) or not name:
         return False
     if function is not None and name in function.parameters:
         return False
-    known = _holders(script)
-    return known.get((name, around), known.get((name, ""), False))
+    holders = _holders(script)
+    return holders.get((name, around), holders.get((name, ""), False))
 
 
 @once
 def _holders(script: Script) -> dict[tuple[str, str], bool]:
     """For each name and function: whether every assignment is the global rank."""
-    found: dict[tuple[str, str], bool] = {}
-    for one in script.assigns:
-        key = one.target, one.place.function
-        found[key] = found.get(key, True) and _is_global(script, one.value)
-    return found
+    holders: dict[tuple[str, str], bool] = {}
+    for assign in script.assigns:
+        key = assign.target, assign.place.function
+        holders[key] = holders.get(key, True) and _is_global(script, assign.value)
+    return holders
 
 
 def _numbers(call: Call) -> Iterator[ast.expr]:
-    for one in call.node.args:
-        if isinstance(one, ast.JoinedStr):
-            yield from (each.value for each in one.values if isinstance(each, ast.FormattedValue))
+    for arg in call.node.args:
+        if isinstance(arg, ast.JoinedStr):
+            yield from (part.value for part in arg.values if isinstance(part, ast.FormattedValue))
         else:
-            yield one
+            yield arg
 
 
 def _is_global(script: Script, node: ast.expr) -> bool:
@@ -186,7 +186,7 @@ def local_rank_argument(script: Script) -> Iterator[Mistake]:
     if not init_calls(script) or script.imported("deepspeed") or _asks_environment(script):
         return
     for call in script.calls:
-        names = {constant(one) for one in call.node.args}
+        names = {constant(argument) for argument in call.node.args}
         if call.last != "add_argument" or not names & {"--local_rank", "--local-rank"}:
             continue
         launch = "" if "--local-rank" in names else (
@@ -219,14 +219,14 @@ def cuda_visible_devices(script: Script) -> Iterator[Mistake]:
     if not started or spawns(script):
         return  # one process, or one that chooses the GPUs of its ranks
     for line, value, place in _visible_device_lists(script):
-        listed = constant(value)
-        if not isinstance(listed, str) or listed.strip() in ("", "-1"):
+        devices = constant(value)
+        if not isinstance(devices, str) or devices.strip() in ("", "-1"):
             continue  # computed, or a process that should have no GPU
         if place.tests or place.guards:
             continue
         yield Mistake(
             line,
-            f"every rank sees the GPUs {listed[:40]!r}, whatever its launcher or Slurm gave it",
+            f"every rank sees the GPUs {devices[:40]!r}, whatever its launcher or Slurm gave it",
             "LOCAL_RANK is an index into this list: `invalid device ordinal` if it has fewer "
             "entries than the node has ranks, and it may name GPUs of another job",
             "set it in front of the launcher: CUDA_VISIBLE_DEVICES=... torchrun ...",
@@ -234,9 +234,9 @@ def cuda_visible_devices(script: Script) -> Iterator[Mistake]:
 
 
 def _visible_device_lists(script: Script) -> Iterator[tuple[int, ast.expr, Place]]:
-    for one in script.assigns:
-        if one.target == f"os.environ[{_NAME}]":
-            yield one.line, one.value, one.place
+    for assign in script.assigns:
+        if assign.target == f"os.environ[{_NAME}]":
+            yield assign.line, assign.value, assign.place
     for call in script.called(["os.putenv"]):
         if len(call.node.args) > 1 and constant(call.node.args[0]) == _NAME:
             yield call.line, call.node.args[1], call.place
@@ -261,7 +261,7 @@ def init_device_id(script: Script) -> Iterator[Mistake]:
     if "nccl" not in backend(script):
         return
     number = ", with the number that spawn() passes to each process of a node"
-    spawned = number if spawns(script) else ""
+    hint = number if spawns(script) else ""
     for call in init_calls(script):
         if call.keyword("device_id") is None and not call.open_ended:
             yield Mistake(
@@ -269,7 +269,7 @@ def init_device_id(script: Script) -> Iterator[Mistake]:
                 "init_process_group has no device_id: the GPU of this rank (since torch 2.3)",
                 "barrier() guesses the GPU from the rank, and NCCL connects only at the first "
                 "collective: a wrong GPU shows late, as a hang",
-                f"device_id=torch.device('cuda', {own_gpu(script)})" + spawned,
+                f"device_id=torch.device('cuda', {own_gpu(script)})" + hint,
             )
 
 
@@ -279,9 +279,9 @@ def no_record(script: Script) -> Iterator[Mistake]:
     inits = entry_inits(script)
     if not inits or spawns(script):
         return
-    decorated = (one for function in script.functions.values() for one in function.decorators)
-    named = (call.name for call in script.calls)
-    if any(name.rpartition(".")[2] == "record" for name in (*decorated, *named)):
+    decorators = (name for function in script.functions.values() for name in function.decorators)
+    calls = (call.name for call in script.calls)
+    if any(name.rpartition(".")[2] == "record" for name in (*decorators, *calls)):
         return
     yield Mistake(
         inits[0].line,

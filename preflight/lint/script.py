@@ -97,12 +97,12 @@ class Call:
 
     def keyword(self, name: str) -> ast.expr | None:
         """The value given by that keyword."""
-        return next((one.value for one in self.node.keywords if one.arg == name), None)
+        return next((keyword.value for keyword in self.node.keywords if keyword.arg == name), None)
 
     @property
     def open_ended(self) -> bool:
         """Whether it passes `**kwargs`, which may hold any argument."""
-        return any(one.arg is None for one in self.node.keywords)
+        return any(keyword.arg is None for keyword in self.node.keywords)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +147,8 @@ class Script:
 
     def called(self, names: Iterable[str]) -> Iterator[Call]:
         """The calls of functions by these resolved names, in the order of the script."""
-        found = sorted(at for name in set(names) for at in self._places.get(name, ()))
-        return (self.calls[at] for at in found)
+        places = sorted(at for name in set(names) for at in self._places.get(name, ()))
+        return (self.calls[at] for at in places)
 
     def calls_any(self, names: Iterable[str]) -> bool:
         """Whether one of these functions is called."""
@@ -216,17 +216,17 @@ _MOST_PARTS: Final = 32
 
 def imports_of(tree: ast.Module) -> dict[str, str]:
     """Every name that an import anywhere in the file binds, and its full name."""
-    found: dict[str, str] = {}
+    imports: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            for one in node.names:
-                name = one.name if one.asname else one.name.partition(".")[0]
-                found[one.asname or name] = name
+            for alias in node.names:
+                name = alias.name if alias.asname else alias.name.partition(".")[0]
+                imports[alias.asname or name] = name
         elif isinstance(node, ast.ImportFrom):
             module = "." * node.level + (node.module or "")
-            for one in node.names:
-                found[one.asname or one.name] = f"{module}.{one.name}"
-    return found
+            for alias in node.names:
+                imports[alias.asname or alias.name] = f"{module}.{alias.name}"
+    return imports
 
 
 def dotted(node: ast.expr, imports: Mapping[str, str]) -> str:
@@ -259,9 +259,11 @@ def canonical(name: str) -> str:
 
 def names_in(node: ast.AST) -> frozenset[str]:
     """The bare names and attributes that an expression mentions: `x` for x, `.flag` for y.flag."""
-    attributes = (f".{one.attr}" for one in ast.walk(node) if isinstance(one, ast.Attribute))
-    owners = {id(one.value) for one in ast.walk(node) if isinstance(one, ast.Attribute)}
-    bare = (one.id for one in ast.walk(node) if isinstance(one, ast.Name) and id(one) not in owners)
+    attributes = (f".{part.attr}" for part in ast.walk(node) if isinstance(part, ast.Attribute))
+    owners = {id(part.value) for part in ast.walk(node) if isinstance(part, ast.Attribute)}
+    bare = (
+        part.id for part in ast.walk(node) if isinstance(part, ast.Name) and id(part) not in owners
+    )
     return frozenset((*attributes, *bare))
 
 
@@ -327,8 +329,8 @@ def backend(script: Script) -> str:
     """The backend that every `init_process_group` names: "" where they differ or are variables."""
     names = set()
     for call in init_calls(script):
-        given = call.node.args[0] if call.node.args else call.keyword("backend")
-        value = constant(given)
+        argument = call.node.args[0] if call.node.args else call.keyword("backend")
+        value = constant(argument)
         names.add(value if isinstance(value, str) else "")
     return names.pop().lower() if len(names) == 1 else ""
 
@@ -337,9 +339,9 @@ def backend(script: Script) -> str:
 def timeout_words(script: Script) -> str:
     """How long a rank waits for a missing one, as the script sets it or by default."""
     for call in init_calls(script):
-        given = call.keyword("timeout")
-        if given is not None:
-            if seconds := _seconds(script, given):
+        timeout = call.keyword("timeout")
+        if timeout is not None:
+            if seconds := _seconds(script, timeout):
                 long = seconds >= _MINUTE_S
                 return f"{seconds / _MINUTE_S:g} min" if long else f"{seconds:g} s"
             return f"the timeout in line {call.line}"
@@ -352,12 +354,12 @@ def _seconds(script: Script, node: ast.expr) -> float | None:
     """`timedelta(minutes=30)`, in seconds; None where it is computed."""
     if not isinstance(node, ast.Call) or script.dotted(node.func).split(".")[-1] != "timedelta":
         return None
-    positional = [_number(one) for one in node.args]
-    named = {one.arg or "": _number(one.value) for one in node.keywords}
-    if None in positional or None in named.values():
+    positional = [_number(argument) for argument in node.args]
+    keywords = {keyword.arg or "": _number(keyword.value) for keyword in node.keywords}
+    if None in positional or None in keywords.values():
         return None
     try:
-        return timedelta(*positional, **named).total_seconds()  # type: ignore[arg-type]
+        return timedelta(*positional, **keywords).total_seconds()  # type: ignore[arg-type]
     except (TypeError, OverflowError):
         return None
 
@@ -380,6 +382,6 @@ def entry_inits(script: Script) -> tuple[Call, ...]:
     """`init_calls` of a file that is run itself: `__name__ == "__main__"`, or top-level work."""
     inits = init_calls(script)
     tests = [node.test for node in script.tree.body if isinstance(node, ast.If)]
-    named = (one.id for test in tests for one in ast.walk(test) if isinstance(one, ast.Name))
-    asked = "__name__" in named
-    return inits if asked or any(not call.place.function for call in inits) else ()
+    names = (part.id for test in tests for part in ast.walk(test) if isinstance(part, ast.Name))
+    has_main = "__name__" in names
+    return inits if has_main or any(not call.place.function for call in inits) else ()
