@@ -88,16 +88,16 @@ def read_call(line: str) -> Call:
     fits = _NUMBER.fullmatch(seconds) and _NUMBER.fullmatch(size) and boot.startswith("exec(")
     if not fits or entry not in ENTRIES:
         raise RefusedError("this key serves preflight and nothing else")
-    theirs = _VERSION.search(boot)
-    if theirs is None or theirs[1] != __version__:
+    match = _VERSION.search(boot)
+    if match is None or match[1] != __version__:
         raise RefusedError(
             f"preflight {__version__} is installed here, "
-            f"{theirs[1] if theirs else 'another version'} asks"
+            f"{match[1] if match else 'another version'} asks"
         )
     if not 0 < int(seconds) <= LONGEST_S or int(size) > LARGEST:
         raise RefusedError("it asks for too much time, or sends too much")
     settings = (_SETTING.fullmatch(word) for word in words[4:-4] if not re.match(NAMES_CODE, word))
-    environ = {found[1]: found[2] for found in settings if found and entry in WITH_TORCH}
+    environ = {setting[1]: setting[2] for setting in settings if setting and entry in WITH_TORCH}
     return Call(int(seconds), int(size), entry, environ)
 
 
@@ -110,11 +110,11 @@ def _serve(call: Call, sweep_python: str) -> None:
     # An entry that loads torch runs as the job does: `-I` would hide what its Python needs.
     python = [sweep_python] if call.entry in WITH_TORCH else [sys.executable, "-I"]
     limit = ["timeout", "-k", "2", str(call.timeout_s)]
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(_DROPPED)}
-    kept |= call.environ
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(_DROPPED)}
+    environ |= call.environ
     words = [*limit, *python, "-c", _STARTER, str(PAYLOAD), call.entry]
     try:
-        os.execvpe(words[0], words, kept)  # noqa: S606  no shell is wanted
+        os.execvpe(words[0], words, environ)  # noqa: S606  no shell is wanted
     except OSError as error:
         raise RefusedError(f"timeout cannot be run here: {error.strerror}") from error
 

@@ -71,16 +71,16 @@ def _refuse_options_alone(config: pytest.Config) -> None:
 
 def _refuse_unknown(config: pytest.Config) -> None:
     """Name the nearest option for a misspelled one of ours; pytest prints only its usage."""
-    typed = [word.partition("=")[0] for word in map(str, config.invocation_params.args)]
+    words = [word.partition("=")[0] for word in map(str, config.invocation_params.args)]
     groups = config._parser._groups  # noqa: SLF001  pytest offers no other way
-    known = {name for group in groups for option in group.options for name in option.names()}
-    wrong = [word for word in typed if word.startswith("--preflight") and word not in known]
+    names = {name for group in groups for option in group.options for name in option.names()}
+    wrong = [word for word in words if word.startswith("--preflight") and word not in names]
     if wrong:
         from preflight.core.command_line import unknown_option
         from preflight.errors import UsageError
 
         with usage_errors():
-            raise UsageError(unknown_option(wrong[0], [*known]))
+            raise UsageError(unknown_option(wrong[0], [*names]))
 
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:

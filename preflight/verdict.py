@@ -101,8 +101,8 @@ def fail(
     **evidence: Any,
 ) -> Verdict:
     """The subject is not ready; the sentence gives the number seen and the number expected."""
-    own = {"advice": advice, "cause": cause, "blame": blame, "blocks": blocks}
-    return _bad(Outcome.FAIL, sentence, evidence, culprits, suspects, **own)
+    fields = {"advice": advice, "cause": cause, "blame": blame, "blocks": blocks}
+    return _bad(Outcome.FAIL, sentence, evidence, culprits, suspects, **fields)
 
 
 def flaky(
@@ -121,9 +121,9 @@ def flaky(
     The sentence begins with "k of n"; it is put in front unless the sentence begins so already.
     """
     count = f"{k} of {n}"
-    counted = sentence if sentence.startswith(f"{count} ") else f"{count}: {sentence}"
-    seen = {"bad": k, "tries": n, **evidence}
-    return _bad(Outcome.FLAKY, counted, seen, culprits, suspects, advice=advice, blame=blame)
+    text = sentence if sentence.startswith(f"{count} ") else f"{count}: {sentence}"
+    numbers = {"bad": k, "tries": n, **evidence}
+    return _bad(Outcome.FLAKY, text, numbers, culprits, suspects, advice=advice, blame=blame)
 
 
 def unknown(
@@ -137,8 +137,8 @@ def unknown(
     **evidence: Any,
 ) -> Verdict:
     """The check could not judge: a missing reading is never a pass."""
-    own = {"advice": advice, "grant": grant, "cause": cause, "blame": blame}
-    return _bad(Outcome.UNKNOWN, sentence, evidence, culprits, **own)
+    fields = {"advice": advice, "grant": grant, "cause": cause, "blame": blame}
+    return _bad(Outcome.UNKNOWN, sentence, evidence, culprits, **fields)
 
 
 def not_run(sentence: str, **evidence: Any) -> Verdict:
@@ -152,7 +152,7 @@ def _bad(
     evidence: dict[str, Any],
     culprits: Iterable[str],
     suspects: Iterable[str] = (),
-    **own: Any,
+    **fields: Any,
 ) -> Verdict:
     return Verdict(
         outcome=outcome,
@@ -160,7 +160,7 @@ def _bad(
         evidence=evidence,
         culprits=_names(culprits),
         suspects=_names(suspects),
-        **own,
+        **fields,
     )
 
 
