@@ -83,8 +83,8 @@ def _mistyped(word: str) -> str:
     from glob import escape, glob
 
     alike = get_close_matches(word, glob("*"), cutoff=0.8)  # noqa: PTH207  no OSError
-    others = (one for one in alike if re.sub(r"\d", "", one) != re.sub(r"\d", "", word))
-    near = [one for one in others if glob(f"{escape(one)}/*.json")]  # noqa: PTH207
+    others = (name for name in alike if re.sub(r"\d", "", name) != re.sub(r"\d", "", word))
+    near = [name for name in others if glob(f"{escape(name)}/*.json")]  # noqa: PTH207
     path = f"did you mean {near[0]!a}?" if near else "give one that exists."
     hint = f"{path} To ask a node of this name, type --nodes={word:.80}"
     return hint if near or FILE_NAME.fullmatch(word) else ""
@@ -97,10 +97,10 @@ NO_OTHERS: Mapping[str, str] = {}
 def short_names(text: str, others: Mapping[str, str] = NO_OTHERS) -> str:
     """Replace pytest's names of options by those of `preflight check`, or by a verb's `others`."""
 
-    def short(found: re.Match[str]) -> str:
-        if found[1] is None:
+    def short(match: re.Match[str]) -> str:
+        if match[1] is None:
             return "preflight check"
-        return others.get(found[0], f"--{found[1]}")
+        return others.get(match[0], f"--{match[1]}")
 
     return _LONG.sub(short, text)
 
@@ -115,8 +115,8 @@ def fleet_of(arguments: argparse.Namespace) -> Fleet:
 
             raise UsageError("nodes are given twice: as NODES and as --nodes; give them once")
         arguments.nodes = ",".join(arguments.words)
-    named = {name: getattr(arguments, name) for name in _TARGETS}
-    return resolve(FleetRequest(**named, environ=dict(os.environ)))
+    targets = {name: getattr(arguments, name) for name in _TARGETS}
+    return resolve(FleetRequest(**targets, environ=dict(os.environ)))
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
@@ -210,22 +210,22 @@ def start(
     variables.
     """
     no_pyc = ["-B"] if program or os.geteuid() == 0 else []
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(_DROPPED)}
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(_DROPPED)}
     if argv:
-        kept.pop("_ARGCOMPLETE", None)  # pytest would take the run for a completion, and exit 0
+        environ.pop("_ARGCOMPLETE", None)  # pytest would take the run for a completion, and exit 0
     if os.geteuid() == 0:
-        kept, refused = for_root(kept)
-        if refused and not quiet:
+        environ, refusals = for_root(environ)
+        if refusals and not quiet:
             from preflight.core.text import printable
 
-            names = "; ".join(map(printable, refused))
+            names = "; ".join(map(printable, refusals))
             print("preflight: not taken from the environment:", names, file=sys.stderr)  # noqa: T201
     if sys.stdout is not None:
         sys.stdout.flush()
-    what = ("-c", program) if program else ("-m", module)
-    words = [sys.executable, "-I", *no_pyc, *what, *argv]
+    entry = ("-c", program) if program else ("-m", module)
+    words = [sys.executable, "-I", *no_pyc, *entry, *argv]
     workers = {**_SET, "PYTHONDONTWRITEBYTECODE": "1"} if no_pyc else _SET
-    os.execve(words[0], words, {**kept, **workers})  # noqa: S606  no shell is wanted
+    os.execve(words[0], words, {**environ, **workers})  # noqa: S606  no shell is wanted
 
 
 PROGRAM: Final = """
@@ -273,17 +273,17 @@ def for_root(environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
     from preflight.core.trust import NAMES_CODE, roots_paths
     from preflight.fleet.job_environment import public
 
-    kept, refused = {"HOME": pwd.getpwuid(0).pw_dir}, []
+    variables, refusals = {"HOME": pwd.getpwuid(0).pw_dir}, []
     jobs = public(environ)
     for name, value in environ.items():
         if not _FOR_ROOT.fullmatch(name):
             if name not in jobs:
                 continue
             if re.match(NAMES_CODE, name):
-                refused.append(f"{name} (it may name a file, code or an address)")
+                refusals.append(f"{name} (it may name a file, code or an address)")
                 continue
         safe, why = (value, []) if name in _NO_PATHS else roots_paths(name, value)
-        refused += [f"{name} ({each})" for each in why]
+        refusals += [f"{name} ({reason})" for reason in why]
         if safe or not value:
-            kept[name] = safe
-    return kept, refused
+            variables[name] = safe
+    return variables, refusals

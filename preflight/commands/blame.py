@@ -86,12 +86,12 @@ class BlameDocument(Struct, frozen=True, kw_only=True):
 
 def lines(document: BlameDocument, width: int) -> list[str]:
     """Lay out the document like a run's summary."""
-    what = (
+    words = (
         f"{document.samples}: {count(len(document.nodes), 'node')}, "
         f"{count(document.pairs, 'pair')} tried "
         f"({count(document.rails, 'rail')}, {count(document.rounds, 'round')}), {document.backend}"
     )
-    rows = labelled("samples", what, width)
+    rows = labelled("samples", words, width)
     for finding in document.findings:
         rows += finding_lines(finding, document.nodes, width)
     if document.missed:
@@ -101,10 +101,10 @@ def lines(document: BlameDocument, width: int) -> list[str]:
     if document.exclude:
         rows += labelled("not ready", f"{document.exclude}  --exclude={document.exclude}", width)
     rows += apart_lines(document.apart, width)
-    blamed = len(
-        {name for one in document.findings if one.makes_not_ready for name in one.subjects}
+    number = len(
+        {name for row in document.findings if row.makes_not_ready for name in row.subjects}
     )
-    blames = f"{blamed} blamed" if blamed else "nothing is blamed"
+    blames = f"{number} blamed" if number else "nothing is blamed"
     return [*rows, f"{blames}    exit {document.exit}"]
 
 
@@ -120,8 +120,8 @@ def hosts_of(stored: StoredSamples, topology: Path | None) -> list[Host]:
     left_out = stored.sweep.left_out if stored.sweep else {}
     names = sorted({*stored.observed.nodes, *left_out}, key=natural)
     if topology is None:
-        known = stored.observed.leaves
-        return [Host(name=name, address=name, leaf=known.get(name, "")) for name in names]
+        leaves = stored.observed.leaves
+        return [Host(name=name, address=name, leaf=leaves.get(name, "")) for name in names]
     hosts = _in_file(topology, names)
     if names and not any(host.leaf for host in hosts):
         raise UsageError(
@@ -136,8 +136,8 @@ def _in_file(path: Path, names: list[str]) -> list[Host]:
         return [inventory.host(name) for name in names]
     leaves = read_switches(path)
     # Slurm uses short host names, samples may use long ones.
-    own = {name: leaves.get(name, leaves.get(name.partition(".")[0], "")) for name in names}
-    return [Host(name=name, address=name, leaf=leaf) for name, leaf in own.items()]
+    leaf_of = {name: leaves.get(name, leaves.get(name.partition(".")[0], "")) for name in names}
+    return [Host(name=name, address=name, leaf=leaf) for name, leaf in leaf_of.items()]
 
 
 def with_leaves(stored: StoredSamples, hosts: list[Host]) -> StoredSamples:
@@ -164,8 +164,8 @@ _MOST = 8
 
 def _unjudged_words(observed: Observed) -> Iterator[str]:
     """Yield one line for each reason why pairs were not judged."""
-    unjudged = [one for one in observed.tried if one.state == "not_run" and one.error]
-    for why, pairs in grouped((one.error, f"{one.a}-{one.b}") for one in unjudged).items():
+    unjudged = [pair for pair in observed.tried if pair.state == "not_run" and pair.error]
+    for why, pairs in grouped((pair.error, f"{pair.a}-{pair.b}") for pair in unjudged).items():
         yield f"not judged: {first_few([*dict.fromkeys(pairs)], _MOST)}: {why}"
 
 
@@ -197,11 +197,11 @@ def judge_stored(stored: StoredSamples, hosts: Sequence[Host]) -> StoredVerdicts
     decoded = judge_sweep(sweep, hosts, observed=observed)
     notes = [*_missing(sweep)]
     if stored.sweep is None:
-        untimed = sum(pair.error == UNTIMED for pair in decoded.pairs.values())
-        notes = [f"{count(untimed, 'pair')} not judged: {UNTIMED}"] * bool(untimed)
+        number = sum(pair.error == UNTIMED for pair in decoded.pairs.values())
+        notes = [f"{count(number, 'pair')} not judged: {UNTIMED}"] * bool(number)
     blames = tuple(map(blame_row, decoded.blames))
-    shared = (one for one in blames if one.kind == "systemic")
-    names = dict.fromkeys([*(one.node for one in sweep.inside), *decoded.over_nvlink])
+    systemic = (blame for blame in blames if blame.kind == "systemic")
+    names = dict.fromkeys([*(samples.node for samples in sweep.inside), *decoded.over_nvlink])
     nodes = {
         (name,): _Node(name, decoded.inside[name], decoded.over_nvlink.get(name))
         for name in names
@@ -214,7 +214,7 @@ def judge_stored(stored: StoredSamples, hosts: Sequence[Host]) -> StoredVerdicts
         blames=blames,
         accused=locate_blames(blames, observed),
         notes=(
-            *(f"{one.sentence}; {one.advice}" for one in shared),
+            *(f"{blame.sentence}; {blame.advice}" for blame in systemic),
             *_unjudged_words(observed),
             *notes,
         ),
@@ -226,8 +226,8 @@ def _entries(
 ) -> Iterator[Entry]:
     for registered in shipped_checks():
         if registered.check.stage == "fabric" and registered.subject == kind:
-            for names, one in subjects:
-                yield Entry(registered.check.id, subject(names), names, registered.conclude(one))
+            for names, result in subjects:
+                yield Entry(registered.check.id, subject(names), names, registered.conclude(result))
 
 
 def _missing(sweep: Sweep) -> Iterator[str]:
@@ -245,12 +245,12 @@ def blame_document(stored: StoredSamples, judged: StoredVerdicts) -> BlameDocume
     A run may not start a job on a node of which nothing is known; here no job starts.
     """
     observed = stored.observed
-    without_peers = [one for one in judged.entries if has_no_culprit(one)]
-    entries = [one for one in judged.entries if not has_no_culprit(one)]
+    without_peers = [entry for entry in judged.entries if has_no_culprit(entry)]
+    entries = [entry for entry in judged.entries if not has_no_culprit(entry)]
     names = tuple(sorted(observed.nodes, key=natural))
     cut = stored.sweep.cut_off if stored.sweep else {}  # the ends of a path that is blamed
-    known = sorted({*names, *cut, *cut.values()}, key=natural)
-    ready = readiness(known, entries, strict=False)
+    every = sorted({*names, *cut, *cut.values()}, key=natural)
+    ready = readiness(every, entries, strict=False)
     return BlameDocument(
         preflight=__version__,
         samples=str(stored.path),
@@ -260,15 +260,15 @@ def blame_document(stored: StoredSamples, judged: StoredVerdicts) -> BlameDocume
         backend=observed.backend,
         nodes=names,
         leaves=len(set(observed.leaves.values())),
-        rails=len({one.rail for one in observed.tried}),
-        rounds=len({one.round for one in observed.tried}),
+        rails=len({pair.rail for pair in observed.tried}),
+        rounds=len({pair.round for pair in observed.tried}),
         pairs=len(observed.tried),
         not_ready=ready.not_ready,
         exclude=fold(ready.not_ready),
         apart=ready.apart,
         findings=(
             *findings(entries, judged.blames, judged.systemic),
-            *(replace(one, makes_not_ready=False) for one in findings(without_peers)),
+            *(replace(finding, makes_not_ready=False) for finding in findings(without_peers)),
         ),
         blames=judged.blames,
         missed=missed_words(sensitivity_rows(observed, judged.blames)),
@@ -322,14 +322,14 @@ def run(arguments: argparse.Namespace) -> int:
     UsageError (exit 4) for samples that cannot be used.
     """
     topology = arguments.topology
-    stored = read_stored(typed_path(arguments.samples))
-    hosts = hosts_of(stored, typed_path(topology) if topology is not None else None)
-    stored = with_leaves(stored, hosts)
-    judged = judge_stored(stored, hosts)
-    document = blame_document(stored, judged)
+    samples = read_stored(typed_path(arguments.samples))
+    hosts = hosts_of(samples, typed_path(topology) if topology is not None else None)
+    samples = with_leaves(samples, hosts)
+    verdicts = judge_stored(samples, hosts)
+    document = blame_document(samples, verdicts)
     if arguments.picture is not None:
         page = fabric_page(
-            stored.observed, judged.accused, sweep=stored.sweep, origin=str(stored.path)
+            samples.observed, verdicts.accused, sweep=samples.sweep, origin=str(samples.path)
         )
         write_asked(typed_path(arguments.picture), page.encode())
     if document.exit == EMPTY and not arguments.json:

@@ -96,10 +96,10 @@ def capture_fleet(hosts: Sequence[Host], ways: Ways, nonce: str) -> dict[str, No
     """Ask all nodes in parallel; each has an entry in the result, even if it fails."""
     answers = fan_out(hosts, lambda host: _capture_node(host, ways, nonce), deadline_s=ASK_S)
     return {
-        name: one
-        if isinstance(one, NodeCapture)
-        else NodeCapture(troubles=dict.fromkeys(_REQUESTS, str(one)))
-        for name, one in answers.items()
+        name: answer
+        if isinstance(answer, NodeCapture)
+        else NodeCapture(troubles=dict.fromkeys(_REQUESTS, str(answer)))
+        for name, answer in answers.items()
     }
 
 
@@ -110,11 +110,11 @@ def _capture_node(host: Host, ways: Ways, nonce: str) -> NodeCapture:
     documents: dict[str, bytes] = {}
     troubles: dict[str, str] = {}
     with closing(ways.connect(host, CONNECT_S)) as connection:
-        for what, (entry, timeout_s) in _REQUESTS.items():
+        for kind, (entry, timeout_s) in _REQUESTS.items():
             try:
-                documents[what] = _ask(connection, host, nonce, entry, timeout_s)
+                documents[kind] = _ask(connection, host, nonce, entry, timeout_s)
             except (PreflightError, TimeoutError) as error:
-                troubles[what] = str(error) or "no answer in time"
+                troubles[kind] = str(error) or "no answer in time"
     outputs: tuple[Output, ...] = ()
     try:
         outputs = decode_outputs(documents["outputs"]) if "outputs" in documents else ()
@@ -135,7 +135,7 @@ def decode_outputs(document: bytes) -> tuple[Output, ...]:
     """Decode the reply of the entry `outputs`; WireError if it is invalid."""
     with refused_as("its tools' outputs are not a preflight document"):
         outputs = msgspec.json.decode(document, type=_Outputs).outputs
-    if len({one.name for one in outputs}) != len(outputs):
+    if len({output.name for output in outputs}) != len(outputs):
         raise WireError("its tools' outputs name one file twice")
     return outputs
 
@@ -188,41 +188,41 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(f"--budget={budget_s:g}: give seconds, 1 to {LONGEST_BUDGET_S}")
     fleet = fleet_of(arguments)
     names = [host.name for host in fleet.hosts]
-    taken = ArchiveParts()
+    archive = ArchiveParts()
     interrupts = Interrupts()
     interrupts.hold()
     try:
         remark(f"reading facts and tool outputs of {fold(names)}")
         with closing(Ways(fleet.hosts)) as ways:
-            shown = capture_fleet(fleet.hosts, ways, secrets.token_hex(16))
-        for name, one in shown.items():
-            _take_node(taken, name, one)
-        if not any(one.facts or one.outputs for one in shown.values()):
-            for part in taken.parts:
+            captures = capture_fleet(fleet.hosts, ways, secrets.token_hex(16))
+        for name, capture in captures.items():
+            _take_node(archive, name, capture)
+        if not any(capture.facts or capture.outputs for capture in captures.values()):
+            for part in archive.parts:
                 remark(f"{part.node}: {part.error}")
             remark("no node answered: no archive is written")
             return UNCLEAR
-        run_exit = _take_run(taken, arguments, names)
+        run_exit = _take_run(archive, arguments, names)
     except KeyboardInterrupt:
         remark("interrupted: no archive is written")
         return INTERRUPTED
     finally:
         interrupts.let_go()
     if arguments.public:
-        taken, names = in_public(taken, names)
+        archive, names = in_public(archive, names)
     now = datetime.now(UTC)
-    who = names[0] if len(names) == 1 else f"{len(names)}-nodes"
-    path = folder / f"preflight-capture-{_file(who)}-{now:%Y%m%d-%H%M%S}.tar.gz"
+    label = names[0] if len(names) == 1 else f"{len(names)}-nodes"
+    path = folder / f"preflight-capture-{_file(label)}-{now:%Y%m%d-%H%M%S}.tar.gz"
     manifest = Manifest(
         preflight=__version__, captured=f"{now:%Y-%m-%dT%H:%M:%SZ}", public=arguments.public,
-        tier=arguments.tier, run_exit=run_exit, parts=tuple(taken.parts),
+        tier=arguments.tier, run_exit=run_exit, parts=tuple(archive.parts),
     )  # fmt: skip
-    _write(path, pack(manifest, taken.files))
-    _print_summary(path, manifest, len(taken.files))
+    _write(path, pack(manifest, archive.files))
+    _print_summary(path, manifest, len(archive.files))
     if arguments.json:
         sys.stdout.write(plain_json(CaptureDocument(file=str(path), manifest=manifest)))
-    answered = all(one.facts and one.outputs for one in shown.values())
-    return FINE if answered and run_exit in _JUDGED else FOUND
+    complete = all(capture.facts and capture.outputs for capture in captures.values())
+    return FINE if complete and run_exit in _JUDGED else FOUND
 
 
 def _folder(name: str) -> Path:
@@ -231,8 +231,8 @@ def _folder(name: str) -> Path:
     try:
         # Through the open folder: another user may replace a folder above by a link.
         with (
-            open_folder(folder, make=False) as opened,
-            tempfile.TemporaryFile(dir=f"/proc/self/fd/{opened}"),
+            open_folder(folder, make=False) as fd,
+            tempfile.TemporaryFile(dir=f"/proc/self/fd/{fd}"),
         ):
             why = "" if name else "DIR is empty"
     except OSError as error:
@@ -252,57 +252,57 @@ def _write(path: Path, content: bytes) -> None:
         raise UsageError(f"cannot write {path}: {error.strerror}; give another folder") from error
 
 
-def _take_node(taken: ArchiveParts, name: str, one: NodeCapture) -> None:
+def _take_node(archive: ArchiveParts, name: str, capture: NodeCapture) -> None:
     place = f"nodes/{_file(name)}"
     facts = Part(name=f"{place}/facts.json", node=name, command="preflight's probe")
-    taken.add(replace(facts, error=one.troubles.get("facts", "")[:512]), one.facts or b"")
-    for output in one.outputs:
+    archive.add(replace(facts, error=capture.troubles.get("facts", "")[:512]), capture.facts or b"")
+    for output in capture.outputs:
         part = Part(
             name=f"{place}/{output.name}", node=name, command=output.command, cut=output.cut,
             status=output.status, seconds=output.seconds, error=output.error,
         )  # fmt: skip
-        taken.add(part, output.text.encode())
-    if trouble := one.troubles.get("outputs"):
-        taken.add(Part(name=f"{place}/outputs.txt", node=name, error=trouble[:512]), b"")
+        archive.add(part, output.text.encode())
+    if trouble := capture.troubles.get("outputs"):
+        archive.add(Part(name=f"{place}/outputs.txt", node=name, error=trouble[:512]), b"")
 
 
-def _take_run(taken: ArchiveParts, arguments: argparse.Namespace, names: list[str]) -> int | None:
+def _take_run(archive: ArchiveParts, arguments: argparse.Namespace, names: list[str]) -> int | None:
     """Measure and add the run's files; return its exit code, None where it did not end in time."""
     with tempfile.TemporaryDirectory(prefix="preflight-capture-") as scratch:
         folder = Path(scratch) / "run"
         code = _measure(arguments, folder)
-        found = {name: _read_output(folder / name.rpartition("/")[2]) for name in _RUN}
-    ended = "" if code is not None else "; it did not end in its time"
+        outputs = {name: _read_output(folder / name.rpartition("/")[2]) for name in _RUN}
+    late = "" if code is not None else "; it did not end in its time"
     logs: dict[str, str] = {}
-    for name, (content, error) in found.items():
+    for name, (content, error) in outputs.items():
         if name == "run/measured.json" and content:
             measured = Measured.decode(content)
             logs = _logs(measured)
             if measured.sweep is not None:
                 sweep = replace(measured.sweep, nccl_logs=())
                 content = replace(measured, sweep=sweep).encode()  # noqa: PLW2901
-        taken.add(Part(name=name, error=error and error + ended), content)
+        archive.add(Part(name=name, error=error and error + late), content)
     for name in names:
         place = f"nodes/{_file(name)}/nccl-"
-        own = {file: text for file, text in logs.items() if file.startswith(place)}
-        for file, text in own.items():
-            taken.add(Part(name=file, node=name, command="NCCL_DEBUG=INFO"), text.encode())
-        if not own:
-            error = f"the sweep left no NCCL log{ended}: see run/report.json"
-            taken.add(Part(name=f"{place}rail-0.log", node=name, error=error), b"")
+        node_logs = {file: text for file, text in logs.items() if file.startswith(place)}
+        for file, text in node_logs.items():
+            archive.add(Part(name=file, node=name, command="NCCL_DEBUG=INFO"), text.encode())
+        if not node_logs:
+            error = f"the sweep left no NCCL log{late}: see run/report.json"
+            archive.add(Part(name=f"{place}rail-0.log", node=name, error=error), b"")
     return code
 
 
 def _measure(arguments: argparse.Namespace, folder: Path) -> int | None:
-    asked = {name: getattr(arguments, name) for name in ("nodes", "inventory", "exclude",
+    options = {name: getattr(arguments, name) for name in ("nodes", "inventory", "exclude",
              "transport", "python", "budget", "tier")}  # fmt: skip
-    words = [f"--preflight-{name}={value}" for name, value in asked.items() if value is not None]
+    words = [f"--preflight-{name}={value}" for name, value in options.items() if value is not None]
     words += [f"--preflight-report={folder}", "--preflight-fail-fast=never"]
     program = [sys.executable, "-I", "-m", "preflight", "check", "--keep-nccl-logs"]
     environ = {name: value for name, value in os.environ.items() if name != VARIABLE}
-    shown = sys.stderr if arguments.json else None
+    stdout = sys.stderr if arguments.json else None
     process = subprocess.Popen(
-        [*program, *words], env=environ, stdin=subprocess.DEVNULL, stdout=shown
+        [*program, *words], env=environ, stdin=subprocess.DEVNULL, stdout=stdout
     )
     budget_s = BUDGET_S[arguments.tier] if arguments.budget is None else arguments.budget
     try:
@@ -335,10 +335,10 @@ def _read_output(path: Path) -> tuple[bytes, str]:
 def _logs(measured: Measured) -> dict[str, str]:
     """Return NCCL's logs by file; a rail's second and later processes are numbered."""
     files: dict[str, str] = {}
-    for one in measured.sweep.nccl_logs if measured.sweep else ():
-        stem = f"nodes/{_file(one.node)}/nccl-rail-{one.rail}"
+    for log in measured.sweep.nccl_logs if measured.sweep else ():
+        stem = f"nodes/{_file(log.node)}/nccl-rail-{log.rail}"
         number = 1 + sum(name.startswith((f"{stem}.", f"{stem}-")) for name in files)
-        files[f"{stem}.log" if number == 1 else f"{stem}-{number}.log"] = one.text
+        files[f"{stem}.log" if number == 1 else f"{stem}-{number}.log"] = log.text
     return files
 
 
@@ -346,20 +346,20 @@ def in_public(taken: ArchiveParts, names: list[str]) -> tuple[ArchiveParts, list
     """Replace every name of a person or machine by a number, the same one in all files."""
     kinds = {name: _kind(name) for name in taken.files}
     values = {name: _value(content, kinds[name]) for name, content in taken.files.items()}
-    ours = {"user": getpass.getuser(), "host": os.uname().nodename}
-    hider = Hider(secrets_of(names, *values.values(), [*taken.parts], ours), Addresses())
+    own_names = {"user": getpass.getuser(), "host": os.uname().nodename}
+    hider = Hider(secrets_of(names, *values.values(), [*taken.parts], own_names), Addresses())
     with_facts = {part.node for part in taken.parts if isinstance(values.get(part.name), Facts)}
     hidden = ArchiveParts()
     for part in taken.parts:
         place = "/".join(map(_file, map(hider.words, part.name.split("/"))))
-        shown = replace(hider.all_of(part), name=place)
+        public = replace(hider.all_of(part), name=place)
         content = _encoded(hider.all_of(values.get(part.name, "")))
         if content and part.node and part.node not in with_facts:
             why = "its names are unknown without its facts: capture again without --public"
-            shown, content = replace(shown, error=why), b""
+            public, content = replace(public, error=why), b""
         elif content and not _legible(content, kinds[part.name]):
-            shown, content = replace(shown, error="it could not be hidden without damage"), b""
-        hidden.add(shown, content)
+            public, content = replace(public, error="it could not be hidden without damage"), b""
+        hidden.add(public, content)
     return hidden, [hider.words(name) for name in names]
 
 
@@ -394,11 +394,11 @@ def _print_summary(path: Path, manifest: Manifest, files: int) -> None:
         if part.error:
             name = part.command or part.name
             could_not = f"could not collect {name}: {part.error}"
-            what = f"{name} printed nothing" if part.error == _EMPTY else could_not
-            lacking.setdefault(what, {})[part.node] = None
-    for what, nodes in lacking.items():
+            problem = f"{name} printed nothing" if part.error == _EMPTY else could_not
+            lacking.setdefault(problem, {})[part.node] = None
+    for problem, nodes in lacking.items():
         of = fold(filter(None, nodes))
-        remark(f"{what}{f' ({of})' if of else ''}")
+        remark(f"{problem}{f' ({of})' if of else ''}")
     size_kb = path.stat().st_size / 1e3
     size = f"{size_kb:.0f} KB" if size_kb < 1000 else f"{size_kb / 1e3:.1f} MB"  # noqa: PLR2004
     remark("the run's report is in the archive; the report folder that it printed is removed")

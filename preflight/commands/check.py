@@ -103,10 +103,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run pytest on preflight's configuration; the exit codes are those of `pytest --preflight`."""
     import pytest
 
-    asked = parser().read(argv, argparse.Namespace())
-    folders = " ".join(shlex.quote(str(Path(each).absolute())) for each in asked.folder)
+    arguments = parser().read(argv, argparse.Namespace())
+    folders = " ".join(shlex.quote(str(Path(folder).absolute())) for folder in arguments.folder)
     shorten_names()
-    printed = PrintedReport() if asked.json else None
+    report = PrintedReport() if arguments.json else None
     code = pytest.main(
         [
             f"-c{CONFIG}",
@@ -115,15 +115,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             "--assert=plain",
             "-pno:cacheprovider",
             "-pno:doctest",
-            *(["-pxdist.plugin"] if asked.workers else []),
+            *(["-pxdist.plugin"] if arguments.workers else []),
             "-ppreflight.plugin",
             f"-opreflight_checks={folders}",
             "--preflight",
-            *asked.words,
+            *arguments.words,
         ],
-        plugins=[_Start(), *([printed] if printed else [])],
+        plugins=[_Start(), *([report] if report else [])],
     )
-    return printed.print(int(code)) if printed else _flush(int(code))
+    return report.print(int(code)) if report else _flush(int(code))
 
 
 class _ShortNames(io.TextIOWrapper):
@@ -242,9 +242,9 @@ class _Pass(argparse.Action):
         """Store the option in the typed order, by its name in pytest."""
         del parser
         name = self.pytest_name or str(option_string)
-        valued = f"{name}={values}" if name.startswith("--") else f"{name}{values}"
-        namespace.words.append(name if self.nargs == 0 else valued)
-        namespace.workers |= bool({*self.option_strings} & {each[0] for each in _WORKERS})
+        word = f"{name}={values}" if name.startswith("--") else f"{name}{values}"
+        namespace.words.append(name if self.nargs == 0 else word)
+        namespace.workers |= bool({*self.option_strings} & {names[0] for names in _WORKERS})
 
 
 def _number_of(kind: Callable[[str], object]) -> Callable[[str], str]:
@@ -311,14 +311,14 @@ class _Group:
         (long,) = names
         short = self._others.get(long, f"--{long.removeprefix('--preflight-')}")
         nargs = 0 if action == "store_true" else None
-        own = dict(settings)
-        if "type" in own:
-            own["type"] = _number_of(own["type"])
-        hidden = {**own, "dest": long, "help": argparse.SUPPRESS}
+        own_settings = dict(settings)
+        if "type" in own_settings:
+            own_settings["type"] = _number_of(own_settings["type"])
+        hidden = {**own_settings, "dest": long, "help": argparse.SUPPRESS}
         self._place.add_argument(long, action=_Pass, nargs=nargs, **hidden)
-        spelled = (*_SHORT.get(long, ()), short)
-        offered = self._place.add_argument(*spelled, action=_Pass, nargs=nargs, **own)
-        cast("_Pass", offered).pytest_name = long
+        spellings = (*_SHORT.get(long, ()), short)
+        option = self._place.add_argument(*spellings, action=_Pass, nargs=nargs, **own_settings)
+        cast("_Pass", option).pytest_name = long
 
 
 class _Parser(Parser):
@@ -334,22 +334,22 @@ class _Parser(Parser):
     def read(self, argv: Sequence[str] | None, into: Asked) -> Asked:
         """Parse; `words` are the options for pytest, in the typed order."""
         into.words, into.workers = [], False
-        asked: Asked = self.parse_args(argv, into)
-        for folder in asked.folder:
+        arguments: Asked = self.parse_args(argv, into)
+        for folder in arguments.folder:
             if not folder or not Path(folder).is_dir():
                 self.error(f"--site-checks={folder}: there is no such folder")
-        if asked.json and {"--co", "--collect-only"} & {*asked.words}:
+        if arguments.json and {"--co", "--collect-only"} & {*arguments.words}:
             self.error("--json prints the report, and --co makes none: leave one of them out")
-        self._refuse_checks(asked)
-        if asked.nodes:
-            if FILE_NAME.fullmatch(name := asked.nodes[0][:80]):
+        self._refuse_checks(arguments)
+        if arguments.nodes:
+            if FILE_NAME.fullmatch(name := arguments.nodes[0][:80]):
                 self.error(f"{name!a} is no node; give an inventory as --inventory={name}")
-            if any(word.startswith("--preflight-nodes=") for word in asked.words):
+            if any(word.startswith("--preflight-nodes=") for word in arguments.words):
                 self.error("nodes are given twice: as NODES and as --nodes; give them once")
-            asked.words.append(f"--preflight-nodes={','.join(asked.nodes)}")
-        return asked
+            arguments.words.append(f"--preflight-nodes={','.join(arguments.nodes)}")
+        return arguments
 
-    def _refuse_checks(self, asked: argparse.Namespace) -> None:
+    def _refuse_checks(self, arguments: argparse.Namespace) -> None:
         """Refuse ids of checks among the nodes: `--checks a b` takes one word.
 
         Also unknown ids, before an inventory or Slurm is asked; those of a folder of the site are
@@ -358,15 +358,15 @@ class _Parser(Parser):
         from preflight.core.registry import shipped_checks, shipped_folder
         from preflight.errors import UsageError
 
-        given = [word for word in asked.words if word.startswith("--preflight-checks=")]
-        wrong = [word for word in asked.nodes if re.fullmatch(r"[a-z]+\.[a-z_]+", word)
+        options = [word for word in arguments.words if word.startswith("--preflight-checks=")]
+        wrong = [word for word in arguments.nodes if re.fullmatch(r"[a-z]+\.[a-z_]+", word)
                  and (shipped_folder() / word.partition(".")[0]).is_dir()]  # fmt: skip
         if wrong:
-            ids = [each.partition("=")[2] for each in given] + wrong
+            ids = [option.partition("=")[2] for option in options] + wrong
             self.error(f"{wrong[0]!a} is a check, not a node: type --checks={','.join(ids)}")
         try:
-            if given and not asked.folder:
-                shipped_checks().select(given[-1].partition("=")[2])
+            if options and not arguments.folder:
+                shipped_checks().select(options[-1].partition("=")[2])
         except UsageError as error:
             self.error(short_names(str(error), self.others))
 

@@ -163,7 +163,7 @@ def _ids_after_comma(prefix: str, **_: object) -> list[str]:
     from preflight.core.registry import shipped_checks
 
     before, comma, _last = prefix.rpartition(",")
-    return [before + comma + one.check.id for one in shipped_checks()]
+    return [before + comma + registered.check.id for registered in shipped_checks()]
 
 
 def _own_environment() -> int:
@@ -271,28 +271,29 @@ def _checks(check_id: str | None, *, as_json: bool) -> int:
     from preflight.core.text import for_terminal
 
     shipped = load_folder(shipped_folder())
-    found = [one for one in shipped if one.check.id == check_id]
-    if not found:
+    matches = [registered for registered in shipped if registered.check.id == check_id]
+    if not matches:
         from preflight.session.site import site_checks
 
         registry = Registry([*shipped, *site_checks()])
-        found = [*registry] if check_id is None else [registry.find(check_id)]
+        matches = [*registry] if check_id is None else [registry.find(check_id)]
     if as_json:
         import json
 
-        rows = [_row(one, with_page=check_id is not None) for one in found]
+        rows = [_row(registered, with_page=check_id is not None) for registered in matches]
         print(json.dumps({"schema": 1, "checks": rows}, indent=1))  # noqa: T201
     elif check_id is not None:
-        print(for_terminal(_page(found[0]), columns()))  # noqa: T201
+        print(for_terminal(_page(matches[0]), columns()))  # noqa: T201
     else:
+        checks = [registered.check for registered in matches]
         wide, tiers = (
             max(map(len, names))
-            for names in zip(*((one.check.id, one.check.tier) for one in found), strict=True)
+            for names in zip(*((check.id, check.tier) for check in checks), strict=True)
         )
-        for one in found:
-            check = one.check
+        for registered in matches:
+            check = registered.check
             start = f"{check.id:<{wide}}  {check.tier:<{tiers}}  {check.stage:<6}  "
-            first, indent = one.about.splitlines()[0], " " * len(start)
+            first, indent = registered.about.splitlines()[0], " " * len(start)
             print(textwrap.fill(first, WIDTH, initial_indent=start, subsequent_indent=indent))  # noqa: T201
     return 0
 
@@ -310,5 +311,5 @@ def _page(registered: Registered) -> str:
 
     if page := page_of(registered.check.id):
         return page
-    own = f"# {registered.check.id}\n\n{registered.about.strip()}\n\n(from {registered.path})"
-    return "\n".join(line.rstrip() for line in own.splitlines())
+    text = f"# {registered.check.id}\n\n{registered.about.strip()}\n\n(from {registered.path})"
+    return "\n".join(line.rstrip() for line in text.splitlines())

@@ -102,13 +102,13 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(
             f"--look-s={arguments.look_s:g}: give seconds, {SHORTEST_S:g} to {LONGEST_S:g}"
         )
-    saved = folder_among(arguments)
+    past = folder_among(arguments)
     live = {"--pid": arguments.pid, "--nodes": arguments.nodes, "--inventory": arguments.inventory,
             "--exclude": arguments.exclude, "--look-s": arguments.look_s != USUAL_S}  # fmt: skip
-    for option in (name for name, typed in live.items() if saved and typed):
-        raise UsageError(f"{saved} is judged as it was saved, no node is asked: leave out {option}")
+    for option in (name for name, value in live.items() if past and value):
+        raise UsageError(f"{past} is judged as it was saved, no node is asked: leave out {option}")
     try:
-        state = _read_saved(saved, arguments.job) if saved else _look(arguments)
+        state = _read_saved(past, arguments.job) if past else _look(arguments)
     except KeyboardInterrupt:
         sys.stderr.write("\npreflight: interrupted before the nodes answered\n")
         return INTERRUPTED
@@ -123,12 +123,12 @@ def run(arguments: argparse.Namespace) -> int:
 def _look(arguments: argparse.Namespace) -> JobState:
     if arguments.pid:
         return _here(arguments)
-    fleet, wanted = fleet_of(arguments), LookRequest(look_s=arguments.look_s, ras=arguments.ras)
+    fleet, request = fleet_of(arguments), LookRequest(look_s=arguments.look_s, ras=arguments.ras)
     progress = ProgressLine(sys.stderr, len(fleet.hosts))
     with closing(Ways(fleet.hosts)) as ways, closing(progress):
         return look(
             fleet.hosts, ways, secrets.token_hex(16),
-            wanted=wanted, job=arguments.job, progress=progress.update,
+            wanted=request, job=arguments.job, progress=progress.update,
         )  # fmt: skip
 
 
@@ -149,8 +149,8 @@ def _read_saved(path: Path, job: str) -> JobState:
             path = states[0 if states[0].exists() else -1]
         state = msgspec.json.decode(read_regular(path, LARGEST), type=JobState)
     except FileNotFoundError as error:
-        meant = f"; for a process use --pid={path}" if path.name.isdecimal() else ""
-        raise UsageError(f"there is no {path}: give a folder that --save made{meant}") from error
+        hint = f"; for a process use --pid={path}" if path.name.isdecimal() else ""
+        raise UsageError(f"there is no {path}: give a folder that --save made{hint}") from error
     except (OSError, ValueError, RecursionError) as error:
         why = printable(reason_of(error))[:200]
         raise UsageError(

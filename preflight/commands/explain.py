@@ -32,24 +32,25 @@ def run(arguments: argparse.Namespace) -> int:
 
     UsageError (exit 4) for a file that cannot be read, or a wrong file of symptoms.
     """
-    own = [one for folder in arguments.symptoms for one in _own_symptoms(typed_path(folder))]
-    given = [typed_path(file) for file in arguments.files]
-    paths, others = separate(given)
+    folders = map(typed_path, arguments.symptoms)
+    own = [symptom for folder in folders for symptom in _own_symptoms(folder)]
+    files = [typed_path(file) for file in arguments.files]
+    paths, logs = separate(files)
     empty: list[str] = []
-    found = Scanner([*shipped(), *own]).read(logs_of(others, beside=paths, empty=empty))
-    explanation = explain(found)
-    troubles = [*empty, *found.troubles]
+    scan = Scanner([*shipped(), *own]).read(logs_of(logs, beside=paths, empty=empty))
+    explanation = explain(scan)
+    troubles = [*empty, *scan.troubles]
     if paths:
         dumps = Dumps(paths)
         troubles = dumps.troubles + troubles
         of_dumps = explain_dumps(dumps)
-        explanation = joined(explanation, of_dumps) if found.lines else of_dumps
+        explanation = joined(explanation, of_dumps) if scan.lines else of_dumps
     for trouble in troubles[:_TROUBLES]:
         remark(trouble)
     if len(troubles) > _TROUBLES:
         remark(f"{len(troubles) - _TROUBLES} more files are not used")
     print_answer(arguments, explanation, lambda width: lines(explanation, width), indent=2)
-    if not found.lines and not troubles and not paths:
+    if not scan.lines and not troubles and not paths:
         return EMPTY
     return _EXITS.get(explanation.category, FOUND)
 
@@ -58,11 +59,11 @@ def _own_symptoms(folder: Path) -> tuple[Symptom, ...]:
     """Read a site's symptoms; UsageError where there are none: they would be left out silently."""
     if not folder.is_dir():
         raise UsageError(f"--symptoms={folder}: there is no such folder; give one of .toml files")
-    if not (found := load_symptoms(folder)):
+    if not (symptoms := load_symptoms(folder)):
         raise UsageError(
             f"--symptoms={folder}: it has no .toml file; see docs/reference/explain.md"
         )
-    return found
+    return symptoms
 
 
 _EXAMPLES = """\

@@ -74,29 +74,29 @@ class _Last(NamedTuple):
 
 def trend_lines(trends: Sequence[Trend]) -> Iterator[tuple[str, str]]:
     """Yield one line per measure, with the conditions of its last night."""
-    latest = grouped((one.measure, one) for one in trends)
-    last_s = max((one.points[-1].started_s for one in trends), default=0.0)
-    for place, (measure, own) in enumerate(latest.items()):
-        newest = max(one.points[-1].started_s for one in own)
-        now = [one for one in own if one.points[-1].started_s == newest]
-        values = _line(measure, [_last(measure, one) for one in now], now[0].under)
+    latest = grouped((trend.measure, trend) for trend in trends)
+    last_s = max((trend.points[-1].started_s for trend in trends), default=0.0)
+    for place, (measure, series) in enumerate(latest.items()):
+        newest = max(trend.points[-1].started_s for trend in series)
+        now = [trend for trend in series if trend.points[-1].started_s == newest]
+        values = _line(measure, [_last(measure, trend) for trend in now], now[0].under)
         when = f" on {day(newest)}" if newest < last_s else ""
         yield ("trends" if place == 0 else ""), f"{measure.rpartition('_')[0]}{when}: {values}"
 
 
 def _line(measure: str, units: Sequence[_Last], under: str) -> str:
     name = _UNITS.get(measure.rpartition("_")[2], "")
-    values = [one.value for one in units]
+    values = [unit.value for unit in units]
     least, most = _trend_words(min(values)), _trend_words(max(values))
-    reached = least if least == most else f"{least} to {most}"
-    known = [one for one in units if one.usual is not None]
-    if not known:
-        few = max(one.nights for one in units)
-        return f"{reached} {name} ({under}); {few} before it, {FEWEST} make a trend"
-    odd = min(known, key=lambda one: one.change)
+    span = least if least == most else f"{least} to {most}"
+    with_usual = [unit for unit in units if unit.usual is not None]
+    if not with_usual:
+        few = max(unit.nights for unit in units)
+        return f"{span} {name} ({under}); {few} before it, {FEWEST} make a trend"
+    odd = min(with_usual, key=lambda unit: unit.change)
     word = "WORSE: " if odd.worse else ""
     return (
-        f"{reached} {name} ({under}); {word}{odd.unit} {_trend_words(odd.value)}, "
+        f"{span} {name} ({under}); {word}{odd.unit} {_trend_words(odd.value)}, "
         f"{odd.change:+.1f} % of speed against its "
         f"median {_trend_words(odd.usual or 0.0)} of {odd.nights} nights"
     )
@@ -108,24 +108,24 @@ def _trend_words(value: float) -> str:
 
 
 def _last(measure: str, trend: Trend) -> _Last:
-    values = [one.value for one in trend.points]
+    values = [point.value for point in trend.points]
     last, before = values[-1], values[:-1]
     less_is_more = measure.endswith("_us")
 
     def speed(value: float) -> float:
         return 1 / value if less_is_more else value
 
-    found = usual([speed(one) for one in before if one > 0], effect=_EFFECT, scatter=_SCATTER)
-    if found is None or last <= 0:
+    norm = usual([speed(value) for value in before if value > 0], effect=_EFFECT, scatter=_SCATTER)
+    if norm is None or last <= 0:
         return _Last(trend.unit, last, None, len(before), 0.0, worse=False)
     now = speed(last)
     return _Last(
         trend.unit,
         last,
         median(before),
-        found.nights,
-        100 * (now / found.middle - 1),
-        worse=now < found.least,
+        norm.nights,
+        100 * (now / norm.middle - 1),
+        worse=now < norm.least,
     )
 
 
@@ -165,19 +165,19 @@ def _fleet(document: HistoryDocument, last: PastRun) -> Iterator[tuple[str, str]
 
 def _ran(runs: Sequence[PastRun]) -> str:
     """Describe one run, or all waves of one night; of a repeated wave the last."""
-    runs = tuple({one.fleet: one for one in runs}.values())
-    nodes, ready = sum(one.nodes for one in runs), sum(one.ready for one in runs)
-    bad = sum(one.not_ready for one in runs)
-    whose = fold(name for one in runs for name in expand(one.fleet))
+    runs = tuple({past.fleet: past for past in runs}.values())
+    nodes, ready = sum(past.nodes for past in runs), sum(one.ready for one in runs)
+    bad = sum(past.not_ready for past in runs)
+    names = fold(name for past in runs for name in expand(past.fleet))
     waves = f" in {len(runs)} runs" if len(runs) > 1 else ""
     cause = (
         ", one shared cause is likely: it counts against no node"
-        if any(one.systemic for one in runs)
+        if any(past.systemic for past in runs)
         else ""
     )
     return (
         f"{moment(runs[0].started_s)}, {runs[0].tier}, {nodes:,} node{'s' * (nodes != 1)} "
-        f"{whose}{waves}: {ready:,} ready, {bad:,} not ready{cause}"
+        f"{names}{waves}: {ready:,} ready, {bad:,} not ready{cause}"
     )
 
 
@@ -185,11 +185,11 @@ def _coverage(last: PastRun) -> str:
     now = last.covered
     if now is None:
         return ""
-    known = f"{now.pairs_known:,} of {now.pairs:,} pairs measured in its runs, {now.pairs_run:,} "
+    pairs = f"{now.pairs_known:,} of {now.pairs:,} pairs measured in its runs, {now.pairs_run:,} "
     leaves = ""
     if now.leaf_pairs:
         leaves = f"; {now.leaf_pairs_known:,} of {now.leaf_pairs:,} leaf pairs"
-    return f"{known}in the last{leaves}"
+    return f"{pairs}in the last{leaves}"
 
 
 def _changes(changes: Changes) -> Iterator[tuple[str, str]]:
@@ -212,52 +212,53 @@ def _changes(changes: Changes) -> Iterator[tuple[str, str]]:
 def _folded(episodes: Sequence[Episode]) -> list[str]:
     """Return one line per finding, the worst first; the same finding on several nodes is one."""
     alike: dict[tuple[str, str], dict[str, None]] = {}
-    for one in sorted(episodes, key=lambda one: _RANK.get(one.outcome, len(_RANK))):
-        own = one.nodes == (one.about,)
-        text = "" if own else one.about, _episode(one)
-        alike.setdefault(text, {})[one.about] = None
+    for episode in sorted(episodes, key=lambda one: _RANK.get(one.outcome, len(_RANK))):
+        is_own = episode.nodes == (episode.about,)
+        text = "" if is_own else episode.about, _episode(episode)
+        alike.setdefault(text, {})[episode.about] = None
     return [f"{about or fold(names)}  {text}" for (about, text), names in alike.items()]
 
 
 def _worst(worst: Sequence[NodeRecord], nights: int) -> Iterator[tuple[str, str]]:
     if not worst:
         yield "worst", f"every node was ready in {nights} nights"
-    yield from _listed("worst", [f"{one.node}  {_standing(one)}" for one in worst], most=len(worst))
+    rows = [f"{record.node}  {_standing(record)}" for record in worst]
+    yield from _listed("worst", rows, most=len(rows))
 
 
-def _standing(one: NodeRecord) -> str:
-    if not one.judged:
+def _standing(record: NodeRecord) -> str:
+    if not record.judged:
         return "was not checked in these nights"
-    runs = count(one.judged, "run")
-    if not one.bad:
+    runs = count(record.judged, "run")
+    if not record.bad:
         return f"ready in all of {runs}"
-    share = percent(one.flaky / one.judged)
-    flaky = f", {one.flaky} of them flaky ({share} of its runs)" if one.flaky else ""
-    last = f"; last {day(one.last_bad_s)}" if one.last_bad_s is not None else ""
-    checks = ", ".join(f"{check} {times}" for check, times in one.checks)
-    return f"not ready in {one.bad} of {runs}{flaky}{last}{': ' * bool(checks)}{checks}"
+    share = percent(record.flaky / record.judged)
+    flaky = f", {record.flaky} of them flaky ({share} of its runs)" if record.flaky else ""
+    last = f"; last {day(record.last_bad_s)}" if record.last_bad_s is not None else ""
+    checks = ", ".join(f"{check} {times}" for check, times in record.checks)
+    return f"not ready in {record.bad} of {runs}{flaky}{last}{': ' * bool(checks)}{checks}"
 
 
 def _node(past: NodePast, nights: int) -> Iterator[tuple[str, str]]:
-    one = past.standing
-    serial = f"serial {one.serial}" if one.serial else (
+    record = past.standing
+    serial = f"serial {record.serial}" if record.serial else (
         "serial number unknown (most logins may not read it): identified by its name"
     )  # fmt: skip
-    yield "node", f"{one.node}, {serial}"
+    yield "node", f"{record.node}, {serial}"
     if past.namesakes:
-        others = ", ".join(f"serial {name}" if name else "one without" for name in past.namesakes)
-        yield "", f"another machine had this name before: {others}; not shown here"
+        numbers = ", ".join(f"serial {name}" if name else "one without" for name in past.namesakes)
+        yield "", f"another machine had this name before: {numbers}; not shown here"
     yield "seen", f"{day(past.first_s)} to {day(past.last_s)}"
-    yield f"{nights} nights", _standing(one)
-    yield from _listed("GPUs", [_seat(seat) for seat in past.seats], most=len(past.seats))
+    yield f"{nights} nights", _standing(record)
+    yield from _listed("GPUs", [_placement(place) for place in past.seats], most=len(past.seats))
     yield from _episodes(past.episodes)
     yield from trend_lines(past.trends)
 
 
 def _gpu(past: GpuPast) -> Iterator[tuple[str, str]]:
     yield "GPU", f"{past.uuid}, {past.model or 'unknown model'}"
-    seats = [f"{one.node}, GPU {one.slot}, {_while(one)}" for one in past.seats]
-    yield from _listed("was in", seats, most=len(seats))
+    places = [f"{place.node}, GPU {place.slot}, {_while(place)}" for place in past.seats]
+    yield from _listed("was in", places, most=len(places))
     yield from _episodes(past.episodes, with_about=True)
     yield from trend_lines(past.trends)
 
@@ -265,53 +266,53 @@ def _gpu(past: GpuPast) -> Iterator[tuple[str, str]]:
 def _episodes(
     episodes: Sequence[Episode], *, with_about: bool = False
 ) -> Iterator[tuple[str, str]]:
-    still = [_episode(one, with_about=with_about) for one in episodes if one.ended_s is None]
-    ended = (one for one in episodes if one.ended_s is not None)
-    again = grouped(((one.check, one.about), one) for one in ended)
-    yield from _listed("open", still)
-    yield from _listed("past", [_repeated(own, with_about=with_about) for own in again.values()])
+    current = (episode for episode in episodes if episode.ended_s is None)
+    former = (episode for episode in episodes if episode.ended_s is not None)
+    again = grouped(((episode.check, episode.about), episode) for episode in former)
+    yield from _listed("open", [_episode(episode, with_about=with_about) for episode in current])
+    yield from _listed("past", [_repeated(same, with_about=with_about) for same in again.values()])
     if not episodes:
         yield "findings", "none in any run"
 
 
-def _repeated(own: Sequence[Episode], *, with_about: bool) -> str:
+def _repeated(episodes: Sequence[Episode], *, with_about: bool) -> str:
     """Describe a finding that came and went: how often, and the last time."""
-    last = own[0]
-    if len(own) == 1:
+    last = episodes[0]
+    if len(episodes) == 1:
         return _episode(last, with_about=with_about)
     about = f"{last.about}  " if with_about else ""
-    runs = sum(one.nights for one in own)
-    first_s = min(one.first_s for one in own)
+    runs = sum(episode.nights for episode in episodes)
+    first_s = min(episode.first_s for episode in episodes)
     return (
-        f"{about}{last.check} {last.outcome}, {len(own)} times, {runs} runs "
+        f"{about}{last.check} {last.outcome}, {len(episodes)} times, {runs} runs "
         f"{day(first_s)} to {day(last.last_s)}, ok on {day(last.ended_s)}: {last.sentence}"
     )
 
 
-def _episode(one: Episode, *, with_about: bool = False) -> str:
-    about = f"{one.about}  " if with_about else ""
-    runs = count(one.nights, "run")
-    first, last = day(one.first_s), day(one.last_s)
-    ended = f"on {first}" if first == last else f"{first} to {last}"
-    when = f"since {first}" if one.ended_s is None else f"{ended}, ok on {day(one.ended_s)}"
-    return f"{about}{one.check} {one.outcome}, {runs} {when}: {one.sentence}"
+def _episode(episode: Episode, *, with_about: bool = False) -> str:
+    about = f"{episode.about}  " if with_about else ""
+    runs = count(episode.nights, "run")
+    first, last = day(episode.first_s), day(episode.last_s)
+    span = f"on {first}" if first == last else f"{first} to {last}"
+    when = f"since {first}" if episode.ended_s is None else f"{span}, ok on {day(episode.ended_s)}"
+    return f"{about}{episode.check} {episode.outcome}, {runs} {when}: {episode.sentence}"
 
 
-def _seat(one: GpuPlacement) -> str:
-    return f"{one.slot}  {one.uuid}  {one.model}, {_while(one)}"
+def _placement(placement: GpuPlacement) -> str:
+    return f"{placement.slot}  {placement.uuid}  {placement.model}, {_while(placement)}"
 
 
-def _while(one: GpuPlacement) -> str:
-    until = "" if one.until_s is None else f" until {day(one.until_s)}"
-    return f"since {day(one.since_s)}{until}"
+def _while(placement: GpuPlacement) -> str:
+    until = "" if placement.until_s is None else f" until {day(placement.until_s)}"
+    return f"since {day(placement.since_s)}{until}"
 
 
 def _listed(label: str, rows: Iterable[str], most: int = _MOST_LINES) -> Iterator[tuple[str, str]]:
-    shown = list(rows)
-    for place, row in enumerate(shown[:most]):
+    every = list(rows)
+    for place, row in enumerate(every[:most]):
         yield (label if place == 0 else ""), row
-    if len(shown) > most:
-        yield "", f"and {len(shown) - most} more: see --json"
+    if len(every) > most:
+        yield "", f"and {len(every) - most} more: see --json"
 
 
 LONGEST = 3660
@@ -382,22 +383,22 @@ def run(arguments: argparse.Namespace) -> int:
         with reading(place) as history:
             document = _document(arguments, history, _shown(place))
         lines = "".join(f"{line}\n" for line in document_lines(document, columns()))
-        shown = plain_json(document) if arguments.json else lines
+        answer = plain_json(document) if arguments.json else lines
     # SQLite holds any type in any column.
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise UsageError(
             f"the history {place.words} holds values that no run wrote ({error}); move it away to "
             "start again, or give another: --history=DIR"
         ) from error
-    sys.stdout.write(shown)
+    sys.stdout.write(answer)
     return FINE if document.last is not None else EMPTY
 
 
 def _shown(place: Place) -> str:
     """Return the history's path, relative to the working folder where possible."""
-    file, here = place.file, Path.cwd()
-    inside = file is not None and file.is_relative_to(here)
-    return str(file.relative_to(here)) if file is not None and inside else place.words
+    file, folder = place.file, Path.cwd()
+    inside = file is not None and file.is_relative_to(folder)
+    return str(file.relative_to(folder)) if file is not None and inside else place.words
 
 
 def _refuse(arguments: argparse.Namespace) -> None:
@@ -406,8 +407,8 @@ def _refuse(arguments: argparse.Namespace) -> None:
             "no history is given: type preflight history --history=DIR with the folder that "
             f"preflight check --history=DIR filled (or set {VARIABLE})"
         )
-    asked = [bool(arguments.node), arguments.gpu is not None, arguments.worst]
-    if sum(asked) > 1:
+    choices = [bool(arguments.node), arguments.gpu is not None, arguments.worst]
+    if sum(choices) > 1:
         raise UsageError("give only one of NODE, --gpu and --worst")
     if not 1 <= arguments.nights <= LONGEST:
         raise UsageError(f"--nights={arguments.nights}: give a number, 1 to {LONGEST}")

@@ -103,15 +103,15 @@ def run(arguments: argparse.Namespace) -> int:
     """
     arguments.prefix = arguments.prefix or ""
     files = _plan(arguments)
-    changed = [one for one in files if one.action in _CHANGES]
+    changes = [file for file in files if file.action in _CHANGES]
     if not arguments.prefix:
         _refuse_untrusted(files, Path(sys.executable).with_name("preflight"))
     if not arguments.json:
         sys.stdout.writelines(f"{line}\n" for line in _shown(files, arguments))
         sys.stdout.flush()  # what will be written is shown first
     if not arguments.dry_run:
-        for one in changed:
-            _carry_out(one, Path(arguments.prefix + one.path))
+        for file in changes:
+            _carry_out(file, Path(arguments.prefix + file.path))
     is_tried = not (arguments.dry_run or arguments.uninstall or arguments.prefix)
     trial = _try(arguments) if is_tried else None
     code = UNCLEAR if trial and (trial.trouble or trial.prolog_exit) else FINE
@@ -130,10 +130,10 @@ def _plan(arguments: argparse.Namespace) -> tuple[HookFile, ...]:
         if not _SAFE.fullmatch(path):
             raise UsageError(f"{path!a} cannot stand in a script: give a plain absolute path")
     config = f"{arguments.config_dir}/{SETTINGS}"
-    own = {"PREFLIGHT": program, "CONFIG": config}
-    wanted = [
-        (f"{arguments.slurm_dir}/{PROLOG}", _script(PROLOG, own), 0o755),
-        (f"{arguments.slurm_dir}/preflight-healthcheck", _script(HEALTHCHECK, own), 0o755),
+    values = {"PREFLIGHT": program, "CONFIG": config}
+    rows = [
+        (f"{arguments.slurm_dir}/{PROLOG}", _script(PROLOG, values), 0o755),
+        (f"{arguments.slurm_dir}/preflight-healthcheck", _script(HEALTHCHECK, values), 0o755),
         (config, _settings(arguments), 0o644),
     ]
     return tuple(
@@ -143,13 +143,13 @@ def _plan(arguments: argparse.Namespace) -> tuple[HookFile, ...]:
             mode=f"{mode:04o}",
             content=content,
         )
-        for path, content, mode in wanted
+        for path, content, mode in rows
     )
 
 
-def _script(name: str, own: dict[str, str]) -> str:
+def _script(name: str, values: dict[str, str]) -> str:
     text = (templates() / name).read_text(encoding="utf-8")
-    for key, value in own.items():
+    for key, value in values.items():
         text = re.sub(rf"^{key}=.*$", f"{key}={value}", text, count=1, flags=re.MULTILINE)
     return text
 
@@ -164,12 +164,12 @@ def _settings(arguments: argparse.Namespace) -> str:
 
 def _action(path: Path, content: str, arguments: argparse.Namespace) -> Action:
     try:
-        found = read_regular(path, _LARGEST).decode("utf-8", "replace")
+        text = read_regular(path, _LARGEST).decode("utf-8", "replace")
     except (FileNotFoundError, NotADirectoryError):
         return "missing" if arguments.uninstall else "write"
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}; move it away") from error
-    plain = found.replace("\n# inven", "\ninven") == content.replace("\n# inven", "\ninven")
+    plain = text.replace("\n# inven", "\ninven") == content.replace("\n# inven", "\ninven")
     if arguments.uninstall:
         return "remove" if plain or (arguments.force and path.name != SETTINGS) else "keep"
     if plain:
@@ -180,14 +180,14 @@ def _action(path: Path, content: str, arguments: argparse.Namespace) -> Action:
 
 def _refuse_untrusted(files: Sequence[HookFile], program: Path) -> None:
     """Refuse what another user could change, and folders in which this one may not write."""
-    for one in files:
-        folder = next(each for each in Path(one.path).parents if each.exists())
-        if one.action in _CHANGES and not os.access(folder, os.W_OK):
+    for file in files:
+        folder = next(parent for parent in Path(file.path).parents if parent.exists())
+        if file.action in _CHANGES and not os.access(folder, os.W_OK):
             raise UsageError(f"cannot write into {folder}: run it as root, or see --slurm-dir and "
                              "--config-dir")  # fmt: skip
     if os.geteuid() != 0:
         return
-    for path in (program, *(Path(one.path) for one in files)):
+    for path in (program, *(Path(file.path) for file in files)):
         # Slurm's own user may own its folder: he starts programs as root on every node anyway.
         if risk := who_may_change(path, and_slurm=path.name != SETTINGS and path != program):
             raise UsageError(
@@ -196,15 +196,15 @@ def _refuse_untrusted(files: Sequence[HookFile], program: Path) -> None:
             )
 
 
-def _carry_out(one: HookFile, path: Path) -> None:
+def _carry_out(file: HookFile, path: Path) -> None:
     try:
-        if one.action == "remove":
+        if file.action == "remove":
             remove(path)
             with suppress(OSError), open_folder(path.parent.parent, make=False) as above:
                 os.rmdir(path.parent.name, dir_fd=above)  # unless it holds other programs' prologs
             return
         os.umask(0o022)  # users read the inventory in a folder that is made here
-        write_typed(path, one.content.encode(), int(one.mode, 8), make=True, folders=0o755)
+        write_typed(path, file.content.encode(), int(file.mode, 8), make=True, folders=0o755)
     except OSError as error:
         raise UsageError(
             f"cannot write {path}: {reason_of(error)}; what was written so far stays"
@@ -222,23 +222,23 @@ def _try(arguments: argparse.Namespace) -> Trial:
         script = _started([f"{arguments.slurm_dir}/{PROLOG}"], environ) if observes else None
         program = Path(sys.executable).with_name("preflight")
         words = [str(program), "healthcheck", "--plain", "--json", f"--config={config}"]
-        checked = _started(words, environ)
+        answer = _started(words, environ)
     except (UsageError, OSError, subprocess.TimeoutExpired) as error:
         return Trial(prolog_exit=None, healthcheck_exit=UNJUDGED, found=(), trouble=str(error))
     prolog_exit = script.returncode if script else None
     try:
-        judged = msgspec.json.decode(checked.stdout)["judged"]
-        found = tuple(
-            f"{one['check']} {one['outcome']}: {one['sentence']}" for one in judged["findings"]
+        document = msgspec.json.decode(answer.stdout)["judged"]
+        findings = tuple(
+            f"{row['check']} {row['outcome']}: {row['sentence']}" for row in document["findings"]
         )
-        unread = tuple(f"{one['check']} unknown: {one['why']}" for one in judged["unknown"])
-        trouble = str(judged["trouble"])
+        unread = tuple(f"{row['check']} unknown: {row['why']}" for row in document["unknown"])
+        trouble = str(document["trouble"])
     except (ValueError, KeyError, TypeError):
-        found, unread = (), ()
-        trouble = checked.stderr.strip() or "no answer; see: journalctl -t preflight"
+        findings, unread = (), ()
+        trouble = answer.stderr.strip() or "no answer; see: journalctl -t preflight"
     return Trial(
-        prolog_exit=prolog_exit, healthcheck_exit=checked.returncode,
-        found=(*found, *unread), trouble=trouble,
+        prolog_exit=prolog_exit, healthcheck_exit=answer.returncode,
+        found=(*findings, *unread), trouble=trouble,
     )  # fmt: skip
 
 
@@ -256,24 +256,25 @@ def _slurm_conf(arguments: argparse.Namespace) -> Iterator[str]:
 
 
 def _shown(files: Sequence[HookFile], arguments: argparse.Namespace) -> Iterator[str]:
-    wide = max(len(one.path) for one in files)
-    for one in files:
-        mode = f", mode {one.mode}" if one.action in ("write", "replace") else ""
-        yield f"{one.action:<10} {arguments.prefix + one.path:<{wide}}  {_WORDS[one.action]}{mode}"
-        if one.action == "keep" and Path(one.path).name != SETTINGS:
+    wide = max(len(file.path) for file in files)
+    for file in files:
+        mode = f", mode {file.mode}" if file.action in ("write", "replace") else ""
+        path = arguments.prefix + file.path
+        yield f"{file.action:<10} {path:<{wide}}  {_WORDS[file.action]}{mode}"
+        if file.action == "keep" and Path(file.path).name != SETTINGS:
             yield f"           to {'remove' if arguments.uninstall else 'replace'} it, add --force"
-        if arguments.dry_run and one.action in ("write", "replace"):
-            yield from (f"           {line}".rstrip() for line in one.content.splitlines())
+        if arguments.dry_run and file.action in ("write", "replace"):
+            yield from (f"           {line}".rstrip() for line in file.content.splitlines())
 
 
 def _outcome(document: InstallDocument, arguments: argparse.Namespace, width: int) -> Iterator[str]:
     def line(label: str, words: str) -> Iterator[str]:
         yield from labelled(label, printable(words), width)
 
-    changed = sum(one.action in _CHANGES for one in document.files)
-    if not changed:
-        kept = any(one.action == "keep" for one in document.files)
-        yield from line("nothing", "to change, and what was edited stays" if kept else "to change")
+    changes = sum(file.action in _CHANGES for file in document.files)
+    if not changes:
+        edits = any(file.action == "keep" for file in document.files)
+        yield from line("nothing", "to change, and what was edited stays" if edits else "to change")
     elif document.dry_run:
         yield from line("dry run", "nothing was written; leave out --dry-run to write these files")
     trial = document.trial
@@ -285,8 +286,8 @@ def _outcome(document: InstallDocument, arguments: argparse.Namespace, width: in
         state = {0: "ready", 1: "not ready"}.get(trial.healthcheck_exit, "could not be checked")
         yield from line("tried", f"the health check: this node is {state}"
                         + f" ({trial.trouble})" * bool(trial.trouble))  # fmt: skip
-        for one in trial.found:
-            yield from line("", one)
+        for finding in trial.found:
+            yield from line("", finding)
     if arguments.uninstall:
         yield from line("next", "remove these lines from slurm.conf, then: scontrol reconfigure")
     else:
@@ -295,7 +296,7 @@ def _outcome(document: InstallDocument, arguments: argparse.Namespace, width: in
             words = f"say what the nodes have: preflight learn -o {folder}/fleet.toml; then name "
             yield from line("next", f"{words}it as `inventory` in {folder}/{SETTINGS}")
         yield from line("next", "add these lines to slurm.conf, then: scontrol reconfigure")
-    yield from (f"           {each}" for each in document.slurm_conf)
+    yield from (f"           {text}" for text in document.slurm_conf)
 
 
 _EXAMPLES = """\

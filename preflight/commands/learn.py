@@ -95,26 +95,26 @@ def run(arguments: argparse.Namespace) -> int:
 
     UsageError (exit 4) for targets that name no node, and for a file that exists already.
     """
-    printed = arguments.output in (None, Path("-"))
-    output = None if printed else typed_path(arguments.output)
+    to_stdout = arguments.output in (None, Path("-"))
+    output = None if to_stdout else typed_path(arguments.output)
     if output is not None and output.exists() and not arguments.force:
         raise UsageError(f"{output} exists already: give another file, or --force to replace it")
     past = folder_among(arguments)
     try:
-        seen = _read_run(past, arguments.inventory) if past else _probe(arguments)
+        source = _read_run(past, arguments.inventory) if past else _probe(arguments)
     except KeyboardInterrupt:
         remark("interrupted: no inventory is written")
         return INTERRUPTED
-    measured = seen.measured
-    left_out = {h.name: why for h in seen.hosts if (why := _why_not(h.name, measured))}
+    measured = source.measured
+    left_out = {h.name: why for h in source.hosts if (why := _why_not(h.name, measured))}
     for name, why in left_out.items():
         remark(f"not learned: {name}: {why}")
-    hosts = [host for host in seen.hosts if host.name not in left_out]
+    hosts = [host for host in source.hosts if host.name not in left_out]
     if not hosts:
         remark("no node could be learned: no inventory is written")
         return UNCLEAR
     groups = learned_groups(hosts, measured.facts, measured.sweep, measured.burned)
-    text = inventory_text(groups, left_out, seen.origin, datetime.now(UTC).date())
+    text = inventory_text(groups, left_out, source.origin, datetime.now(UTC).date())
     inventory_of(output or Path("learned.toml"), text)  # it must be readable again
     if output is not None:
         _write(text, output)
@@ -128,17 +128,17 @@ def run(arguments: argparse.Namespace) -> int:
 def _probe(arguments: argparse.Namespace) -> _Source:
     fleet, nonce = fleet_of(arguments), secrets.token_hex(16)
     with closing(Ways(fleet.hosts)) as ways:
-        reached = probe_fleet(
+        answers = probe_fleet(
             fleet.hosts, ways, nonce, deadline_s=PROBE_S, at_most=SETUP_AT_MOST,
             progress=lambda *_: None,
         )  # fmt: skip
-        for one in reached.values():
-            if one.connection is not None:
-                one.connection.close()
+        for answer in answers.values():
+            if answer.connection is not None:
+                answer.connection.close()
     measured = Measured(
         nonce=nonce,
-        facts={name: one.facts for name, one in reached.items() if one.facts},
-        reach={name: one.reach for name, one in reached.items()},
+        facts={name: answer.facts for name, answer in answers.items() if answer.facts},
+        reach={name: answer.reach for name, answer in answers.items()},
     )
     return _Source(fleet.hosts, measured, fleet.origin)
 

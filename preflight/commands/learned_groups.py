@@ -49,8 +49,8 @@ def why_not(facts: Facts) -> str:
         return f"its GPU driver does not answer ({facts.driver.error or facts.driver.state})"
     if facts.driver.state == "answered" and facts.gpus is None:
         return "its driver does not list its GPUs"
-    lost = [line for line in facts.problems if line.startswith("GPU ")]
-    return f"one of its GPUs cannot be read: {lost[0]}" if lost else ""
+    broken = [line for line in facts.problems if line.startswith("GPU ")]
+    return f"one of its GPUs cannot be read: {broken[0]}" if broken else ""
 
 
 def expected_of(facts: Facts) -> Expected:
@@ -125,18 +125,18 @@ class CommonModes(Struct, frozen=True):
 
 def common_modes(has: Expected, facts: Mapping[str, Facts]) -> CommonModes:
     """Add the settings that can be expected of these nodes."""
-    gpus = {name: list(one.gpus) for name, one in facts.items() if one.gpus}
-    shared: dict[str, Any] = {}
+    gpus = {name: list(node.gpus) for name, node in facts.items() if node.gpus}
+    common: dict[str, Any] = {}
     left_open = []
     for key in MODES:
-        values = {gpu_value(gpu, key) for each in gpus.values() for gpu in each}
+        values = {gpu_value(gpu, key) for gpu_list in gpus.values() for gpu in gpu_list}
         if values <= {None}:
             continue
         if why := _unreadable(key, gpus) or _differing(key, gpus) or _unfounded(key, gpus):
             left_open.append(f"{key} is left open: {why}")
         else:
-            shared[key] = max(values)
-    return CommonModes(replace(has, **shared), tuple(left_open))
+            common[key] = max(values)
+    return CommonModes(replace(has, **common), tuple(left_open))
 
 
 def gpu_value(gpu: Gpu, key: str) -> Any:
@@ -146,7 +146,9 @@ def gpu_value(gpu: Gpu, key: str) -> Any:
 
 
 def _unreadable(key: str, gpus: _Each) -> str:
-    unread = [name for name, each in gpus.items() if any(gpu_value(g, key) is None for g in each)]
+    unread = [
+        name for name, gpu_list in gpus.items() if any(gpu_value(g, key) is None for g in gpu_list)
+    ]
     return f"not every GPU of {fold(unread)} tells it" if unread else ""
 
 
@@ -156,20 +158,20 @@ def _differing(key: str, gpus: _Each) -> str:
     Power limits are alike within the slack.
     """
     have = grouped(
-        (" and ".join(sorted({_format_value(gpu_value(gpu, key)) for gpu in each})), name)
-        for name, each in gpus.items()
+        (" and ".join(sorted({_format_value(gpu_value(gpu, key)) for gpu in gpu_list})), name)
+        for name, gpu_list in gpus.items()
     )
-    values = {gpu_value(gpu, key) for each in gpus.values() for gpu in each}
+    values = {gpu_value(gpu, key) for gpu_list in gpus.values() for gpu in gpu_list}
     slack = SHIPPED("power_limit_slack_w")
     if len(values) == 1 or (key == "power_limit_w" and max(values) - min(values) <= slack):
         return ""
-    parts = sorted(have.items(), key=lambda one: -len(one[1]))
+    parts = sorted(have.items(), key=lambda row: -len(row[1]))
     return "; ".join(f"{fold(names)} {words}" for words, names in parts)
 
 
 def _unfounded(key: str, gpus: _Each) -> str:
     """Return why a shared value is not learned: a check would then no longer warn of it."""
-    every = [gpu for each in gpus.values() for gpu in each]
+    every = [gpu for gpu_list in gpus.values() for gpu in gpu_list]
     value = gpu_value(every[0], key)
     for gpu in every:
         later = reading(gpu, _PENDING[key]) if key in _PENDING else None
@@ -183,8 +185,8 @@ def _unfounded(key: str, gpus: _Each) -> str:
     if key == "power_limit_w" and value + SHIPPED("power_limit_slack_w") < default:
         return f"{value:g} W, {default:g} W by default; write {value:g} if that is intended"
     lanes = max((reading(gpu, "pcie_width_max") or 0 for gpu in every), default=0)
-    known = board(every[0].name)
-    generation = (known.pcie_gen if known is not None else None) or 0
+    spec = board(every[0].name)
+    generation = (spec.pcie_gen if spec is not None else None) or 0
     possible = {"pcie_lanes": lanes, "pcie_generation": generation}.get(key, 0)
     if possible and value < possible:
         return f"{value}, {possible} is possible; write {value} if that is intended"
@@ -234,26 +236,26 @@ def learned_groups(
     alike: list[tuple[Host, Expected, list[Host]]] = []
     for host in hosts:
         has, way = expected_of(facts[host.name]), _way(host)
-        same = next((one for kind, its, one in alike if (kind, its) == (way, has)), None)
+        same = next((members for kind, its, members in alike if (kind, its) == (way, has)), None)
         if same is None:
             alike.append((way, has, [host]))
         else:
             same.append(host)
-    alike.sort(key=lambda one: -len(one[2]))
-    taken: dict[str, Expected] = {}
+    alike.sort(key=lambda row: -len(row[2]))
+    by_name: dict[str, Expected] = {}
     groups = []
     for way, has, members in alike:
-        wanted = _slug(way.group if way.group != "all" else _kind(has))
-        name = next(name for name in _numbered(wanted) if name not in taken)
-        remark = "" if name == wanted else f"unlike {wanted}: {_differences(has, taken[wanted])}"
-        taken[name] = has
+        slug = _slug(way.group if way.group != "all" else _kind(has))
+        name = next(name for name in _numbered(slug) if name not in by_name)
+        remark = "" if name == slug else f"unlike {slug}: {_differences(has, by_name[slug])}"
+        by_name[name] = has
         names = {host.name for host in members}
-        reached = dict(_burned(burned or {}, facts, names))
-        reached |= dict(_reached(sweep, names)) if sweep else {}
+        baselines = dict(_burned(burned or {}, facts, names))
+        baselines |= dict(_reached(sweep, names)) if sweep else {}
         modes = common_modes(has, {host.name: facts[host.name] for host in members})
         groups.append(
             LearnedGroup(
-                name=name, hosts=tuple(members), has=modes.expectation, baselines=reached,
+                name=name, hosts=tuple(members), has=modes.expectation, baselines=baselines,
                 remark=remark, left_open=modes.left_open,
             )
         )  # fmt: skip
@@ -317,11 +319,11 @@ def _reached(sweep: Sweep, names: set[str]) -> Iterator[tuple[str, Baseline]]:
     if pairs:
         yield "rail", Baseline(round(median(pairs), 3), count(len(pairs), "pair"))
     inside = [
-        one.sizes[-1].busbw_gbs
+        result.sizes[-1].busbw_gbs
         for samples in sweep.inside
         if samples.backend == "nccl" and samples.node in names
-        for one in (measure_inside(samples),)
-        if one.state == "measured"
+        for result in (measure_inside(samples),)
+        if result.state == "measured"
     ]
     if inside:
         yield "all_reduce", Baseline(round(median(inside), 3), count(len(inside), "node"))

@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     UsageError (exit 4) for a file that cannot be opened or is too large.
     """
     scripts = map(read_script, arguments.scripts)
-    files = tuple(lint(one.content, one.path) for one in scripts)
+    files = tuple(lint(script.content, script.path) for script in scripts)
     code = _exit_code(files)
     document = Document(preflight=__version__, exit=code, files=files)
     print_answer(arguments, document, lambda width: _lines(files, code, width))
@@ -59,36 +59,37 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _exit_code(files: Sequence[LintResult]) -> int:
-    if any(one.of(Severity.ERROR) or one.of(Severity.WARNING) for one in files):
+    if any(file.of(Severity.ERROR) or file.of(Severity.WARNING) for file in files):
         return FOUND
-    if any(one.unread for one in files):
+    if any(file.unread for file in files):
         return UNCLEAR
-    return FINE if any(one.distributed for one in files) else EMPTY
+    return FINE if any(file.distributed for file in files) else EMPTY
 
 
 def _lines(files: Sequence[LintResult], code: int, width: int) -> Iterator[str]:
-    for one in files:
-        yield from _file(one, width)
-    counted = [
-        (severity.value, sum(len(one.of(severity)) for one in files)) for severity in Severity
+    for file in files:
+        yield from _file(file, width)
+    numbers = [
+        (severity.value, sum(len(file.of(severity)) for file in files)) for severity in Severity
     ]
-    summary = ", ".join(count(number, word) for word, number in counted)
-    ignored = sum(one.ignored for one in files)
+    summary = ", ".join(count(number, word) for word, number in numbers)
+    ignored = sum(file.ignored for file in files)
     summary += f", {ignored} ignored by comments" if ignored else ""
     yield f"{summary}    exit {code}"
 
 
-def _file(one: LintResult, width: int) -> Iterator[str]:
-    path = printable(one.path)
-    if one.unread is not None:
-        sentence = f"{path} was not checked: {one.unread.reason}; {one.unread.remedy}"
+def _file(file: LintResult, width: int) -> Iterator[str]:
+    path = printable(file.path)
+    if file.unread is not None:
+        sentence = f"{path} was not checked: {file.unread.reason}; {file.unread.remedy}"
         yield from wrapped(sentence, first="", indent=_INDENT, width=width)
-    elif not one.distributed:
-        yield f"{path}: not a distributed script ({count(one.lines, 'line')} read)"
-    elif not one.findings:
-        yield f"{path}: nothing found ({count(one.lines, 'line')} read)"
-    for each in one.findings:
-        yield f"{path}:{each.line}  {each.severity.value}  {each.rule}"
-        for label, words in (("", each.sentence), ("then: ", each.will), ("do: ", each.remedy)):
+    elif not file.distributed:
+        yield f"{path}: not a distributed script ({count(file.lines, 'line')} read)"
+    elif not file.findings:
+        yield f"{path}: nothing found ({count(file.lines, 'line')} read)"
+    for finding in file.findings:
+        yield f"{path}:{finding.line}  {finding.severity.value}  {finding.rule}"
+        rows = (("", finding.sentence), ("then: ", finding.will), ("do: ", finding.remedy))
+        for label, words in rows:
             first, indent = _INDENT + label, _INDENT + " " * len(label)
             yield from wrapped(words, first=first, indent=indent, width=width)

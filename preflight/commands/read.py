@@ -78,13 +78,13 @@ KINDS: Final = ", ".join((
 def captured_parts(text: str) -> tuple[Captured, ...]:
     """Read all known parts of a text: a ticket may hold a table and, below it, a kernel log."""
     text = countable(text)
-    found = list(_parts(text))
-    if log := dmesg.read(text, alone=not found):
-        torn = "" if found or log.damaged else wrapped_line(text)
-        found.append(replace(log, damaged=torn) if torn else log)
+    parts = list(_parts(text))
+    if log := dmesg.read(text, alone=not parts):
+        torn = "" if parts or log.damaged else wrapped_line(text)
+        parts.append(replace(log, damaged=torn) if torn else log)
     if settings := environment.read(text):
-        found.append(settings)
-    return tuple(map(_bounded, found))
+        parts.append(settings)
+    return tuple(map(_bounded, parts))
 
 
 def captured(text: str) -> Captured | None:
@@ -110,16 +110,16 @@ def _of_text(name: str, text: str) -> dict[str, Captured | None]:
     text = countable(text)
     if text.count("\\n") > text.count("\n") and not text.lstrip().startswith(("{", "[")):
         text = text.replace("\\n", "\n").replace("\\t", "\t")  # a log's field: escaped line ends
-    places = [[found.start() for found in begin.finditer(text)] for begin in _BEGINS]
-    cuts = sorted(place for each in places if len(each) > 1 for place in each)
+    places = [[match.start() for match in begin.finditer(text)] for begin in _BEGINS]
+    cuts = sorted(place for starts in places if len(starts) > 1 for place in starts)
     if not cuts:
         return _of_output(name, text)
-    read: dict[str, Captured | None] = {}
+    outputs: dict[str, Captured | None] = {}
     for number, (start, end) in enumerate(pairwise([0, *cuts[1:], len(text)]), 1):
         if number > _MOST_OUTPUTS:
-            return read | {f"{name} (after output {_MOST_OUTPUTS})": _UNREAD}
-        read |= _of_output(f"{name} (output {number})", text[start:end])
-    return read
+            return outputs | {f"{name} (after output {_MOST_OUTPUTS})": _UNREAD}
+        outputs |= _of_output(f"{name} (output {number})", text[start:end])
+    return outputs
 
 
 def _of_output(name: str, text: str) -> dict[str, Captured | None]:
@@ -127,9 +127,9 @@ def _of_output(name: str, text: str) -> dict[str, Captured | None]:
     parts = captured_parts(text)
     if not parts:
         return {name: None}
-    known = {f"{name} ({one.kind})" if len(parts) > 1 else name: one for one in parts}
-    strange = unread(text, [one.kind for one in parts])
-    return {**known, **{f"{name} (lines {first}-{last})": _UNREAD for first, last in strange}}
+    outputs = {f"{name} ({part.kind})" if len(parts) > 1 else name: part for part in parts}
+    strange = unread(text, [part.kind for part in parts])
+    return {**outputs, **{f"{name} (lines {first}-{last})": _UNREAD for first, last in strange}}
 
 
 _UNREAD: Final = Captured(
@@ -137,12 +137,12 @@ _UNREAD: Final = Captured(
 )
 
 
-def _bounded(found: Captured) -> Captured:
-    if (many := _crowd(found.facts)) <= _MOST_PORTS:
-        return found
+def _bounded(output: Captured) -> Captured:
+    if (many := _crowd(output.facts)) <= _MOST_PORTS:
+        return output
     damaged = f"it lists {many} ports, a node has at most {_MOST_PORTS}"
     advice = "give each node's own text"
-    return replace(found, facts=bare_facts(), damaged=damaged, advice=advice)
+    return replace(output, facts=bare_facts(), damaged=damaged, advice=advice)
 
 
 _MOST_PORTS: Final = 1024
@@ -182,31 +182,31 @@ def judge_captured(read: Mapping[str, Captured | None]) -> tuple[Entry, ...]:
 
     Texts of one kind are peers if they show the same GPU models.
     """
-    known = {name: one for name, one in read.items() if one is not None}
+    texts = {name: text for name, text in read.items() if text is not None}
     kinds: dict[tuple[str, frozenset[str]], dict[str, Facts]] = {}
-    for name, one in known.items():
-        kinds.setdefault(_peers_of(one), {})[name] = one.facts
+    for name, text in texts.items():
+        kinds.setdefault(_peers_of(text), {})[name] = text.facts
     alike = {kind: Group("captured", facts) for kind, facts in kinds.items()}
     return tuple(
         Entry(registered.check.id, subject((name,)) + place, (name,), verdict)
-        for name, one in known.items()
-        for place, node in _nodes(name, one, alike[_peers_of(one)])
+        for name, text in texts.items()
+        for place, node in _nodes(name, text, alike[_peers_of(text)])
         for registered in shipped_checks()
-        if registered.check.id in one.checks
-        for verdict in (_limited(registered.conclude(node), one),)
+        if registered.check.id in text.checks
+        for verdict in (_limited(registered.conclude(node), text),)
     )
 
 
-def _peers_of(one: Captured) -> tuple[str, frozenset[str]]:
-    return one.kind, frozenset(gpu.name for gpu in one.facts.gpus or () if gpu.name)
+def _peers_of(text: Captured) -> tuple[str, frozenset[str]]:
+    return text.kind, frozenset(gpu.name for gpu in text.facts.gpus or () if gpu.name)
 
 
 def fact_checks() -> tuple[str, ...]:
     """Return the ids of the checks that judge one node by its facts alone."""
     return tuple(
-        one.check.id
-        for one in shipped_checks()
-        if one.check.stage == "facts" and one.subject == "node"
+        registered.check.id
+        for registered in shipped_checks()
+        if registered.check.stage == "facts" and registered.subject == "node"
     )
 
 
@@ -214,12 +214,12 @@ def exit_code(read: Mapping[str, Captured | None], entries: Sequence[Entry]) -> 
     """Return 1 for a fault, 3 if something was not judged, 5 for nothing to judge, else 0."""
     if not entries:
         return EMPTY
-    outcomes = {one.verdict.outcome for one in entries}
+    outcomes = {entry.verdict.outcome for entry in entries}
     if outcomes & {Outcome.FAIL, Outcome.FLAKY}:
         return FOUND
-    missed = bool(outcomes & {Outcome.UNKNOWN, Outcome.BROKEN})
-    strange = any(one is None or not one.kind for one in read.values())
-    return UNCLEAR if missed or strange else FINE
+    has_gaps = bool(outcomes & {Outcome.UNKNOWN, Outcome.BROKEN})
+    strange = any(text is None or not text.kind for text in read.values())
+    return UNCLEAR if has_gaps or strange else FINE
 
 
 def document(
@@ -227,44 +227,44 @@ def document(
 ) -> ReadDocument:
     """Return the document, with the verdicts of each file."""
     by_file, files = _by_file(entries), []
-    for name, one in read.items():
-        kind, damaged = (one.kind, one.damaged) if one else ("", "")
+    for name, text in read.items():
+        kind, damaged = (text.kind, text.damaged) if text else ("", "")
         verdicts = tuple(map(verdict_row, by_file.get((name,), ())))
         files.append(ReadRow(file=name, kind=kind, damaged=damaged, verdicts=verdicts))
     return ReadDocument(exit=code, files=tuple(files))
 
 
 def _by_file(entries: Sequence[Entry]) -> dict[tuple[str, ...], list[Entry]]:
-    return grouped((each.nodes, each) for each in entries)
+    return grouped((entry.nodes, entry) for entry in entries)
 
 
-def _limited(verdict: Verdict, one: Captured) -> Verdict:
+def _limited(verdict: Verdict, text: Captured) -> Verdict:
     """Keep a fault, but turn other outcomes on a damaged text into unknown."""
-    if not one.damaged or verdict.outcome not in _PROVE_NOTHING:
+    if not text.damaged or verdict.outcome not in _PROVE_NOTHING:
         return verdict
-    seen = f" (the rest shows: {verdict.sentence})" if verdict.outcome is Outcome.WARN else ""
-    sentence = f"too little can be read: {one.damaged}{seen}"
-    return unknown(sentence, advice=one.advice, cause="" if seen else "an incomplete text")
+    besides = f" (the rest shows: {verdict.sentence})" if verdict.outcome is Outcome.WARN else ""
+    sentence = f"too little can be read: {text.damaged}{besides}"
+    return unknown(sentence, advice=text.advice, cause="" if besides else "an incomplete text")
 
 
-def _nodes(name: str, one: Captured, alike: Group) -> Iterator[tuple[str, Node]]:
+def _nodes(name: str, text: Captured, alike: Group) -> Iterator[tuple[str, Node]]:
     """Yield the nodes that a text shows, each with its place in the text."""
-    if not one.environs:
-        job = Job(environ=None if one.environ is None else {"": one.environ}, environ_origin=name)
-        yield "", _node(name, one, alike, job)
-    for place, environ in one.environs.items():
-        environs = one.environs if one.one_job else {"": environ}
+    if not text.environs:
+        job = Job(environ=None if text.environ is None else {"": text.environ}, environ_origin=name)
+        yield "", _node(name, text, alike, job)
+    for place, environ in text.environs.items():
+        environs = text.environs if text.one_job else {"": environ}
         job = Job(environ=environs, environ_origin=f"{name}, {place}")
-        yield f" ({place})", _node(place, one, alike, job)
+        yield f" ({place})", _node(place, text, alike, job)
 
 
-def _node(name: str, one: Captured, alike: Group, job: Job) -> Node:
+def _node(name: str, text: Captured, alike: Group, job: Job) -> Node:
     net = Net(
         own=None, trouble="a captured text", master="", is_master=False, master_port_origin="",
         to_me=(), others_to_master=(),
     )  # fmt: skip
     return Node(
-        name=name, expected=Expected(), reach=Reach("captured"), facts=one.facts, group=alike,
+        name=name, expected=Expected(), reach=Reach("captured"), facts=text.facts, group=alike,
         job=job, net=net,
     )  # fmt: skip
 
@@ -286,18 +286,18 @@ def read_archive(
         archive = unpack(content)
     except UsageError as error:
         raise UsageError(f"cannot read {name}: {error}") from error
-    whose = "" if alone else f"{name}: "
+    prefix = "" if alone else f"{name}: "
     parts = {
-        whose + part.name: _captured(part, archive.files[part.name])
+        prefix + part.name: _captured(part, archive.files[part.name])
         for part in archive.manifest.parts
         if part.name in archive.files
     }
     lacking = {part.name: part.error for part in archive.manifest.parts if part.error}
     for name_of, why in lacking.items():
         if name_of.endswith("/facts.json"):
-            parts[whose + name_of] = _unreadable(f"its node sent none: {why}")
+            parts[prefix + name_of] = _unreadable(f"its node sent none: {why}")
     return parts, _sweep_entries(
-        whose + MEASURED, archive.files.get(MEASURED, b""), lacking.get(MEASURED)
+        prefix + MEASURED, archive.files.get(MEASURED, b""), lacking.get(MEASURED)
     )
 
 
@@ -305,11 +305,11 @@ def _captured(part: Part, content: bytes) -> Captured:
     if part.name.endswith("/facts.json"):
         return _facts(content)
     text = decoded(content, "replace")
-    found = captured(text) if part.name.endswith(".txt") else None
+    output = captured(text) if part.name.endswith(".txt") else None
     # Only some lines of a kernel log are kept: that these show no fault is no damage.
-    if found is not None and found.damaged != SHOWS_NOTHING:
+    if output is not None and output.damaged != SHOWS_NOTHING:
         cut = "its end was not kept" if part.cut else ""
-        return replace(found, damaged=found.damaged or cut)
+        return replace(output, damaged=output.damaged or cut)
     kind = LOG if part.name.endswith(".log") else _KEPT.get(part.name, part.command)
     return Captured(kind=kind or part.name, facts=bare_facts(), checks=())
 
@@ -341,12 +341,12 @@ def _sweep_entries(file: str, content: bytes, why: str | None) -> tuple[Entry, .
         return (Entry(_SWEEP, file, (file,), verdict),)
     if not content:
         return ()
-    stored = stored_in(Path(file), content)
-    entries = judge_stored(stored, hosts_of(stored, None)).entries
+    samples = stored_in(Path(file), content)
+    entries = judge_stored(samples, hosts_of(samples, None)).entries
     return tuple(
-        replace(one, subject=f"{file} ({one.subject})", nodes=(file,))
-        for one in entries
-        if not has_no_culprit(one)
+        replace(entry, subject=f"{file} ({entry.subject})", nodes=(file,))
+        for entry in entries
+        if not has_no_culprit(entry)
     )
 
 
@@ -378,7 +378,7 @@ def run(arguments: argparse.Namespace) -> int:
     UsageError (exit 4) for a file that cannot be opened or is larger than LARGEST, and for a
     damaged archive.
     """
-    read: dict[str, Captured | None] = {}
+    outputs: dict[str, Captured | None] = {}
     swept: list[Entry] = []
     for path in arguments.files:
         name, content = printable(str(path)), _content(path)
@@ -386,15 +386,15 @@ def run(arguments: argparse.Namespace) -> int:
         may_be = not path.name.endswith((".tar.gz", ".tgz"))
         text = content if is_text else inflated_text(content) if may_be else None
         if text is None:
-            named, found = read_archive(name, content, alone=len(arguments.files) == 1)
-            read.update(named)
-            swept += found
+            parts, verdicts = read_archive(name, content, alone=len(arguments.files) == 1)
+            outputs.update(parts)
+            swept += verdicts
         else:
-            read |= _of_text(name, decoded(text, "replace"))
-    entries = (*judge_captured(read), *swept)
-    code = exit_code(read, entries)
-    result = document(read, entries, code)
-    print_answer(arguments, result, lambda width: _lines(read, entries, code, width))
+            outputs |= _of_text(name, decoded(text, "replace"))
+    entries = (*judge_captured(outputs), *swept)
+    code = exit_code(outputs, entries)
+    result = document(outputs, entries, code)
+    print_answer(arguments, result, lambda width: _lines(outputs, entries, code, width))
     return code
 
 
@@ -423,29 +423,29 @@ _UNKNOWN = (
 
 
 def _lines(
-    read: Mapping[str, Captured | None], entries: Sequence[Entry], code: int, width: int
+    texts: Mapping[str, Captured | None], entries: Sequence[Entry], code: int, width: int
 ) -> Iterator[str]:
-    by_file, found = _by_file(entries), findings(entries)
-    file_of = {each.subject: each.nodes[0] for each in entries}
-    own: dict[str, list[Finding]] = {}
-    for finding in found:
-        files = {file_of.get(each, "") for each in finding.subjects}
-        own.setdefault(files.pop() if len(files) == 1 else "", []).append(finding)
-    for name, one in sorted(read.items(), key=lambda each: each[0] in own):  # faults come last
+    by_file, rows = _by_file(entries), findings(entries)
+    file_of = {entry.subject: entry.nodes[0] for entry in entries}
+    of_file: dict[str, list[Finding]] = {}
+    for finding in rows:
+        files = {file_of.get(about, "") for about in finding.subjects}
+        of_file.setdefault(files.pop() if len(files) == 1 else "", []).append(finding)
+    for name, text in sorted(texts.items(), key=lambda row: row[0] in of_file):  # faults come last
         yield printable(name)
-        what = (one.kind or one.damaged) if one else _UNKNOWN
-        yield from wrapped(printable(what), first=" " * 7, indent=" " * 7, width=width)
-        for each in by_file.get((name,), ()):
-            if (word := _QUIET.get(each.verdict.outcome)) is not None:
-                words = f"{each.check}{each.subject.removeprefix(name)}: {each.verdict.sentence}"
+        kind = (text.kind or text.damaged) if text else _UNKNOWN
+        yield from wrapped(printable(kind), first=" " * 7, indent=" " * 7, width=width)
+        for entry in by_file.get((name,), ()):
+            if (word := _QUIET.get(entry.verdict.outcome)) is not None:
+                words = f"{entry.check}{entry.subject.removeprefix(name)}: {entry.verdict.sentence}"
                 yield from wrapped(words, first=f"{word:<6} ", indent=" " * 7, width=width)
-        for finding in own.pop(name, ()):
-            places = tuple(each.removeprefix(name).strip() for each in finding.subjects)
+        for finding in of_file.pop(name, ()):
+            places = tuple(about.removeprefix(name).strip() for about in finding.subjects)
             yield from finding_lines(replace(finding, subjects=places), (), width)
-    for finding in (each for rest in own.values() for each in rest):
+    for finding in (row for others in of_file.values() for row in others):
         yield from finding_lines(finding, (), width)
-    counted = counts(entries)
+    numbers = counts(entries)
     summary = ", ".join(
-        f"{counted[outcome]} {outcome.value}" for outcome in Outcome if counted[outcome]
+        f"{numbers[outcome]} {outcome.value}" for outcome in Outcome if numbers[outcome]
     )
     yield f"{summary.replace('_', ' ') or 'nothing was judged'}    exit {code}"

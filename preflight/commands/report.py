@@ -59,8 +59,8 @@ def known_names_in(folder: Path, report: Report) -> tuple[KnownNames, ...]:
     Without it a user or a serial number in a sentence could not be recognized.
     """
     documents = tuple(filter(None, map(_read, (folder, *wave_folders(folder)))))
-    known = {name for one in documents for name in one.reach}
-    if missing := [name for name in _judged_sentences(report) if name not in known]:
+    names = {name for document in documents for name in document.reach}
+    if missing := [name for name in _judged_sentences(report) if name not in names]:
         raise UsageError(
             f"--public cannot hide names that it does not know: the facts of {fold(missing)} are "
             f"not in {folder} (a killed run leaves no {_FILE}, and older sweeps lose their waves, "
@@ -95,11 +95,11 @@ def _read(folder: Path) -> KnownNames | None:
 
 def _judged_sentences(report: Report) -> Iterator[str]:
     """Return the nodes with a verdict; "not run" does not count, as it holds no node's text."""
-    known = frozenset(report.fleet.nodes)
+    nodes = frozenset(report.fleet.nodes)
     rows = (row for row in report.verdicts if row.outcome is not Outcome.NOT_RUN)
     about = {row.subject for row in rows}
-    judged = {name for subject in about for name in nodes_in(subject, known)}
-    return (name for name in report.fleet.nodes if name in judged)
+    names = {name for subject in about for name in nodes_in(subject, nodes)}
+    return (name for name in report.fleet.nodes if name in names)
 
 
 def fabric_of(
@@ -114,13 +114,13 @@ def fabric_of(
         waves = latest_tries(wave_folders(folder))
         return fabric_of_waves(waves, blames, hider) if waves else None
     try:
-        stored = read_stored(folder)
+        samples = read_stored(folder)
     except UsageError:
         return None  # a run that measured no pairs
-    if not stored.observed.tried:
+    if not samples.observed.tried:
         return None
-    judged = judge_stored(stored, hosts_of(stored, None))
-    observed, accused, sweep = stored.observed, judged.accused, stored.sweep
+    verdicts = judge_stored(samples, hosts_of(samples, None))
+    observed, accused, sweep = samples.observed, verdicts.accused, samples.sweep
     if hider is not None:
         observed, accused, sweep = hider.all_of(observed), hider.all_of(accused), None
     return lambda most: fabric_section(observed, accused, sweep=sweep, most=most)
@@ -134,23 +134,23 @@ def run(arguments: argparse.Namespace) -> int:
     hider = None
     if arguments.public:
         hider = Hider(secrets(report, *known_names_in(folder, report), earlier=nights))
-    shown = report
+    document = report
     if hider:  # the inventory's folders may name the fleet's owner
-        shown = hider.all_of(report)
-        origin = shown.fleet.origin.rpartition("/")[2]
-        shown = replace(shown, fleet=replace(shown.fleet, origin=origin))
+        document = hider.all_of(report)
+        origin = document.fleet.origin.rpartition("/")[2]
+        document = replace(document, fleet=replace(document.fleet, origin=origin))
     if arguments.prometheus is not None:
         refuse_unread(typed_path(arguments.prometheus))
-        write_asked(arguments.prometheus, metrics(shown, found_in(shown)), MODE)
+        write_asked(arguments.prometheus, metrics(document, found_in(document)), MODE)
     if arguments.junit is not None:
-        write_asked(arguments.junit, junit(shown))
+        write_asked(arguments.junit, junit(document))
     if arguments.html is not None:
-        write_asked(arguments.html, _page(folder, shown, nights, hider).encode())
+        write_asked(arguments.html, _page(folder, document, nights, hider).encode())
     if arguments.json:
-        sys.stdout.write(encode(shown).decode("ascii"))
-    written = (arguments.prometheus, arguments.junit, arguments.html)
-    if arguments.text or not (arguments.json or any(written)):
-        print_lines(lambda width: map(short_names, _lines(shown, width)))
+        sys.stdout.write(encode(document).decode("ascii"))
+    files = (arguments.prometheus, arguments.junit, arguments.html)
+    if arguments.text or not (arguments.json or any(files)):
+        print_lines(lambda width: map(short_names, _lines(document, width)))
     return 0
 
 

@@ -71,12 +71,12 @@ _USAGE = "preflight watch [--stalled-after=SECONDS] [...] -- COMMAND ..."
 
 def run(words: Sequence[str], environ: Mapping[str, str]) -> int:
     """Start and watch the launch; return its exit code. UsageError (exit 4) if none was started."""
-    own, command = split(words)
+    flags, command = split(words)
     about = "Start a launch, and keep evidence where it hangs or dies."
     parser = Parser(prog="preflight watch", usage=_USAGE, description=about, allow_abbrev=False)
     add_watch_options(parser)
-    arguments, left = parser.parse_known_args(own)
-    if left:
+    arguments, extra = parser.parse_known_args(flags)
+    if extra:
         raise UsageError("put the launch after --, as in: preflight watch -- torchrun train.py")
     options = _options(arguments, command)._replace(environ=environ)
     if arguments.print_env:
@@ -103,11 +103,11 @@ def _refuse_unknown_nodes(options: Options) -> None:
     import subprocess
 
     words = ["-P", "-m", EXAMINE, "nodes", options.nodes, options.inventory]
-    asked = subprocess.run(
+    process = subprocess.run(
         [sys.executable, *words], stderr=subprocess.PIPE, text=True, errors="replace", check=False
     )
-    if asked.returncode:
-        lines = asked.stderr.strip().splitlines() or [f"exit {asked.returncode}"]
+    if process.returncode:
+        lines = process.stderr.strip().splitlines() or [f"exit {process.returncode}"]
         raise UsageError(lines[-1])
 
 
@@ -115,15 +115,13 @@ def _options(arguments: argparse.Namespace, command: tuple[str, ...]) -> Options
     debug = frozenset(filter(None, arguments.debug.split(",")))
     if unknown := sorted(debug - {*DEBUGS}):
         raise UsageError(f"--debug={unknown[0]} is unknown; type --debug={ALL}, or one of the two")
-    stalled = arguments.stalled_after
+    after = arguments.stalled_after
     return Options(
         command=command,
         base=typed_path(arguments.folder, is_printed=True),
         debug=debug,
         cap_mib=int(_number("--debug-mib", arguments.debug_mib, 1)),
-        stalled_after_s=(
-            None if stalled is None else _number("--stalled-after", stalled, SHORTEST_S)
-        ),
+        stalled_after_s=None if after is None else _number("--stalled-after", after, SHORTEST_S),
         tee=arguments.tee,
         keep=arguments.keep,
         nodes=arguments.nodes,
@@ -132,14 +130,14 @@ def _options(arguments: argparse.Namespace, command: tuple[str, ...]) -> Options
     )
 
 
-def _number(option: str, typed: str, least: float) -> float:
+def _number(option: str, text: str, least: float) -> float:
     try:
-        number = decimal_number(typed)
+        number = decimal_number(text)
     except ArgumentTypeError:
         number = -1.0
     if not least <= number <= 1e6:  # noqa: PLR2004  a bound against nonsense; nan is not in it
         raise UsageError(
-            f"{option}={typed}: give a number, {least:g} to 1000000, as in {option}=300"
+            f"{option}={text}: give a number, {least:g} to 1000000, as in {option}=300"
         )
     return number
 
@@ -154,12 +152,12 @@ def _exports(options: Options) -> Iterator[str]:
             "--folder=DIR"
         ) from error
     folder = str(base / folder_name())
-    decided = plan(options.environ, set_in_files(options.environ), folder, options.debug)
-    for left in decided.left:
-        yield "# " + left.sentence.replace("\n", " ")
+    settings = plan(options.environ, set_in_files(options.environ), folder, options.debug)
+    for setting in settings.left:
+        yield "# " + setting.sentence.replace("\n", " ")
     # An existing folder may belong to another user, who could redirect what is written there.
     new = " ".join(shlex.quote(f"{folder}/{below}") for below in ("", *FOLDERS))
     yield f"mkdir -p {shlex.quote(str(base))} && mkdir -m 750 {new} && {{"
-    for wish in decided.added:
+    for wish in settings.added:
         yield f"export {wish.name}={shlex.quote(wish.value)}  # {wish.why}"
     yield "}"

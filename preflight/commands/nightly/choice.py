@@ -51,10 +51,10 @@ class SlurmError(PreflightError):
 
 def ask_nodes(environ: Mapping[str, str]) -> dict[str, NodeUse]:
     """Ask Slurm how each node is used, by Slurm's node names; SlurmError without an answer."""
-    found = parse_nodes(_ask(NODES, environ))
-    if not found:
+    uses = parse_nodes(_ask(NODES, environ))
+    if not uses:
         raise SlurmError("sinfo lists no node: see `sinfo --Node`, or give --whole-fleet")
-    return found
+    return uses
 
 
 def ask_reservation(name: str, environ: Mapping[str, str]) -> Reservation:
@@ -62,24 +62,25 @@ def ask_reservation(name: str, environ: Mapping[str, str]) -> Reservation:
     if not _RESERVATION_NAME.fullmatch(name):  # scontrol would take some for an option
         raise UsageError(f"--reservation={name[:60]!a}: give a name as `scontrol` shows it")
     show = ("scontrol", "--oneliner", "show", "reservation", name)
-    found = parse_reservation(_ask(show, environ))
-    if found is None:
+    reservation = parse_reservation(_ask(show, environ))
+    if reservation is None:
         raise UsageError(
             f"--reservation={name[:60]!a}: Slurm has none of that name with nodes; "
             "see: scontrol show reservation"
         )
-    if not found.active:
+    if not reservation.active:
         raise UsageError(
-            f"--reservation={name[:60]!a} is not active: start the nightly run at {found.starts}"
+            f"--reservation={name[:60]!a} is not active: start the nightly run at "
+            f"{reservation.starts}"
         )
-    return found
+    return reservation
 
 
 def _ask(argv: Sequence[str], environ: Mapping[str, str]) -> str:
     """Return the output of a Slurm command; SlurmError in one line if it fails."""
     hand = f"run it by hand: {argv[0]}; or give --whole-fleet to ignore Slurm"
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             argv, env=for_slurm(environ), stdin=subprocess.DEVNULL, capture_output=True,
             timeout=ASK_S, check=False,
         )  # fmt: skip
@@ -88,15 +89,15 @@ def _ask(argv: Sequence[str], environ: Mapping[str, str]) -> str:
         raise SlurmError(f"{argv[0]} did not answer in {ASK_S:g} s{output}; {hand}") from error
     except OSError as error:
         raise SlurmError(f"{argv[0]} cannot be run ({error.strerror}); {hand}") from error
-    if done.returncode and _NOT_FOUND not in done.stdout + done.stderr:
-        if any(words in done.stderr for words in _NO_CLUSTER):
+    if process.returncode and _NOT_FOUND not in process.stdout + process.stderr:
+        if any(words in process.stderr for words in _NO_CLUSTER):
             raise SlurmError(
                 f"{argv[0]} found no cluster (no slurm.conf where it looks): set SLURM_CONF to "
                 "that of your cluster, or give --whole-fleet to ignore Slurm"
             )
-        output = last_line(done.stderr, 150) or "nothing"
+        output = last_line(process.stderr, 150) or "nothing"
         raise SlurmError(f"{argv[0]} failed and printed: {output}; {hand}")
-    return done.stdout[:LARGEST].decode("utf-8", "replace")
+    return process.stdout[:LARGEST].decode("utf-8", "replace")
 
 
 Source = Literal["idle", "reservation", "all"]
@@ -125,12 +126,12 @@ class Chooser:
         """Choose nodes; SlurmError without an answer, UsageError for an unusable reservation."""
         if self.source == "all":
             return Chosen(tuple(names))
-        held = self.held()
+        reservation = self.held()
         uses = ask_nodes(self.environ)
         free: list[str] = []
         left_out: dict[str, str] = {}
         for name in names:
-            why = "" if name in self.ours else _why_not(name, uses, held)
+            why = "" if name in self.ours else _why_not(name, uses, reservation)
             if why:
                 left_out[name] = why
             else:
@@ -154,8 +155,8 @@ class Chooser:
             uses = ask_nodes(self.environ)
         except SlurmError:
             return {}
-        found = {name: _use_of(name, uses) for name in names if name not in self.ours}
-        return {name: use.words for name, use in found.items() if use is not None and use.working}
+        by_name = {name: _use_of(name, uses) for name in names if name not in self.ours}
+        return {name: use.words for name, use in by_name.items() if use is not None and use.working}
 
 
 def chosen_way(*, idle: bool, reservation: str | None, whole: bool) -> Source | None:
@@ -172,15 +173,15 @@ def chosen_way(*, idle: bool, reservation: str | None, whole: bool) -> Source | 
 
 def chooser(environ: Mapping[str, str], source: Source | None, reservation: str = "") -> Chooser:
     """Return how nodes are chosen: without `source` by Slurm, where sinfo is found; UsageError."""
-    here = shutil.which("sinfo", path=environ.get("PATH")) is not None
-    if not here and source in ("idle", "reservation"):
+    with_slurm = shutil.which("sinfo", path=environ.get("PATH")) is not None
+    if not with_slurm and source in ("idle", "reservation"):
         raise UsageError(
             "Slurm's sinfo is not on PATH, so idle nodes cannot be found: run this where it is, "
             "or give --whole-fleet (nodes with GPUs in use are skipped all the same)"
         )
-    source = source or ("idle" if here else "all")
-    ours = allocated_nodes(environ)
-    return Chooser(source=source, reservation=reservation, environ=environ, ours=ours)
+    source = source or ("idle" if with_slurm else "all")
+    own_nodes = allocated_nodes(environ)
+    return Chooser(source=source, reservation=reservation, environ=environ, ours=own_nodes)
 
 
 def _use_of(name: str, uses: Mapping[str, NodeUse]) -> NodeUse | None:
@@ -188,13 +189,13 @@ def _use_of(name: str, uses: Mapping[str, NodeUse]) -> NodeUse | None:
     return uses.get(name) or uses.get(name.partition(".")[0])
 
 
-def _why_not(name: str, uses: Mapping[str, NodeUse], held: Reservation | None) -> str:
+def _why_not(name: str, uses: Mapping[str, NodeUse], reservation: Reservation | None) -> str:
     use = _use_of(name, uses)
     if use is None:
         return UNKNOWN_TO_SLURM
-    if held is not None and not {name, name.partition(".")[0]} & set(held.nodes):
+    if reservation is not None and not {name, name.partition(".")[0]} & set(reservation.nodes):
         return "not in the reservation"
-    if use.free or (held is not None and use.reserved):
+    if use.free or (reservation is not None and use.reserved):
         return ""
     return use.words
 
@@ -228,8 +229,8 @@ def plan_waves(
     place = {name: at for at, name in enumerate(nodes)}
     cut = _cut(nodes, leaves, _halves(len(nodes), most))
     past = _Past(earlier[:MOST_LOOKED_AT], leaves)
-    chosen = max(_rounds(cut, earlier), key=past.news)
-    waves = [tuple(sorted((*one, *other), key=place.__getitem__)) for one, other in chosen]
+    best = max(_rounds(cut, earlier), key=past.news)
+    waves = [tuple(sorted((*half, *other), key=place.__getitem__)) for half, other in best]
     return tuple(sorted(waves, key=lambda wave: (-past.waited(wave), place[wave[0]])))
 
 
@@ -248,16 +249,16 @@ def _rounds(halves: Sequence[Wave], earlier: Sequence[Waves]) -> Iterator[list[t
     frame = circle([str(at) for at in range(len(halves))])
     numbers = list(frame.numbers)
     if len(numbers) > MOST_LOOKED_AT:
-        shuffled = random.Random(repr(earlier[:1]))  # noqa: S311  a repeatable order, no secret
-        numbers = shuffled.sample(numbers, MOST_LOOKED_AT)
+        generator = random.Random(repr(earlier[:1]))  # noqa: S311  a repeatable order, no secret
+        numbers = generator.sample(numbers, MOST_LOOKED_AT)
     for number in numbers:
         yield [(halves[int(a)], halves[int(b)]) for a, b in frame.pairs(number)]
 
 
 def _cut(nodes: Sequence[str], leaves: Mapping[str, str], count: int) -> list[Wave]:
     """Cut the nodes into parts of nearly equal size, with nodes of one leaf together."""
-    known = sorted({leaves[name] for name in nodes if name in leaves}, key=natural)
-    rank = {leaf: at for at, leaf in enumerate(known)}
+    leaf_names = sorted({leaves[name] for name in nodes if name in leaves}, key=natural)
+    rank = {leaf: at for at, leaf in enumerate(leaf_names)}
     row = sorted(nodes, key=lambda name: rank.get(leaves.get(name, ""), len(rank)))
     edges = [len(row) * at // count for at in range(count + 1)]
     return [tuple(row[a:b]) for a, b in pairwise(edges)]
@@ -278,10 +279,10 @@ class _Past:
 
     def news(self, halves: Sequence[tuple[Wave, Wave]]) -> tuple[int, int]:
         """Score a night: new leaf pairs, then how long ago its node pairs shared a wave."""
-        fresh = {pair for one, other in halves for pair in self._leaf_pairs((*one, *other))}
+        fresh = {pair for half, other in halves for pair in self._leaf_pairs((*half, *other))}
         # The nodes at equal places of both halves represent all pairs.
         ages = (
-            self._since(a, b) for one, other in halves for a, b in zip(one, other, strict=False)
+            self._since(a, b) for half, other in halves for a, b in zip(half, other, strict=False)
         )
         return len(fresh - self._joined), sum(ages)
 
@@ -297,9 +298,9 @@ class _Past:
         return len(self._wave_of) + 1
 
     def _alone(self, name: str) -> int:
-        return next((at for at, known in enumerate(self._wave_of) if name in known),
+        return next((at for at, wave_of in enumerate(self._wave_of) if name in wave_of),
                     len(self._wave_of) + 1)  # fmt: skip
 
     def _leaf_pairs(self, wave: Wave) -> Iterator[tuple[str, str]]:
-        found = sorted({self._leaves[name] for name in wave if name in self._leaves})
-        return ((a, b) for at, a in enumerate(found) for b in found[at + 1 :])
+        leaves = sorted({self._leaves[name] for name in wave if name in self._leaves})
+        return ((a, b) for at, a in enumerate(leaves) for b in leaves[at + 1 :])

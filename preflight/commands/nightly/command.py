@@ -73,37 +73,37 @@ def main(argv: Sequence[str]) -> int:
         return USAGE if isinstance(error, UsageError) else UNCLEAR
 
 
-def _sweep(asked: NightlyArguments) -> int:
+def _sweep(arguments: NightlyArguments) -> int:
     now = datetime.now().astimezone()
-    ends = ends_at(asked.until, asked.budget, now)
-    into = Path.cwd() / typed_path(asked.into)
-    if asked.plan:
-        return _show_plan(asked, ends, into)
-    if not asked.json:
-        return _run(asked, ends, into, None)
-    printed = PrintedReport()
-    return printed.print(_run(asked, ends, into, printed))
+    ends = ends_at(arguments.until, arguments.budget, now)
+    into = Path.cwd() / typed_path(arguments.into)
+    if arguments.plan:
+        return _show_plan(arguments, ends, into)
+    if not arguments.json:
+        return _run(arguments, ends, into, None)
+    report = PrintedReport()
+    return report.print(_run(arguments, ends, into, report))
 
 
 def _run(
-    asked: NightlyArguments, ends: datetime | None, into: Path, printed: PrintedReport | None
+    arguments: NightlyArguments, ends: datetime | None, into: Path, report: PrintedReport | None
 ) -> int:
-    with locked(into, wait_s=2 * LEAVE_S if asked.resume else 0.0) as lock:
-        before = interrupted_nightly_run(asked, into) if asked.resume else None
-        who = chooser_for(asked, before[1] if before else None)
-        folder, nightly = before or (new_folder(into, time.time()), begin(asked, who, into))
-        nightly = replace(nightly, ends_s=end_of(ends, nightly, who))
+    with locked(into, wait_s=2 * LEAVE_S if arguments.resume else 0.0) as lock:
+        before = interrupted_nightly_run(arguments, into) if arguments.resume else None
+        choice = chooser_for(arguments, before[1] if before else None)
+        folder, nightly = before or (new_folder(into, time.time()), begin(arguments, choice, into))
+        nightly = replace(nightly, ends_s=end_of(ends, nightly, choice))
         outputs = outputs_of(folder, nightly)
         outputs.refuse_unusable()
-        if printed:
-            printed.folder = folder
+        if report:
+            report.folder = folder
         former = former_nights(into, but=nightly.sweep)
         screen = Screen()
-        print_header(screen, nightly, outputs.shown, who, resumed=before is not None)
+        print_header(screen, nightly, outputs.shown, choice, resumed=before is not None)
         if not nightly.waves:
             screen.line("nothing to check: no node is idle")
             return EMPTY
-        runner = WaveRunner(folder, nightly, who, screen, lock)
+        runner = WaveRunner(folder, nightly, choice, screen, lock)
         interrupted = _interrupted(runner, former)
         if runner.trouble:
             screen.labelled("stopped", runner.trouble)
@@ -134,17 +134,17 @@ def _why_stopped(runner: WaveRunner, *, interrupted: bool) -> str:
     return f"the nightly run stopped: {legible(runner.trouble, 80)}" if runner.trouble else ""
 
 
-def _show_plan(asked: NightlyArguments, ends: datetime | None, into: Path) -> int:
+def _show_plan(arguments: NightlyArguments, ends: datetime | None, into: Path) -> int:
     """Show tonight's waves; ask Slurm, but no node."""
-    who = chooser_for(asked, None)
-    nightly = begin(asked, who, into)
-    nightly = replace(nightly, ends_s=end_of(ends, nightly, who))
-    if asked.json:
+    choice = chooser_for(arguments, None)
+    nightly = begin(arguments, choice, into)
+    nightly = replace(nightly, ends_s=end_of(ends, nightly, choice))
+    if arguments.json:
         sys.stdout.write(plain_json(nightly))
         return 0
     screen = Screen()
     folder = new_folder(into, time.time())
-    print_header(screen, nightly, outputs_of(folder, nightly).shown, who, resumed=False)
+    print_header(screen, nightly, outputs_of(folder, nightly).shown, choice, resumed=False)
     for number, wave in enumerate(nightly.waves, 1):
         label = f"wave {number}/{len(nightly.waves)}"
         screen.labelled(label, f"{fold(wave.nodes)}  {len(wave.nodes)}")
@@ -244,18 +244,18 @@ def parser() -> _Parser:
 
 def read_words(argv: Sequence[str]) -> NightlyArguments:
     """Read the command line; wrong usage ends here, with exit 4."""
-    asked = parser().read(argv, NightlyArguments())
-    given = dict(word.partition("=")[::2] for word in asked.words)
+    arguments = parser().read(argv, NightlyArguments())
+    values = dict(word.partition("=")[::2] for word in arguments.words)
     for name, why in _NOT_HERE.items():
-        if name in given:
+        if name in values:
             raise UsageError(f"{name} is not for a nightly run: {why}; leave it out")
-    if not LEAST <= asked.wave <= MOST:
-        raise UsageError(f"--wave={asked.wave}: give a number of nodes, {LEAST} to {MOST}")
-    asked.options = {
-        name: value for name, value in given.items() if name.startswith("--preflight-")
+    if not LEAST <= arguments.wave <= MOST:
+        raise UsageError(f"--wave={arguments.wave}: give a number of nodes, {LEAST} to {MOST}")
+    arguments.options = {
+        name: value for name, value in values.items() if name.startswith("--preflight-")
     }
-    asked.words = tuple(word for word in asked.words if word.partition("=")[0] not in _OURS)
-    return asked
+    arguments.words = tuple(word for word in arguments.words if word.partition("=")[0] not in _OURS)
+    return arguments
 
 
 def _add_own(parser: argparse.ArgumentParser) -> None:
@@ -300,8 +300,8 @@ def ends_at(until: str | None, budget: str | None, now: datetime) -> datetime | 
 
 def span_s(text: str) -> float:
     """Read 90m, 5h, 1.5h or 2d as seconds; UsageError."""
-    found = _SPAN.fullmatch(text.strip())
-    seconds = float(found[1]) * _UNITS[found[2]] if found else 0
+    match = _SPAN.fullmatch(text.strip())
+    seconds = float(match[1]) * _UNITS[match[2]] if match else 0
     if not SHORTEST_S <= seconds <= LONGEST_S:
         raise UsageError(f"--budget={text[:40]!a}: give 1 minute to 30 days, as in 90m, 5h or 1.5h")
     return seconds
@@ -310,13 +310,13 @@ def span_s(text: str) -> float:
 def _until(text: str, now: datetime) -> datetime:
     """Return the next time of that clock time; a date may be given: 2026-11-23T06:00."""
     wrong = UsageError(f"--until={text[:40]!a}: give a time as in 06:00, or 2026-11-23T06:00")
-    found = _TIME.fullmatch(text.strip())
+    match = _TIME.fullmatch(text.strip())
     try:
-        if found is None:
+        if match is None:
             ends = datetime.fromisoformat(text.strip())
             ends = ends if ends.tzinfo else ends.replace(tzinfo=now.tzinfo)
         else:
-            ends = now.replace(hour=int(found[1]), minute=int(found[2]), second=0, microsecond=0)
+            ends = now.replace(hour=int(match[1]), minute=int(match[2]), second=0, microsecond=0)
             ends += timedelta(days=ends <= now)
         seconds_left = (ends - now).total_seconds()
     except (ValueError, OverflowError) as error:
@@ -338,15 +338,15 @@ def chooser_for(asked: NightlyArguments, before: NightlyRun | None) -> Chooser:
 
 def begin(asked: NightlyArguments, who: Chooser, into: Path) -> NightlyRun:
     """Find the fleet, leave out busy nodes, and plan the waves; UsageError."""
-    given: dict[str, Any] = {name: asked.option(name) for name in _AS_GIVEN}
-    fleet = resolve(FleetRequest(**given, environ=dict(os.environ)))
+    options: dict[str, Any] = {name: asked.option(name) for name in _AS_GIVEN}
+    fleet = resolve(FleetRequest(**options, environ=dict(os.environ)))
     if fleet.origin == "this machine":
         raise UsageError(
             "no fleet is given: give --inventory=FILE or --preflight-nodes=LIST; "
             "to check this machine: preflight check"
         )
     names = tuple(host.name for host in fleet.hosts)
-    chosen = who.choose(names)
+    choice = who.choose(names)
     nights = [night.waves for night in former_nights(into)]
     tier = cast("Tier", asked.option("tier") or "deep")
     return NightlyRun(
@@ -369,16 +369,16 @@ def begin(asked: NightlyArguments, who: Chooser, into: Path) -> NightlyRun:
         origin=fleet.origin,
         leaves=fleet.leaves,
         topology=fleet.topology,
-        left_out=chosen.left_out,
+        left_out=choice.left_out,
         waves=tuple(
             WaveState(nodes=wave)
-            for wave in plan_waves(chosen.nodes, fleet.leaves, asked.wave, nights)
+            for wave in plan_waves(choice.nodes, fleet.leaves, asked.wave, nights)
         ),
     )
 
 
-def _file(asked: NightlyArguments, option: str) -> str:
-    name = asked.option(option)
+def _file(arguments: NightlyArguments, option: str) -> str:
+    name = arguments.option(option)
     if name == "":
         raise UsageError(f"--preflight-{option.replace('_', '-')} is empty: give a path")
     return str(Path.cwd() / typed_path(name)) if name else ""
@@ -395,8 +395,8 @@ def _keep(text: str | None) -> int:
     return number
 
 
-def _usual_s(asked: NightlyArguments, tier: Tier) -> float:
-    text = asked.option("budget")
+def _usual_s(arguments: NightlyArguments, tier: Tier) -> float:
+    text = arguments.option("budget")
     if text is None:
         return BUDGET_S[tier]
     seconds = float(text)  # the parser refused what is no number
@@ -409,15 +409,15 @@ def _usual_s(asked: NightlyArguments, tier: Tier) -> float:
 
 def interrupted_nightly_run(asked: NightlyArguments, into: Path) -> tuple[Path, NightlyRun] | None:
     """Return the run to continue; None to begin a new one. UsageError if neither is possible."""
-    found = _latest(asked, into)
-    if found is None or found[1].finished or found[1].idle_s > TOO_OLD_S:
+    past = _latest(asked, into)
+    if past is None or past[1].finished or past[1].idle_s > TOO_OLD_S:
         if asked.names_a_fleet:
             return None
         raise UsageError(
             f"--resume: no nightly run in {asked.into} was interrupted in the last 12 h; to begin, "
             "give --inventory=FILE"
         )
-    folder, nightly = found
+    folder, nightly = past
     if asked.names_a_fleet and (asked.words, asked.folders) != (nightly.words, nightly.folders):
         raise UsageError(
             f"--resume: the nightly run {folder.name} has other options: repeat those, or give "
@@ -430,12 +430,12 @@ def interrupted_nightly_run(asked: NightlyArguments, into: Path) -> tuple[Path, 
     return folder, replace(nightly, waves=waves)
 
 
-def _latest(asked: NightlyArguments, into: Path) -> tuple[Path, NightlyRun] | None:
+def _latest(arguments: NightlyArguments, into: Path) -> tuple[Path, NightlyRun] | None:
     """Return the latest nightly run; ignore a damaged one if the options name a fleet."""
     try:
         return latest(into)
     except UsageError as error:
-        if not asked.names_a_fleet:
+        if not arguments.names_a_fleet:
             raise
         remark(str(error).replace(ANEW, "so a new nightly run begins"))
         return None
@@ -443,8 +443,8 @@ def _latest(asked: NightlyArguments, into: Path) -> tuple[Path, NightlyRun] | No
 
 def end_of(ends: datetime | None, nightly: NightlyRun, who: Chooser) -> float | None:
     """Return when the run must end: by the options, else as when it began, or the reservation."""
-    held = who.held()
-    times = [held.ends.timestamp()] if held and held.ends else []
+    reservation = who.held()
+    times = [reservation.ends.timestamp()] if reservation and reservation.ends else []
     if ends is not None:
         times.append(ends.timestamp())
     elif nightly.ends_s is not None:
@@ -461,18 +461,18 @@ def print_header(
 ) -> None:
     """Print the header, and the nodes that are left out."""
     nodes = sum(len(wave.nodes) for wave in nightly.waves)
-    asked = {"idle": "idle by Slurm", "reservation": f"of the reservation {who.reservation}"}
-    which = f": those {asked[who.source]}" if who.source in asked else ", Slurm is not asked"
+    sources = {"idle": "idle by Slurm", "reservation": f"of the reservation {who.reservation}"}
+    origin = f": those {sources[who.source]}" if who.source in sources else ", Slurm is not asked"
     rows = [
         ("preflight", f"nightly {nightly.preflight}"),
         ("fleet", f"{fold(nightly.nodes)}  {len(nightly.nodes)} nodes ({nightly.origin})"),
-        ("checked", f"{nodes} of {len(nightly.nodes)}{which}"),
+        ("checked", f"{nodes} of {len(nightly.nodes)}{origin}"),
     ]
     if nightly.waves:
         rows += [("waves", _waves(nightly)), ("nights", _nights(nightly, nodes))]
     if resumed:
-        done = sum(not wave.open for wave in nightly.waves)
-        rows.append(("resumed", f"{done} of {len(nightly.waves)} waves are done already"))
+        number = sum(not wave.open for wave in nightly.waves)
+        rows.append(("resumed", f"{number} of {len(nightly.waves)} waves are done already"))
     rows.append(("report", where))
     screen.header(rows)
     screen.left_out(nightly.left_out)

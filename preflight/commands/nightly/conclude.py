@@ -70,7 +70,7 @@ def change_lines(
 
 def _named(bad: Iterable[Bad], nodes: Collection[str]) -> str:
     """List findings by check, folded: "gpu.count gpu[003,005]; net.ports gpu001"."""
-    by_check = grouped((one.check, one.subject) for one in bad)
+    by_check = grouped((row.check, row.subject) for row in bad)
     parts = [f"{check} {_folded(names, nodes)}" for check, names in by_check.items()]
     more = f"; and {len(parts) - _MOST_CHANGES} more checks" if len(parts) > _MOST_CHANGES else ""
     return "; ".join(parts[:_MOST_CHANGES]) + more
@@ -96,12 +96,12 @@ def parts_of(folder: Path, nightly: NightlyRun) -> list[Part]:
 
 def missing_nodes(nightly: NightlyRun, parts: Sequence[Part], stopped: str) -> dict[str, Verdict]:
     """Return a verdict for each node that is in no wave's report."""
-    reported = {name for part in parts for name in part.report.fleet.nodes}
+    names = {name for part in parts for name in part.report.fleet.nodes}
     missing: dict[str, Verdict] = {}
     for number, wave in enumerate(nightly.waves, 1):
         where = f"wave {number}" + (f" ({wave.folder})" if wave.folder else "")
         for name in wave.nodes:
-            if name in reported or wave.stand == "left out":
+            if name in names or wave.stand == "left out":
                 continue
             if wave.open:
                 why = f"before its wave {stopped or 'the nightly run was interrupted'}"
@@ -124,8 +124,8 @@ def tidy_waves(folder: Path, keep: int) -> list[str]:
     if keep < 1:
         return []
     gone = []
-    others = [each for each in sweeps_in(folder.parent) if each.name < folder.name]
-    for old in others[keep - 1 :]:
+    older = [path for path in sweeps_in(folder.parent) if path.name < folder.name]
+    for old in older[keep - 1 :]:
         with suppress(OSError, UsageError):
             if (old / REPORT).is_file() and read_nightly_run(old).finished and _put_away(old):
                 gone.append(old.name)
@@ -134,12 +134,12 @@ def tidy_waves(folder: Path, keep: int) -> list[str]:
 
 def _put_away(nightly: Path) -> bool:
     """Remove the wave folders of a nightly run; return whether there were any."""
-    some = False
+    has_waves = False
     with open_folder(nightly, make=False) as above:
         for name in filter(WAVE.fullmatch, names_in(above)):
             with suppress(OSError):
-                some |= remove_folder(above, name, _WRITTEN)
-    return some
+                has_waves |= remove_folder(above, name, _WRITTEN)
+    return has_waves
 
 
 _HISTORY_LINE = re.compile(r"^history +(\S.*(?:\n {9,}\S.*)*)", re.MULTILINE)
@@ -162,8 +162,8 @@ def _trouble(screen: Path) -> str:
             text = file.read(_MOST).decode("utf-8", "replace")
     except OSError:
         return ""
-    found = _HISTORY_LINE.findall(text)
-    return legible(" ".join(found[-1].split()), 300) if found else ""
+    lines = _HISTORY_LINE.findall(text)
+    return legible(" ".join(lines[-1].split()), 300) if lines else ""
 
 
 def _waves(numbers: list[str]) -> str:
@@ -243,8 +243,8 @@ def _hint(nightly: NightlyRun, report: Report) -> str:
         return "to continue: repeat the command with --resume"
     if not report.fleet.not_ready:
         return ""
-    these = fold(report.fleet.not_ready)
-    given = (word.partition("=") for word in nightly.words)
-    same = [f"--inventory={value}" for name, _, value in given if name == "--preflight-inventory"]
-    words = shlex.join(["preflight", "check", these, f"--tier={nightly.tier}", *same])
+    nodes = fold(report.fleet.not_ready)
+    pairs = (word.partition("=") for word in nightly.words)
+    same = [f"--inventory={value}" for name, _, value in pairs if name == "--preflight-inventory"]
+    words = shlex.join(["preflight", "check", nodes, f"--tier={nightly.tier}", *same])
     return f"to check only these again: {words}"

@@ -151,10 +151,10 @@ class Standing:
 
     def leave_out(self, number: int, why: Mapping[str, str]) -> None:
         """Take nodes out of a wave; a wave without nodes is left out itself."""
-        rest = tuple(name for name in self.nightly.waves[number].nodes if name not in why)
+        nodes = tuple(name for name in self.nightly.waves[number].nodes if name not in why)
         self.nightly = replace(self.nightly, left_out={**self.nightly.left_out, **why})
-        changes: dict[str, object] = {"nodes": rest}
-        if not rest:
+        changes: dict[str, object] = {"nodes": nodes}
+        if not nodes:
             changes = {"stand": "left out", "why": "each of its nodes is in use"}
         self.set(number, **changes)
 
@@ -169,12 +169,12 @@ class Standing:
 
     def write(self) -> None:
         """Write the state, with the time spent so far."""
-        left = any(wave.open or wave.stand == "broken off" for wave in self.nightly.waves)
+        has_open = any(wave.open or wave.stand == "broken off" for wave in self.nightly.waves)
         self.nightly = replace(
             self.nightly,
             spent_s=round(self._spent_before_s + time.monotonic() - self._began, 1),
             written_s=time.time(),
-            finished=not left,
+            finished=not has_open,
         )
         self.nightly.write(self.folder)
 
@@ -207,8 +207,8 @@ class Standing:
 
     def nodes_after(self, number: int) -> int:
         """Return how many nodes come after a wave."""
-        rest = self.nightly.waves[number + 1 :]
-        return sum(len(wave.nodes) for wave in rest if wave.open)
+        waves = self.nightly.waves[number + 1 :]
+        return sum(len(wave.nodes) for wave in waves if wave.open)
 
 
 ANEW = "leave out --resume to begin a new nightly run"
@@ -230,8 +230,8 @@ def read_nightly_run(folder: Path) -> NightlyRun:
     Root refuses a file that another user may change, as it holds options to run.
     """
     path = folder / NAME
-    if os.geteuid() == 0 and (whose := who_may_change(path)):
-        raise UsageError(f"root does not continue by {path}: {whose}; {ANEW}")
+    if os.geteuid() == 0 and (risk := who_may_change(path)):
+        raise UsageError(f"root does not continue by {path}: {risk}; {ANEW}")
     try:
         return msgspec.json.decode(read_regular(path, LARGEST), type=NightlyRun)
     except (OSError, ValueError, RecursionError) as error:
@@ -251,26 +251,26 @@ def former_nights(into: Path, *, but: str = "") -> tuple[Former, ...]:
 
     `but`: the id of the current nightly run, which is left out.
     """
-    found: list[Former] = []
+    nights: list[Former] = []
     for folder in sweeps_in(into)[:MOST_LOOKED_AT]:
         try:
             night = msgspec.json.decode(read_regular(folder / NAME, LARGEST), type=NightlyRun)
         except (OSError, ValueError, RecursionError):
             continue
-        done = [wave for wave in night.waves if wave.stand == "done"]
-        if done and night.sweep != but:
-            whole = tuple(wave.nodes for wave in done if wave.whole)
-            found.append(Former(waves=tuple(wave.nodes for wave in done), whole=whole))
-    return tuple(found)
+        waves = [wave for wave in night.waves if wave.stand == "done"]
+        if waves and night.sweep != but:
+            whole = tuple(wave.nodes for wave in waves if wave.whole)
+            nights.append(Former(waves=tuple(wave.nodes for wave in waves), whole=whole))
+    return tuple(nights)
 
 
 def sweeps_in(into: Path) -> list[Path]:
     """Return the folders of all nightly runs, the latest first, without links."""
     try:
-        held = [path.parent for path in into.glob(f"*/{NAME}") if not path.parent.is_symlink()]
+        folders = [path.parent for path in into.glob(f"*/{NAME}") if not path.parent.is_symlink()]
     except OSError:
         return []
-    return sorted(held, key=lambda path: path.name, reverse=True)
+    return sorted(folders, key=lambda path: path.name, reverse=True)
 
 
 _LABEL = 11
@@ -319,9 +319,9 @@ class Screen:
 
     def found(self, findings: Sequence[Finding]) -> None:
         """Print the findings that make nodes not ready, each cause in one line."""
-        for one in (each for each in findings if each.makes_not_ready):
-            nodes = frozenset(name for name in one.subjects if "-" not in name)
-            self.line(" " * _LABEL + finding_line(one, nodes, self.width - _LABEL))
+        for finding in (finding for finding in findings if finding.makes_not_ready):
+            nodes = frozenset(name for name in finding.subjects if "-" not in name)
+            self.line(" " * _LABEL + finding_line(finding, nodes, self.width - _LABEL))
 
     def ends(self, fleet: FleetRow, seconds: float) -> None:
         """Print the result of a wave."""
@@ -336,8 +336,8 @@ class Screen:
             self.labelled("left out", f"{fold(names)}  {len(names)}{after}: {reason}")
 
     def _cleared(self) -> str:
-        shown, self._shown = self._shown, 0
-        return f"\r{' ' * shown}\r" if shown else ""
+        width, self._shown = self._shown, 0
+        return f"\r{' ' * width}\r" if width else ""
 
     def _write(self, text: str) -> None:
         """Print text; a closed terminal or a full disk costs these lines, but not the night."""

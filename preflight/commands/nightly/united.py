@@ -72,7 +72,7 @@ def _joined(rows: Sequence[tuple[int, VerdictRow]], waves: int) -> Verdict:
     first = same[0][1]
     by_sentence = grouped((row.sentence, number) for number, row in same)
     alone = waves == 1 or (len(by_sentence) == 1 and len(same) == waves)
-    words = by_sentence if alone else (_of(*one) for one in by_sentence.items())
+    words = by_sentence if alone else (_of(*row) for row in by_sentence.items())
     return Verdict(
         outcome=worst,
         sentence="; ".join(words),
@@ -112,25 +112,25 @@ def joined_overrides(overrides: Iterable[Overrides]) -> Overrides:
     waivers: dict[object, WaiverRow] = {}
     off: dict[object, OffRow] = {}
     numbers: dict[object, NumberRow] = {}
-    for one in overrides:
-        for waiver in one.waivers:
+    for wave_overrides in overrides:
+        for waiver in wave_overrides.waivers:
             key = (waiver.check, waiver.nodes, waiver.until, waiver.reason)
             before = waivers[key].verdicts if key in waivers else 0
             waivers[key] = replace(waiver, verdicts=waiver.verdicts + before)
-        for switch in one.off:
-            known = off.setdefault((switch.check, switch.by), switch)
-            off[switch.check, switch.by] = replace(known, nodes=_both(known.nodes, switch.nodes))
-        for number in one.numbers:
+        for switch in wave_overrides.off:
+            first = off.setdefault((switch.check, switch.by), switch)
+            off[switch.check, switch.by] = replace(first, nodes=_both(first.nodes, switch.nodes))
+        for number in wave_overrides.numbers:
             place = (number.name, number.value, number.by)
-            held = numbers.setdefault(place, number)
-            numbers[place] = replace(held, nodes=_both(held.nodes, number.nodes))
+            earlier = numbers.setdefault(place, number)
+            numbers[place] = replace(earlier, nodes=_both(earlier.nodes, number.nodes))
     return Overrides(
         waivers=tuple(waivers.values()), off=tuple(off.values()), numbers=tuple(numbers.values())
     )
 
 
-def _both(one: Iterable[str], other: Iterable[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys((*one, *other)))
+def _both(first: Iterable[str], second: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((*first, *second)))
 
 
 class Part(Struct, frozen=True, kw_only=True):
@@ -161,9 +161,9 @@ def unite(whole: Whole, parts: Sequence[Part]) -> tuple[Report, tuple[Finding, .
     """Join the waves' reports into one of the same schema, and their findings by cause."""
     nightly, reports = whole.nightly, [part.report for part in parts]
     entries = _entries(whole, parts)
-    suspected = suspicions(entries, len(nightly.nodes) - len(nightly.left_out))
+    systemic = suspicions(entries, len(nightly.nodes) - len(nightly.left_out))
     blames = tuple(row for report in reports for row in report.blames)
-    united = Report(
+    whole_report = Report(
         preflight=nightly.preflight,
         run=nightly.sweep,
         started=datetime.fromtimestamp(nightly.started_s, UTC).isoformat(timespec="seconds"),
@@ -175,22 +175,22 @@ def unite(whole: Whole, parts: Sequence[Part]) -> tuple[Report, tuple[Finding, .
         **of_entries(entries),
         pairs=joined_pairs(reports),
         blames=blames,
-        suspicions=(*suspected.values(), *_of_waves(parts, suspected)),
+        suspicions=(*systemic.values(), *_of_waves(parts, systemic)),
         coverage=whole.coverage,
         sensitivity=least_sensitive(reports),
         overrides=joined_overrides([report.overrides for report in reports]),
         measured_in=tuple(sorted({name for report in reports for name in report.measured_in})),
     )
-    return united, findings(entries, blames, suspected)
+    return whole_report, findings(entries, blames, systemic)
 
 
 def _entries(whole: Whole, parts: Sequence[Part]) -> tuple[Entry, ...]:
     """Return all verdicts: those on nodes and pairs unchanged, those on whole waves joined."""
-    own = [entry for part in parts for entry in entries_of(part.report) if entry.nodes]
+    entries = [entry for part in parts for entry in entries_of(part.report) if entry.nodes]
     missing = [
         Entry(REACH_CHECK, name, (name,), verdict) for name, verdict in whole.missing.items()
     ]
-    return (*own, *of_the_fleet({part.number: part.report for part in parts}), *missing)
+    return (*entries, *of_the_fleet({part.number: part.report for part in parts}), *missing)
 
 
 def _fleet(nightly: NightlyRun, reports: Sequence[Report]) -> FleetRow:
@@ -221,13 +221,13 @@ def _exit(whole: Whole, reports: Sequence[Report], entries: Sequence[Entry]) -> 
     return UNCLEAR if whole.missing or codes - {FINE, EMPTY} else FINE
 
 
-def _of_waves(parts: Sequence[Part], suspected: Collection[str]) -> list[str]:
+def _of_waves(parts: Sequence[Part], systemic: Collection[str]) -> list[str]:
     """Return the waves' suspicions of a shared cause that the whole fleet does not repeat."""
     return [
         f"wave {part.number}, of {len(part.report.fleet.nodes)} nodes: {note}"
         for part in parts
         for note in part.report.suspicions
-        if note.partition(" ")[0] not in suspected
+        if note.partition(" ")[0] not in systemic
     ]
 
 
@@ -251,9 +251,9 @@ def covered(
     for night in earlier:
         for wave in night:
             before.all_of(wave)
-    known = now.joined(before)
-    fresh = known.count - before.count
-    unseen = len(nodes) * (len(nodes) - 1) // 2 - known.count
+    total = now.joined(before)
+    fresh = total.count - before.count
+    unseen = len(nodes) * (len(nodes) - 1) // 2 - total.count
     leaf_count = len({leaves[name] for name in nodes if name in leaves})
     shares = [row.measured_share for row in rows if row.measured_share is not None]
     return CoverageRow(
@@ -262,13 +262,13 @@ def covered(
         seed=rows[0].seed,
         pairs=len(nodes) * (len(nodes) - 1) // 2,
         pairs_run=now.count,
-        pairs_known=known.count,
+        pairs_known=total.count,
         # How many nights with as many new pairs as this one are needed.
         runs_left=-(-unseen // fresh) if fresh > 0 else None if unseen else 0,
         topology=topology,
         leaf_pairs=leaf_count * (leaf_count - 1) // 2,
         leaf_pairs_run=now.leaf_pairs,
-        leaf_pairs_known=known.leaf_pairs,
+        leaf_pairs_known=total.leaf_pairs,
         repairs=sum(row.repairs for row in rows),
         retests=sum(row.retests for row in rows),
         measured_share=round(sum(shares) / len(shares), 3) if shares else None,
@@ -299,9 +299,9 @@ class _Met:
 
     def joined(self, other: _Met) -> _Met:
         """Return the pairs of both."""
-        both = _Met(self._nodes, self._leaves)
-        both._rows = [a | b for a, b in zip(self._rows, other._rows, strict=True)]
-        return both
+        union = _Met(self._nodes, self._leaves)
+        union._rows = [a | b for a, b in zip(self._rows, other._rows, strict=True)]
+        return union
 
     @property
     def count(self) -> int:
@@ -328,27 +328,27 @@ def fabric_of_waves(
     `hider`: a public page has no names and no links; `blames` are hidden already.
     """
     links = "" if hider else waves_of([folder.name for folder in waves])
-    seen = seen_in(waves)
-    if seen is None:
+    samples = seen_in(waves)
+    if samples is None:
         return lambda _: links
-    observed = hider.all_of(seen) if hider else seen
-    found = locate_blames(blames, observed)
+    observed = hider.all_of(samples) if hider else samples
+    marks = locate_blames(blames, observed)
     room = len(links.encode())
-    return lambda most: links + fabric_section(observed, found, most=most - room)
+    return lambda most: links + fabric_section(observed, marks, most=most - room)
 
 
 def seen_in(waves: Iterable[Path]) -> Observed | None:
     """Return the measurements of all these folders; None where there are none."""
-    each = [one for one in map(_seen, waves) if one is not None]
-    if not each:
+    parts = [part for part in map(_seen, waves) if part is not None]
+    if not parts:
         return None
     return Observed(
-        nodes=tuple(name for one in each for name in one.nodes),
-        backend=each[0].backend,
-        tried=tuple(pair for one in each for pair in one.tried),
-        digests=tuple(digest for one in each for digest in one.digests),
-        leaves={name: leaf for one in each for name, leaf in one.leaves.items()},
-        silent={name: why for one in each for name, why in one.silent.items()},
+        nodes=tuple(name for part in parts for name in part.nodes),
+        backend=parts[0].backend,
+        tried=tuple(pair for part in parts for pair in part.tried),
+        digests=tuple(digest for part in parts for digest in part.digests),
+        leaves={name: leaf for part in parts for name, leaf in part.leaves.items()},
+        silent={name: why for part in parts for name, why in part.silent.items()},
     )
 
 

@@ -127,8 +127,8 @@ class WaveProcess:
     def phase(self) -> str:
         """The wave's last progress line: "pairs 12/120 3.1 s"; "" without one."""
         for line in reversed(self._last_lines()):
-            if found := _PHASE.match(line):
-                return " ".join(found[0].split())
+            if match := _PHASE.match(line):
+                return " ".join(match[0].split())
         return ""
 
     @property
@@ -271,19 +271,19 @@ class WaveRunner:
 
     def _still_free(self, number: int) -> tuple[str, ...]:
         """Leave busy nodes out of a wave; return the others."""
-        chosen = self._ask(self.nightly.waves[number].nodes)
-        if chosen is None:
+        choice = self._ask(self.nightly.waves[number].nodes)
+        if choice is None:
             return ()
-        if chosen.left_out:
-            self._screen.left_out(chosen.left_out, after=" of the next wave")
-            self._now.leave_out(number, chosen.left_out)
-        return chosen.nodes
+        if choice.left_out:
+            self._screen.left_out(choice.left_out, after=" of the next wave")
+            self._now.leave_out(number, choice.left_out)
+        return choice.nodes
 
     def _ask(self, nodes: tuple[str, ...]) -> Chosen | None:
         """Return which of the nodes are idle now; None, and set `trouble`, without an answer."""
         for pause_s in (*(PAUSES_S if self._now.took_s else ()), None):
             try:
-                chosen = self._chooser.choose(nodes)
+                choice = self._chooser.choose(nodes)
             except SlurmError as error:
                 self.trouble = str(error)
                 if pause_s is not None:
@@ -293,19 +293,19 @@ class WaveRunner:
                 return None
             else:
                 self.trouble = ""
-                return chosen
+                return choice
         return None
 
     def _look_after(
         self, process: WaveProcess, nodes: tuple[str, ...], number: int, longest_s: float
     ) -> tuple[Mapping[str, str], int]:
         """Wait for a wave's end; end it if a job starts on its nodes, or if it takes too long."""
-        began = looked = time.monotonic()
+        began = last_s = time.monotonic()
         while (status := process.ended(_LOOK_S)) is None:
             now = time.monotonic()
             self._screen.goes_on(self._now.at(number), now - began, process.phase)
-            if now - looked >= WATCH_S:
-                looked = now
+            if now - last_s >= WATCH_S:
+                last_s = now
                 if came := self._chooser.arrived(nodes):
                     process.stop()
                     return came, 0
@@ -328,8 +328,8 @@ class WaveRunner:
         try:
             report = read_report(process.folder)
         except WaveError:
-            ended = f"killed (signal {-status})" if status < 0 else f"ended with {status}"
-            sentence = f"{ended} without a report; its last line: {process.last_line}"
+            end = f"killed (signal {-status})" if status < 0 else f"ended with {status}"
+            sentence = f"{end} without a report; its last line: {process.last_line}"
             self._now.set(number, stand="broken off", why=sentence)
             self._screen.labelled("", sentence)
             if status in (USAGE, EMPTY):  # every other wave would fail the same way
@@ -354,13 +354,13 @@ class WaveRunner:
         if not waiting or self._chooser.source == "all" or self._late_rounds >= _LATE_ROUNDS:
             return False
         self._late_rounds += 1
-        chosen = self._ask(waiting)
-        if chosen is None or not chosen.nodes:
+        choice = self._ask(waiting)
+        if choice is None or not choice.nodes:
             return False
         nights = [night.waves for night in former]
-        late = plan_waves(chosen.nodes, nightly.leaves, nightly.most, nights)
-        self._screen.labelled("idle now", f"{fold(chosen.nodes)}  {len(chosen.nodes)} more")
-        self._now.add(late, chosen.nodes)
+        late = plan_waves(choice.nodes, nightly.leaves, nightly.most, nights)
+        self._screen.labelled("idle now", f"{fold(choice.nodes)}  {len(choice.nodes)} more")
+        self._now.add(late, choice.nodes)
         return True
 
     def _words(self, nodes: tuple[str, ...], name: str, budget_s: float) -> list[str]:
@@ -368,9 +368,9 @@ class WaveRunner:
             "nodes": ",".join(nodes), "report": self._now.folder / name, "tier": self.nightly.tier,
             "fail-fast": "never", "budget": f"{budget_s:.0f}",
         }  # fmt: skip
-        own = [f"--preflight-{option}={value}" for option, value in options.items()]
-        site = [f"--site-checks={one}" for one in self.nightly.folders]
-        return [*site, *self.nightly.words, *own]
+        words = [f"--preflight-{option}={value}" for option, value in options.items()]
+        site = [f"--site-checks={folder}" for folder in self.nightly.folders]
+        return [*site, *self.nightly.words, *words]
 
 
 NAME = "lock"
@@ -410,8 +410,8 @@ def _opened(folder: Path) -> Iterator[int]:
             f"--into={folder}: {error.strerror}: give a folder of your own for the nightly runs"
         ) from error
     try:
-        found = os.fstat(lock)
-        if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+        status = os.fstat(lock)
+        if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
             raise UsageError(f"{folder / NAME} is a hard link to another file: remove it")
         os.fchmod(lock, 0o600)  # anyone who can open it could lock it
         yield lock
