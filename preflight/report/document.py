@@ -222,7 +222,7 @@ def _refuse_endless(report: Report) -> None:
 
 def _is_deeper(value: Any, levels: int) -> bool:
     below = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return not levels or any(_is_deeper(one, levels - 1) for one in below)
+    return not levels or any(_is_deeper(child, levels - 1) for child in below)
 
 
 def moment(started: str) -> datetime:

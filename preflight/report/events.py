@@ -106,9 +106,9 @@ class Events:
 
     def end(self, entries: Iterable[Entry], night: RunSummary) -> None:
         """Write the verdicts that are not written yet, missing ones too, and how the run ended."""
-        left = [one for one in entries if (one.check, one.nodes) not in self._recorded]
-        for at in range(0, len(left), _AT_ONCE):
-            self._write(*map(_reached, left[at : at + _AT_ONCE]))
+        pending = [entry for entry in entries if (entry.check, entry.nodes) not in self._recorded]
+        for at in range(0, len(pending), _AT_ONCE):
+            self._write(*map(_reached, pending[at : at + _AT_ONCE]))
         self._write(Ended(night=night))
         self.close()
 
@@ -215,7 +215,7 @@ def decode_report(path: Path, content: bytes) -> Report:
 
 def _instead(folder: Path) -> str:
     """What to type instead; a sweep that was killed has no report, but its waves have."""
-    waves = sorted(one.parent.name for one in folder.glob(f"wave-*/{REPORT}"))
+    waves = sorted(path.parent.name for path in folder.glob(f"wave-*/{REPORT}"))
     if not waves:
         return "give the folder of a run"
     ended = f"its waves have reports, as {folder / waves[0]}"
@@ -233,12 +233,12 @@ def _content(path: Path) -> bytes | None:
 
 
 def _of_events(path: Path, events: Sequence[Event]) -> Report:
-    began = next((one for one in events if isinstance(one, Began)), None)
+    began = next((event for event in events if isinstance(event, Began)), None)
     if began is None:
         raise UsageError(f"{path} does not begin with a run: give another run")
-    verdicts = [one for one in events if isinstance(one, Reached)]
+    verdicts = [event for event in events if isinstance(event, Reached)]
     _refuse_endless(path, began, len(verdicts))
-    ended = next((one.night for one in events if isinstance(one, Ended)), None)
+    ended = next((event.night for event in events if isinstance(event, Ended)), None)
     entries = _entries(began, verdicts)
     ready = readiness(began.nodes, entries, strict=False)
     return row_of(
@@ -270,13 +270,13 @@ def _refuse_endless(path: Path, began: Began, reached: int) -> None:
 
 
 def _entries(began: Began, verdicts: Sequence[Reached]) -> tuple[Entry, ...]:
-    known = frozenset(began.nodes)
+    nodes = frozenset(began.nodes)
     ledger = Ledger()
     ledger.expect(
-        (check, nodes_of(each, known))
+        (check, nodes_of(name, nodes))
         for check, subjects in began.expected.items()
-        for each in (began.nodes if subjects == EVERY_NODE else subjects)
+        for name in (began.nodes if subjects == EVERY_NODE else subjects)
     )
-    for one in verdicts:
-        ledger.record(one.check, nodes_of(one.subject, known), verdict_of(one))
+    for row in verdicts:
+        ledger.record(row.check, nodes_of(row.subject, nodes), verdict_of(row))
     return ledger.settle("the run ended before it was judged, as when it is killed")

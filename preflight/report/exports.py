@@ -109,27 +109,27 @@ def metrics(report: Report, found: Sequence[Finding]) -> bytes:
 def _run(registry: CollectorRegistry, report: Report) -> None:
     started = moment(report.started).timestamp()
     ended = started + report.seconds
-    _one(registry, "last_run_timestamp_seconds", "When the last run ended, Unix time", ended)
-    _one(registry, "last_run_duration_seconds", "How long it ran", report.seconds)
-    _one(registry, "last_run_exit_code", "Its exit code: 0 ready, 1 not ready", report.exit)
+    _set(registry, "last_run_timestamp_seconds", "When the last run ended, Unix time", ended)
+    _set(registry, "last_run_duration_seconds", "How long it ran", report.seconds)
+    _set(registry, "last_run_exit_code", "Its exit code: 0 ready, 1 not ready", report.exit)
     whole = not report.interrupted and not report.missing and report.exit in (0, 1)
-    _one(registry, "run_complete", "1: every expected verdict was reached", whole)
+    _set(registry, "run_complete", "1: every expected verdict was reached", whole)
 
 
 def _nodes(registry: CollectorRegistry, report: Report) -> None:
     fleet = report.fleet
     states = _labelled(registry, "nodes", "Nodes by state", "state")
-    each = _labelled(registry, "node_ready", "1: ready, 0: not ready; absent: not judged", "node")
+    ready = _labelled(registry, "node_ready", "1: ready, 0: not ready; absent: not judged", "node")
     for state in ("ready", "not_ready", "unjudged"):
         names: Sequence[str] = getattr(fleet, state)
         states.labels(state).set(len(names))
         for name in names if state != "unjudged" else ():
-            each.labels(name).set(state == "ready")
+            ready.labels(name).set(state == "ready")
 
 
-def _verdicts(registry: CollectorRegistry, report: Report, found: Sequence[Finding]) -> None:
-    _one(registry, "verdicts_expected", "Verdicts expected of the run", report.expected)
-    _one(registry, "verdicts_missing", "Verdicts that never arrived", report.missing)
+def _verdicts(registry: CollectorRegistry, report: Report, findings: Sequence[Finding]) -> None:
+    _set(registry, "verdicts_expected", "Verdicts expected of the run", report.expected)
+    _set(registry, "verdicts_missing", "Verdicts that never arrived", report.missing)
     counts = _labelled(registry, "verdicts", "Verdicts by outcome", "outcome")
     for outcome in Outcome:
         counts.labels(str(outcome)).set(report.counts.get(outcome, 0))
@@ -137,16 +137,16 @@ def _verdicts(registry: CollectorRegistry, report: Report, found: Sequence[Findi
         registry, "findings", "Subjects in findings, by check and outcome", "check", "outcome"
     )
     subjects: Counter[tuple[str, str]] = Counter()
-    for one in found:
-        subjects[one.check, str(one.outcome)] += len(one.subjects)
+    for finding in findings:
+        subjects[finding.check, str(finding.outcome)] += len(finding.subjects)
     for labels, number in subjects.items():
         causes.labels(*labels).set(number)
 
 
 def _fabric(registry: CollectorRegistry, report: Report) -> None:
     if report.coverage is not None:
-        _one(registry, "pairs", "Pairs of the fleet", report.coverage.pairs)
-        _one(registry, "pairs_measured", "Pairs that this run measured", report.coverage.pairs_run)
+        _set(registry, "pairs", "Pairs of the fleet", report.coverage.pairs)
+        _set(registry, "pairs_measured", "Pairs that this run measured", report.coverage.pairs_run)
     speeds = grouped(
         ((pair.rail, size.size_bytes), size.busbw_gbs)
         for pair in report.pairs
@@ -166,7 +166,7 @@ def _fabric(registry: CollectorRegistry, report: Report) -> None:
                 busbw.labels(str(rail), f"{share:g}").set(nearest_rank(own, share))
 
 
-def _one(registry: CollectorRegistry, name: str, words: str, value: float) -> None:
+def _set(registry: CollectorRegistry, name: str, words: str, value: float) -> None:
     _labelled(registry, name, words).set(value)
 
 

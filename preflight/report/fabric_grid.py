@@ -54,28 +54,32 @@ def blamed_meetings(found: Iterable[LocatedBlame], observed: Observed) -> frozen
     """Every pair, rail and round that goes through a blamed component."""
     nodes: set[tuple[str, int | None]] = set()
     paths: set[tuple[str, str, int | None]] = set()
-    for one in found:
-        nodes.update((name, one.rail) for name in one.nodes)
-        paths.update((a, b, one.rail) for a, b in one.pairs if not one.nodes)
+    for blame in found:
+        nodes.update((name, blame.rail) for name in blame.nodes)
+        paths.update((a, b, blame.rail) for a, b in blame.pairs if not blame.nodes)
     return frozenset(
-        (one.a, one.b, one.rail, one.round)
-        for one in observed.tried
-        if any((name, rail) in nodes for name in (one.a, one.b) for rail in (None, one.rail))
-        or any((one.a, one.b, rail) in paths for rail in (None, one.rail))
+        (meeting.a, meeting.b, meeting.rail, meeting.round)
+        for meeting in observed.tried
+        if any(
+            (name, rail) in nodes
+            for name in (meeting.a, meeting.b)
+            for rail in (None, meeting.rail)
+        )
+        or any((meeting.a, meeting.b, rail) in paths for rail in (None, meeting.rail))
     )
 
 
 def locate_blames(blames: Iterable[BlameRow], observed: Observed) -> tuple[LocatedBlame, ...]:
     """Find the rows and cells of each blame."""
-    known = {f"{one.a}-{one.b}": (one.a, one.b) for one in observed.tried}
-    return tuple(_located(blame, known, observed.nodes) for blame in blames)
+    by_name = {f"{meeting.a}-{meeting.b}": (meeting.a, meeting.b) for meeting in observed.tried}
+    return tuple(_located(blame, by_name, observed.nodes) for blame in blames)
 
 
 def _located(
-    blame: BlameRow, known: dict[str, tuple[str, str]], nodes: Sequence[str]
+    blame: BlameRow, by_name: dict[str, tuple[str, str]], nodes: Sequence[str]
 ) -> LocatedBlame:
     shared = blame.kind == "systemic"
-    pairs = () if shared else (known[name] for name in blame.pairs if name in known)
+    pairs = () if shared else (by_name[name] for name in blame.pairs if name in by_name)
     rows = blame.culprits or (blame.component,)
     only = f" rail {blame.rail}" if blame.kind == "endpoint" and blame.rail is not None else ""
     return LocatedBlame(
@@ -135,7 +139,7 @@ def compare_counts(
     counts as equal to its peers, unless it is in `blamed`.
     """
     sums = _Sums(events, blamed, late=late)
-    return {key: _compared(key, one, sums, scatter) for key, one in events.items()}
+    return {key: _compared(key, counts, sums, scatter) for key, counts in events.items()}
 
 
 class _Sums:
@@ -146,33 +150,33 @@ class _Sums:
     ) -> None:
         self.late = late
         self.blamed = blamed
-        healthy = [one for key, one in events.items() if key not in blamed]
+        healthy = [counts for key, counts in events.items() if key not in blamed]
         enough = len(healthy) > _LEAST_PEERS
-        kept = healthy if enough else list(events.values())
-        self._hits = sum(self.seen(one) for one in kept)
-        self._tries = sum(one.operations for one in kept)
+        peers = healthy if enough else list(events.values())
+        self._hits = sum(self.seen(counts) for counts in peers)
+        self._tries = sum(counts.operations for counts in peers)
         self._excluded = frozenset(blamed) if enough else frozenset[str]()
 
-    def seen(self, one: Events) -> int:
-        return one.late if self.late else one.wire
+    def seen(self, counts: Events) -> int:
+        return counts.late if self.late else counts.wire
 
-    def expected(self, key: MeetingKey, one: Events) -> float | None:
+    def expected(self, key: MeetingKey, counts: Events) -> float | None:
         """The count expected by the others' rate; None if there are no others."""
-        mine = key not in self._excluded
-        tries = self._tries - (one.operations if mine else 0)
-        hits = self._hits - (self.seen(one) if mine else 0)
-        return one.operations * hits / tries if tries > 0 else None
+        included = key not in self._excluded
+        tries = self._tries - (counts.operations if included else 0)
+        hits = self._hits - (self.seen(counts) if included else 0)
+        return counts.operations * hits / tries if tries > 0 else None
 
 
-def _compared(key: MeetingKey, one: Events, sums: _Sums, scatter: float) -> Comparison:
-    seen, expected = sums.seen(one), sums.expected(key, one)
+def _compared(key: MeetingKey, counts: Events, sums: _Sums, scatter: float) -> Comparison:
+    seen, expected = sums.seen(counts), sums.expected(key, counts)
     if expected is None:
-        return Comparison(seen, None, None, of=one.operations, longest_us=one.longest_us)
+        return Comparison(seen, None, None, of=counts.operations, longest_us=counts.longest_us)
     ratio = (seen + _SEEN) / (expected + _SEEN)
     chance = _CHANCE * math.sqrt(scatter * (expected + _SEEN))
     if key not in sums.blamed and seen - expected <= chance:
         ratio = min(1.0, ratio)
-    return Comparison(seen, expected, ratio, of=one.operations, longest_us=one.longest_us)
+    return Comparison(seen, expected, ratio, of=counts.operations, longest_us=counts.longest_us)
 
 
 MANY = 64
@@ -201,8 +205,10 @@ class Cell(Struct, frozen=True, kw_only=True):
         """The largest of its ratios; infinite if it gave no result."""
         if self.state != "measured":
             return math.inf
-        each = (self.bandwidth, self.latency, self.spikes, self.late)
-        return max((one.ratio for one in each if one and one.ratio is not None), default=0.0)
+        numbers = (self.bandwidth, self.latency, self.spikes, self.late)
+        return max(
+            (number.ratio for number in numbers if number and number.ratio is not None), default=0.0
+        )
 
 
 class Panel(Struct, frozen=True):
@@ -216,23 +222,23 @@ class Panel(Struct, frozen=True):
 def _describe_value(which: str, words: Callable[[float], str]) -> Callable[[Comparison], str]:
     """`which` operation it is: findings give the median also of what is judged by the fastest."""
 
-    def describe(one: Comparison) -> str:
-        peers = f", peers {words(one.peers)}" if one.peers is not None and one.stands_out else ""
-        return f"{which} {words(one.value)} at {size(one.size_bytes)}{peers}"
+    def describe(pair: Comparison) -> str:
+        peers = f", peers {words(pair.peers)}" if pair.peers is not None and pair.stands_out else ""
+        return f"{which} {words(pair.value)} at {size(pair.size_bytes)}{peers}"
 
     return describe
 
 
-def _describe_spikes(one: Comparison) -> str:
-    longest = f", longest {time_us(one.longest_us)}"
-    if one.peers is None or not one.stands_out:
-        return f"{one.value:g} in {one.of}{longest}"
-    return f"{one.value:g} in {one.of} operations, of its peers {one.peers:.2g}{longest}"
+def _describe_spikes(pair: Comparison) -> str:
+    longest = f", longest {time_us(pair.longest_us)}"
+    if pair.peers is None or not pair.stands_out:
+        return f"{pair.value:g} in {pair.of}{longest}"
+    return f"{pair.value:g} in {pair.of} operations, of its peers {pair.peers:.2g}{longest}"
 
 
-def _describe_late(one: Comparison) -> str:
-    peers = f", of its peers {one.peers:.2g}" if one.peers is not None and one.stands_out else ""
-    return f"{one.value:g} in {one.of}{peers}"
+def _describe_late(pair: Comparison) -> str:
+    peers = f", of its peers {pair.peers:.2g}" if pair.peers is not None and pair.stands_out else ""
+    return f"{pair.value:g} in {pair.of}{peers}"
 
 
 BANDWIDTH = Panel(
@@ -259,24 +265,26 @@ def cells(
 
     `found`: the blames. A pair without one is coloured only beyond the scatter of healthy pairs.
     """
-    by_key = grouped(((one.a, one.b, one.rail, one.round), one) for one in observed.digests)
+    by_key = grouped(
+        ((digest.a, digest.b, digest.rail, digest.round), digest) for digest in observed.digests
+    )
     many = len(observed.nodes) > MANY
     large = {key: max(_ladder(own), key=lambda d: d.size_bytes) for key, own in by_key.items()}
     small = {key: min(_ladder(own), key=lambda d: d.size_bytes) for key, own in by_key.items()}
-    seen, blamed = heatmap_values(observed, limits), blamed_meetings(found, observed)
-    wire = _times_slower(seen.wire, blamed, many=many)
-    slow = _times_slower(seen.latency, blamed, many=many)
+    values, blamed = heatmap_values(observed, limits), blamed_meetings(found, observed)
+    wire = _times_slower(values.wire, blamed, many=many)
+    slow = _times_slower(values.latency, blamed, many=many)
     usual = median([digest.size_bytes for digest in large.values()] or [0])
-    spikes = compare_counts(seen.events, seen.scatter, blamed)
-    late = compare_counts(seen.events, seen.scatter, blamed, late=True)
+    spikes = compare_counts(values.events, values.scatter, blamed)
+    late = compare_counts(values.events, values.scatter, blamed, late=True)
     cells = []
-    for tried in observed.tried:
-        key = tried.key
+    for meeting in observed.tried:
+        key = meeting.key
         cells.append(
             row_of(
                 Cell,
-                tried,
-                error=tried.error,
+                meeting,
+                error=meeting.error,
                 bandwidth=_speed(large.get(key), wire.get(key), usual),
                 latency=_time(small.get(key), slow.get(key)),
                 spikes=spikes.get(key),
@@ -302,14 +310,14 @@ def _times_slower(
 ) -> dict[MeetingKey, _Times | None]:
     """The ratios by key; None for a key without peers."""
     peers = _peers(list(slower.logs.items()), many=many)
-    found: dict[MeetingKey, _Times | None] = dict.fromkeys(slower.logs)
+    times: dict[MeetingKey, _Times | None] = dict.fromkeys(slower.logs)
     for key, log in slower.logs.items():
         if (typical := peers(key)) is None:
             continue
         more = log - typical
         scattered = more <= slower.hot and key not in blamed
-        found[key] = _Times(math.exp(more), math.exp(min(more, 0.0) if scattered else more))
-    return found
+        times[key] = _Times(math.exp(more), math.exp(min(more, 0.0) if scattered else more))
+    return times
 
 
 def _peers(
@@ -323,9 +331,9 @@ def _peers(
     apart = {pair: others.median(pair) for pair in dict.fromkeys(key[:2] for key, _ in own)}
 
     def of(key: MeetingKey) -> float | None:
-        found = apart[key[:2]]
-        if found is not None:
-            return found
+        typical = apart[key[:2]]
+        if typical is not None:
+            return typical
         rails = [value for other, value in own if other[:2] == key[:2] and other[2] != key[2]]
         return median(rails) if rails else None
 
@@ -424,8 +432,8 @@ def grid(
         place = dict.fromkeys(place, 0)
     of_rail = {rail: at * len(columns) for at, rail in enumerate(rails)}
     width = max(1, len(columns) * len(rails))
-    chosen = _chosen(order, best, found, most // width)
-    rows: dict[str, list[Cell | None]] = {name: [None] * width for name in order if name in chosen}
+    names = _nodes_to_draw(order, best, found, most // width)
+    rows: dict[str, list[Cell | None]] = {name: [None] * width for name in order if name in names}
     for cell in cells:
         for own, other in ((cell.a, cell.b), (cell.b, cell.a)):
             if own in rows and cell.rail in of_rail:
@@ -445,8 +453,8 @@ _EVERY_ROW = 16
 """Up to so many nodes all have a row; of more, rows that look fine would hide the others."""
 
 
-def _chosen(
-    order: Sequence[str], best: Mapping[Endpoint, float], found: Sequence[LocatedBlame], most: int
+def _nodes_to_draw(
+    order: Sequence[str], best: Mapping[Endpoint, float], blames: Sequence[LocatedBlame], most: int
 ) -> Collection[str]:
     """All nodes if they are few; else the blamed, then those that look bad, the worst first.
 
@@ -459,24 +467,24 @@ def _chosen(
         worst[name] = max(worst.get(name, 0.0), ratio)
     rest = sorted(order, key=lambda name: worst.get(name, 0.0), reverse=True)
     bad = [name for name in rest if worst.get(name, 0.0) >= STEPS[0].up_to]
-    blamed = [name for one in found for name in one.nodes]
-    paths = (pair for one in found if not one.nodes for pair in sorted(one.pairs))
-    known = set(order)
+    blamed = [name for blame in blames for name in blame.nodes]
+    paths = (pair for blame in blames if not blame.nodes for pair in sorted(blame.pairs))
+    nodes = set(order)
     first = dict.fromkeys([*blamed, *chain.from_iterable(paths), *bad])
-    chosen = [name for name in first if name in known][: max(1, most)]
-    taken = set(chosen)
-    fine = [name for name in order if name not in taken]
-    return taken | set(fine[: max(0, min(most, _AT_LEAST) - len(chosen))])
+    names = [name for name in first if name in nodes][: max(1, most)]
+    name_set = set(names)
+    fine = [name for name in order if name not in name_set]
+    return name_set | set(fine[: max(0, min(most, _AT_LEAST) - len(names))])
 
 
 def best_of(cells: Iterable[Cell]) -> dict[Endpoint, float]:
     """The least ratio of each endpoint over all of its pairs, which no bad partner explains."""
-    found: dict[Endpoint, float] = {}
+    least: dict[Endpoint, float] = {}
     for cell in cells:
         worst = cell.worst
         for name in (cell.a, cell.b):
-            if worst < found.get((name, cell.rail), math.inf):
-                found[name, cell.rail] = worst
+            if worst < least.get((name, cell.rail), math.inf):
+                least[name, cell.rail] = worst
             else:
-                found.setdefault((name, cell.rail), worst)
-    return found
+                least.setdefault((name, cell.rail), worst)
+    return least

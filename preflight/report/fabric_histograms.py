@@ -47,20 +47,20 @@ def bin_of(time_us: float) -> int:
 
 def of_samples(pairs: Iterable[PairSamples], kind: Kind) -> Spread | None:
     """Count every operation that both ends timed (the shorter counts); None if there is none."""
-    seen: Counter[float] = Counter()  # times are rounded, so that few of them differ
+    by_time: Counter[float] = Counter()  # times are rounded, so that few of them differ
     number = 0
     for pair in pairs:
         times = _network_us(pair, kind)
         number += bool(times)
-        seen.update(times)
-    operations = seen.total()
+        by_time.update(times)
+    operations = by_time.total()
     if not operations:
         return None
     counts: Counter[int] = Counter()
-    for lasted_us, often in seen.items():
+    for lasted_us, often in by_time.items():
         counts[bin_of(lasted_us)] += often
     shares = {at: count / operations for at, count in counts.items()}
-    return Spread(shares, operations, max(seen), number)
+    return Spread(shares, operations, max(by_time), number)
 
 
 def kind_of(digest: Digest) -> Kind:
@@ -72,20 +72,20 @@ def of_digests(digests: Iterable[Digest]) -> Spread | None:
     """The same from quantiles: operations between two of them are spread evenly."""
     weights: dict[int, float] = {}
     operations, longest, number = 0, 0.0, 0
-    for one in digests:
-        for at, weight in _spread(one).items():
-            weights[at] = weights.get(at, 0.0) + weight * one.operations
+    for digest in digests:
+        for at, weight in _spread(digest).items():
+            weights[at] = weights.get(at, 0.0) + weight * digest.operations
         number += 1
-        operations += one.operations
-        longest = max(longest, one.most_us)
+        operations += digest.operations
+        longest = max(longest, digest.most_us)
     if not operations:
         return None
     shares = {at: weight / operations for at, weight in weights.items()}
     return Spread(shares, operations, longest, number)
 
 
-def _spread(one: Digest) -> Mapping[int, float]:
-    edges = (one.best_us, one.p50_us, one.p99_us, one.p999_us, one.most_us)
+def _spread(digest: Digest) -> Mapping[int, float]:
+    edges = (digest.best_us, digest.p50_us, digest.p99_us, digest.p999_us, digest.most_us)
     weights: dict[int, float] = {}
     for low, high, share in zip(edges, edges[1:], (0.5, 0.49, 0.009, 0.001), strict=False):
         bins = range(bin_of(low), max(bin_of(low), bin_of(high)) + 1)
@@ -109,9 +109,9 @@ def histogram(who: str, kind: Kind, mine: Spread, peers: Spread | None) -> str:
     if peers is not None:
         body.append(axes.outline(peers, "peers"))
     body.append(axes.outline(mine, "mine"))
-    what = f"{size(kind[0])} all-reduce{', soak' if kind[1] == 'soak' else ''}"
+    operation = f"{size(kind[0])} all-reduce{', soak' if kind[1] == 'soak' else ''}"
     others = f"peers (grey): {_describe(peers)}" if peers is not None else "no peers"
-    words = f"{who}, {what}: {_describe(mine)}; {others}"
+    words = f"{who}, {operation}: {_describe(mine)}; {others}"
     width, height = number(_LEFT + _WIDTH + 24), number(_TOP + _HEIGHT + _FOOT)
     return (
         f'<figure><svg class="histogram" width="{width}" height="{height}">{"".join(body)}</svg>'
@@ -119,17 +119,17 @@ def histogram(who: str, kind: Kind, mine: Spread, peers: Spread | None) -> str:
     )
 
 
-def _describe(one: Spread) -> str:
-    longest = time_us(one.longest_us)
-    return f"{one.operations} operations of {count(one.pairs, 'pair')}, longest {longest}"
+def _describe(spread: Spread) -> str:
+    longest = time_us(spread.longest_us)
+    return f"{spread.operations} operations of {count(spread.pairs, 'pair')}, longest {longest}"
 
 
 class _Axes:
     def __init__(self, mine: Spread, peers: Spread | None) -> None:
-        both = [one for one in (mine, peers) if one is not None]
-        bins = [at for one in both for at in one.shares]
+        spreads = [spread for spread in (mine, peers) if spread is not None]
+        bins = [at for spread in spreads for at in spread.shares]
         self._first, self._last = min(bins) - _AROUND, max(bins) + 1 + _AROUND
-        most = max(one.operations for one in both)
+        most = max(spread.operations for spread in spreads)
         self._decades = max(1, math.ceil(math.log10(most)))
 
     def _ticks(self) -> list[float]:
@@ -138,7 +138,9 @@ class _Axes:
         steps = _FEW if decades > 2 else _SOME if decades > 0.7 else _MANY  # noqa: PLR2004  what is readable
         low, high = (math.floor(at / PER_DECADE) for at in (self._first, self._last))
         ticks = [step * 10.0**decade for decade in range(low, high + 1) for step in steps]
-        return [one for one in ticks if self._first <= math.log10(one) * PER_DECADE <= self._last]
+        return [
+            tick for tick in ticks if self._first <= math.log10(tick) * PER_DECADE <= self._last
+        ]
 
     def _x(self, at: float) -> float:
         return _LEFT + (at - self._first) / (self._last - self._first) * _WIDTH
@@ -164,12 +166,12 @@ class _Axes:
             yield f'<path class="line" d="M{number(_LEFT)} {y}h{number(_WIDTH)}"/>'
             yield f'<text x="{number(_LEFT - 4)}" y="{y}" text-anchor="end">{words}</text>'
 
-    def outline(self, one: Spread, css: str) -> str:
+    def outline(self, spread: Spread, css: str) -> str:
         """A closed step line over the bins."""
         bottom = self._y(0)
         path = [f"M{number(self._x(self._first))} {number(bottom)}"]
         path += [
-            f"V{number(self._y(one.shares.get(at, 0.0)))}H{number(self._x(at + 1))}"
+            f"V{number(self._y(spread.shares.get(at, 0.0)))}H{number(self._x(at + 1))}"
             for at in range(self._first, self._last)
         ]
         return f'<path class="{css}" d="{"".join(path)}V{number(bottom)}z"/>'
@@ -188,47 +190,47 @@ def charts(
     observed: Observed, found: Sequence[LocatedBlame], sweep: Sweep | None
 ) -> tuple[list[str], int]:
     """The histograms of the first findings with pairs, and how many findings have none drawn."""
-    charted = [one for one in found if one.pairs]
+    charted = [blame for blame in found if blame.pairs]
     first = charted[:_HISTOGRAMS]
-    drawn = [figure for one in first for figure in _of(one, observed, found, sweep)]
-    return drawn, len(charted) - len(first)
+    figures = [figure for blame in first for figure in _of(blame, observed, found, sweep)]
+    return figures, len(charted) - len(first)
 
 
 def _of(
-    one: LocatedBlame, observed: Observed, found: Sequence[LocatedBlame], sweep: Sweep | None
+    blame: LocatedBlame, observed: Observed, blames: Sequence[LocatedBlame], sweep: Sweep | None
 ) -> Iterator[str]:
     """The most telling histograms of one finding: smallest size, largest size, soak."""
-    involved = {name for each in found for pair in each.pairs for name in pair}
-    blamed = {name for each in found for name in each.nodes}
+    involved = {name for other in blames for pair in other.pairs for name in pair}
+    blamed = {name for other in blames for name in other.nodes}
     # If hardly any other nodes are left, partners of the blamed count as peers too.
     avoid = involved if len(observed.nodes) - len(involved) > 1 else blamed
 
     def is_mine(pair: Ends) -> bool:
-        return (pair.a, pair.b) in one.pairs and one.rail in (None, pair.rail)
+        return (pair.a, pair.b) in blame.pairs and blame.rail in (None, pair.rail)
 
     def is_peer(pair: Ends) -> bool:
-        return avoid.isdisjoint((pair.a, pair.b)) and (pair.a, pair.b) not in one.pairs
+        return avoid.isdisjoint((pair.a, pair.b)) and (pair.a, pair.b) not in blame.pairs
 
-    for kind in _kinds(one, observed):
+    for kind in _kinds(blame, observed):
         if sweep is not None:
             mine = of_samples(filter(is_mine, sweep.pairs), kind)
-            peers = of_samples(_some(filter(is_peer, sweep.pairs)), kind)
+            peers = of_samples(_sample(filter(is_peer, sweep.pairs)), kind)
         else:
             own = [digest for digest in observed.digests if kind_of(digest) == kind]
             mine = of_digests(filter(is_mine, own))
-            peers = of_digests(_some(filter(is_peer, own)))
+            peers = of_digests(_sample(filter(is_peer, own)))
         if mine is not None:
-            yield histogram(one.component, kind, mine, peers)
+            yield histogram(blame.component, kind, mine, peers)
 
 
-def _some(pairs: Iterable[T]) -> list[T]:
+def _sample(pairs: Iterable[T]) -> list[T]:
     """At most PEERS pairs, spread over the fabric."""
-    found = list(pairs)
-    return found[:: -(-len(found) // PEERS) or 1]
+    every = list(pairs)
+    return every[:: -(-len(every) // PEERS) or 1]
 
 
-def _kinds(one: LocatedBlame, observed: Observed) -> list[Kind]:
-    own = {kind_of(d) for d in observed.digests if (d.a, d.b) in one.pairs}
+def _kinds(blame: LocatedBlame, observed: Observed) -> list[Kind]:
+    own = {kind_of(d) for d in observed.digests if (d.a, d.b) in blame.pairs}
     ladder = sorted(kind for kind in own if kind[1] == "ladder")
     soak = sorted(kind for kind in own if kind[1] == "soak")
     return list(dict.fromkeys([*ladder[:1], *ladder[-1:], *soak[-1:]]))
@@ -262,18 +264,18 @@ def _rows(
     compared: Sequence[Cell], panels: Sequence[Panel]
 ) -> Iterator[tuple[float, tuple[str, ...]]]:
     for cell in compared:
-        who = (f"{cell.a}-{cell.b}", str(cell.rail), str(cell.round))
+        place = (f"{cell.a}-{cell.b}", str(cell.rail), str(cell.round))
         if cell.state != "measured":
             problem = f"{cell.state.replace('_', ' ')} {cell.error}".rstrip()
-            yield math.inf, (*who, "no result", problem)
+            yield math.inf, (*place, "no result", problem)
             continue
         for panel in panels:
             comparison = panel.pick(cell)
             ratio = comparison.ratio if comparison else None
             if comparison is None or ratio is None or ratio < STEPS[0].up_to:
                 continue
-            what = panel.title.split(" (")[0]
-            yield ratio, (*who, what, panel.describe(comparison))
+            title = panel.title.split(" (")[0]
+            yield ratio, (*place, title, panel.describe(comparison))
 
 
 def standing_out(best: Mapping[Endpoint, float]) -> str:
@@ -291,5 +293,5 @@ def standing_out(best: Mapping[Endpoint, float]) -> str:
 
 def _node(name: str, own: Sequence[tuple[float, int]]) -> str:
     ratio = max(own)[0]
-    rails = fold([str(rail) for _, rail in sorted(own, key=lambda one: one[1])])
+    rails = fold([str(rail) for _, rail in sorted(own, key=lambda row: row[1])])
     return f"{name} rail {rails} ({'no result' if ratio >= CUT_SHORT else f'{ratio:.2g} x'})"

@@ -68,7 +68,7 @@ def fabric_section(
     `origin`: where the samples came from, in words. `with_findings`: list the blames here too.
     """
     compared = cells(observed, found, limits)
-    drawn, charts_left = charts(observed, found, sweep)
+    figures, charts_left = charts(observed, found, sweep)
     best = best_of(compared)
     usual = panels(limits.of(observed.backend)("spike_us"))
     rows = worst(compared, (*usual, LATE))
@@ -88,7 +88,7 @@ def fabric_section(
             matrix=parts.matrix(
                 legend=LEGEND,
                 laid=laid,
-                panels=[draw(each, laid, found) for each in (*usual, *([LATE] if late else []))],
+                panels=[draw(panel, laid, found) for panel in (*usual, *([LATE] if late else []))],
                 rows=rows,
                 most_rows=ROWS,
                 thumbnail=thumbnail(observed, best) if laid.cut else "",
@@ -97,7 +97,7 @@ def fabric_section(
             if best
             else parts.nothing(),
             collapsed=not found and not rows,
-            charts=drawn,
+            charts=figures,
             charts_left=charts_left,
             coarse=sweep is None,
         )
@@ -122,9 +122,9 @@ def _what(observed: Observed, compared: Sequence[Cell], origin: str) -> str:
     return " · ".join([*words, origin] if origin else words)
 
 
-def _blamed(found: Sequence[LocatedBlame]) -> str:
-    names = ", ".join(one.component for one in found[:8])
-    return f"Blamed: {names}{and_more(len(found) - 8)}" if found else "No node or path is blamed."
+def _blamed(blames: Sequence[LocatedBlame]) -> str:
+    names = ", ".join(blame.component for blame in blames[:8])
+    return f"Blamed: {names}{and_more(len(blames) - 8)}" if blames else "No node or path is blamed."
 
 
 _SHARPNESS_ROWS = 12
@@ -134,19 +134,19 @@ def sharpness(rows: Sequence[SensitivityRow]) -> str:
     """A table of endpoints by sensitivity, the least tested first: what would have been caught."""
     if not rows:
         return ""
-    sizes = sorted({one.size_bytes for row in rows for one in row.sizes})
+    sizes = sorted({size_row.size_bytes for row in rows for size_row in row.sizes})
     groups = grouped((_sharpness_cells(row, sizes), row) for row in rows)
     heads = ("endpoints", "any size", "seconds of load", *map(size, sizes))
     table = [(cells, _endpoints(own)) for cells, own in groups.items()]
-    drawn: str = macros(_TEMPLATE).sharpness(heads, table, _SHARPNESS_ROWS)
-    return drawn
+    markup: str = macros(_TEMPLATE).sharpness(heads, table, _SHARPNESS_ROWS)
+    return markup
 
 
 def _sharpness_cells(row: SensitivityRow, sizes: Sequence[int]) -> tuple[str, ...]:
-    at = {one.size_bytes: at_size(one) for one in row.sizes}
+    by_size = {size_row.size_bytes: at_size(size_row) for size_row in row.sizes}
     rate = "no rate" if row.one_in is None else f"1 in {two_digits(row.one_in):,}"
     every = "-" if row.every_s is None else f"one in {row.every_s:.1g} s"
-    return (rate, every, *(at.get(one, "not measured") for one in sizes))
+    return (rate, every, *(by_size.get(size_bytes, "not measured") for size_bytes in sizes))
 
 
 def _endpoints(rows: Sequence[SensitivityRow]) -> str:

@@ -83,8 +83,8 @@ def plot(grid: Grid) -> Plot:
     side = max(_SMALL, min(_LARGE, _WIDE / columns))
     tall = max(side, _TALL)
     longest = max((len(label(row.node)) for row in grid.rows), default=1)
-    named = columns <= _NAMED_COLUMNS
-    head = _LINE + (max(map(len, grid.columns), default=0) * _CHAR if named else 0.0) + 4
+    has_names = columns <= _NAMED_COLUMNS
+    head = _LINE + (max(map(len, grid.columns), default=0) * _CHAR if has_names else 0.0) + 4
     y, leaf, rows, leaves = head, "", {}, []
     for row in grid.rows:
         if row.leaf != leaf:
@@ -152,10 +152,10 @@ def _leaves(at: Plot) -> Iterator[str]:
         yield f'<text class="leaf" x="0" y="{number(y)}">{label(leaf or "no leaf known")}</text>'
 
 
-def _name(row: Row, at: Plot, found: Sequence[LocatedBlame]) -> str:
-    mine = [one for one in found if row.node in one.nodes]
+def _name(row: Row, at: Plot, blames: Sequence[LocatedBlame]) -> str:
+    own = [blame for blame in blames if row.node in blame.nodes]
     y = number(at.rows[row.node] + at.tall / 2 + 3.5)
-    css, mark = (' class="bad"', "▶ ") if mine else ("", "")
+    css, mark = (' class="bad"', "▶ ") if own else ("", "")
     return (
         f'<text{css} x="{number(at.gutter - 6)}" y="{y}" text-anchor="end">'
         f"{mark}{label(row.node)}<title>{text(row.node)}</title></text>"
@@ -166,7 +166,7 @@ def _summary(row: Row, panel: Panel, at: Plot, grid: Grid) -> str:
     """The median ratio of the row's worst rail; "" if most of its pairs do not stand out."""
     width = len(grid.columns)
     by_rail = [
-        (median([min(one, CUT_SHORT) for one in own]), rail)
+        (median([min(ratio, CUT_SHORT) for ratio in own]), rail)
         for place, rail in enumerate(grid.rails)
         if (own := _ratios(row.cells[place * width : (place + 1) * width], panel))
     ]
@@ -174,7 +174,7 @@ def _summary(row: Row, panel: Panel, at: Plot, grid: Grid) -> str:
     if ratio < STEPS[0].up_to:
         return ""
     words = "no result" if ratio >= CUT_SHORT else f"{ratio:.1f} x"
-    bad = sum(one >= STEPS[0].up_to for one, _ in by_rail)
+    bad = sum(ratio >= STEPS[0].up_to for ratio, _ in by_rail)
     where = f" rail {rail}" if bad == 1 else f" on {bad} rails"
     where = where if len(grid.rails) > 1 else ""
     y = number(at.rows[row.node] + at.tall / 2 + 3.5)
@@ -182,41 +182,41 @@ def _summary(row: Row, panel: Panel, at: Plot, grid: Grid) -> str:
 
 
 def _ratios(cells: Sequence[Cell | None], panel: Panel) -> list[float]:
-    found: list[float] = []
+    ratios: list[float] = []
     for cell in cells:
         if cell is None:
             continue
         comparison = panel.pick(cell)
         if cell.state != "measured":
-            found.append(math.inf)
+            ratios.append(math.inf)
         elif comparison is not None and comparison.ratio is not None:
-            found.append(comparison.ratio)
-    return found
+            ratios.append(comparison.ratio)
+    return ratios
 
 
 def _cell(cell: Cell, panel: Panel, at: Plot, x: float, y: float) -> str:
     comparison = panel.pick(cell)
     place = f'x="{number(x)}" y="{number(y)}" width="{number(at.side)}" height="{number(at.tall)}"'
     pair = f"{cell.a} {cell.b}"
-    who = f"{pair} rail {cell.rail} round {cell.round}"
+    meeting = f"{pair} rail {cell.rail} round {cell.round}"
     if cell.state != "measured" or comparison is None:
-        title = text(f"{who}: {cell.state.replace('_', ' ')} {cell.error}".rstrip())
+        title = text(f"{meeting}: {cell.state.replace('_', ' ')} {cell.error}".rstrip())
         middle = f'x="{number(x + at.side / 2)}" y="{number(y + at.tall / 2 + 3.5)}"'
         letter = f'<text class="letter" {middle} text-anchor="middle">{_LETTER[cell.state]}</text>'
-        drawn = letter if at.side > _CHAR else ""
-        return f'<rect class="{BROKEN.css}" {place}><title>{title}</title></rect>{drawn}'
+        content = letter if at.side > _CHAR else ""
+        return f'<rect class="{BROKEN.css}" {place}><title>{title}</title></rect>{content}'
     colour = step(comparison.ratio)
     # Thousands of cells equal their peers: their position shows rail and round.
     full = comparison.stands_out or comparison.ratio is None
     words = panel.describe(comparison)
-    title = text(f"{who if full else pair}: {words}{_times(comparison)}")
-    drawn = ""
+    title = text(f"{meeting if full else pair}: {words}{_times(comparison)}")
+    content = ""
     if at.side >= _NUMBER and full and comparison.ratio is not None and colour is not STEPS[0]:
         middle = f'x="{number(x + at.side / 2)}" y="{number(y + at.tall / 2 + 3.5)}"'
         ratio = f"{min(comparison.ratio, _MOST_SHOWN):.2g}"
         css = "letter" if colour.strong else "figure"
-        drawn = f'<text class="{css}" {middle} text-anchor="middle">{ratio}</text>'
-    return f'<rect class="{colour.css}" {place}><title>{title}</title></rect>{drawn}'
+        content = f'<text class="{css}" {middle} text-anchor="middle">{ratio}</text>'
+    return f'<rect class="{colour.css}" {place}><title>{title}</title></rect>{content}'
 
 
 def _times(comparison: Comparison) -> str:
@@ -229,15 +229,15 @@ def _times(comparison: Comparison) -> str:
     return f", {ratio:.3g} x" if comparison.stands_out else ""
 
 
-def _frames(grid: Grid, at: Plot, found: Sequence[LocatedBlame]) -> Iterator[str]:
+def _frames(grid: Grid, at: Plot, blames: Sequence[LocatedBlame]) -> Iterator[str]:
     """Frames around the row of a blamed node, its rail's part of it, or a bad path's cells."""
-    for one in found:
-        for node in (name for name in one.nodes if name in at.rows):
-            first = grid.rails.index(one.rail) if one.rail in grid.rails else 0
-            blocks = 1 if one.rail in grid.rails else len(grid.rails)
+    for blame in blames:
+        for node in (name for name in blame.nodes if name in at.rows):
+            first = grid.rails.index(blame.rail) if blame.rail in grid.rails else 0
+            blocks = 1 if blame.rail in grid.rails else len(grid.rails)
             x, width = at.gutter + first * at.block, blocks * at.block - _RAIL_GAP
-            yield _frame(one, x, at.rows[node], width, at.tall)
-    paths = {pair: one for one in found if not one.nodes for pair in one.pairs}
+            yield _frame(blame, x, at.rows[node], width, at.tall)
+    paths = {pair: blame for blame in blames if not blame.nodes for pair in blame.pairs}
     for row in grid.rows if paths else ():
         for number_of, cell in enumerate(row.cells):
             framed = paths.get((cell.a, cell.b)) if cell is not None else None
@@ -246,12 +246,12 @@ def _frames(grid: Grid, at: Plot, found: Sequence[LocatedBlame]) -> Iterator[str
                 yield _frame(framed, x, at.rows[row.node], at.side, at.tall)
 
 
-def _frame(one: LocatedBlame, x: float, y: float, width: float, height: float) -> str:
-    css = "frame" if one.certain else "frame maybe"
+def _frame(blame: LocatedBlame, x: float, y: float, width: float, height: float) -> str:
+    css = "frame" if blame.certain else "frame maybe"
     return (
         f'<rect class="{css}" x="{number(x - 1)}" y="{number(y - 1)}" '
         f'width="{number(width + 2)}" height="{number(height + 2)}">'
-        f"<title>{text(f'{one.component}: {one.sentence}')}</title></rect>"
+        f"<title>{text(f'{blame.component}: {blame.sentence}')}</title></rect>"
     )
 
 
@@ -297,8 +297,10 @@ def thumbnail(observed: Observed, best: Mapping[Endpoint, float]) -> str:
 
 def _worst(ratios: Iterable[float | None]) -> Step | None:
     """The colour of the worst ratio; None if nothing was tried."""
-    found = [BROKEN if ratio == math.inf else step(ratio) for ratio in ratios if ratio is not None]
-    return max(found, key=_ORDER.index, default=None)
+    colours = [
+        BROKEN if ratio == math.inf else step(ratio) for ratio in ratios if ratio is not None
+    ]
+    return max(colours, key=_ORDER.index, default=None)
 
 
 def _lines(

@@ -68,16 +68,19 @@ def findings(
     )
     _merge_double_culprits(groups)
     by_component = {blame.component: blame for blame in blames}
-    each = [_joined(who, own, by_component.get(who)) for (who, _), own in groups.items()]
-    merged = grouped(((one.check, one.sentence, one.advice, one.outcome), one) for one in each)
-    found = _folded([_over_subjects(same) for same in merged.values()])
-    found = [replace(f, advice=_WAIT) if f.check in suspected else f for f in found]
-    return tuple(sorted(found, key=lambda finding: NOT_FINE.index(finding.outcome)))
+    by_cause = [_joined(name, own, by_component.get(name)) for (name, _), own in groups.items()]
+    merged = grouped(
+        ((finding.check, finding.sentence, finding.advice, finding.outcome), finding)
+        for finding in by_cause
+    )
+    result = _folded([_over_subjects(same) for same in merged.values()])
+    result = [replace(f, advice=_WAIT) if f.check in suspected else f for f in result]
+    return tuple(sorted(result, key=lambda finding: NOT_FINE.index(finding.outcome)))
 
 
 def _several(own: Sequence[BlameRow]) -> tuple[str, Sequence[BlameRow]]:
     """The joint name of all components that are blamed for one pair, and their rows."""
-    return components(one.component for one in own), own
+    return components(blame.component for blame in own), own
 
 
 def causes(entry: Entry, joint: str = "", own: Sequence[BlameRow] = ()) -> list[tuple[str, str]]:
@@ -85,7 +88,7 @@ def causes(entry: Entry, joint: str = "", own: Sequence[BlameRow] = ()) -> list[
     subjects: Sequence[str] = entry.verdict.culprits or (entry.verdict.blame or entry.subject,)
     if own and entry.verdict.blame == joint:
         # A path with a fault of its own, besides that of its end, is a second finding.
-        names = (name for one in own for name in one.culprits or (one.component,))
+        names = (name for blame in own for name in blame.culprits or (blame.component,))
         subjects = tuple(dict.fromkeys(names))
     return [(subject, entry.verdict.cause or entry.check) for subject in subjects]
 
@@ -93,9 +96,9 @@ def causes(entry: Entry, joint: str = "", own: Sequence[BlameRow] = ()) -> list[
 def _merge_double_culprits(groups: dict[tuple[str, str], list[Entry]]) -> None:
     """Merge "a and b" into a's finding, if a and b have findings of their own."""
     for both, cause in [key for key in groups if _AND in key[0]]:
-        each = [(name, cause) for name in both.split(_AND)]
-        if all(key in groups for key in each):
-            groups[each[0]] += groups.pop((both, cause))
+        keys = [(name, cause) for name in both.split(_AND)]
+        if all(key in groups for key in keys):
+            groups[keys[0]] += groups.pop((both, cause))
 
 
 def _joined(subject: str, group: Sequence[Entry], blame: BlameRow | None) -> Finding:
@@ -132,21 +135,21 @@ _PLURAL = re.compile(r"s\b")
 _OWN = "<node>"
 
 
-def _folded(found: Sequence[Finding]) -> list[Finding]:
+def _folded(merged: Sequence[Finding]) -> list[Finding]:
     """Fold findings that differ only in the node's own name, or, from `_FROM` on, in numbers."""
-    by_name = grouped((_shape(one), one) for one in found)
+    by_name = grouped((_shape(finding), finding) for finding in merged)
     own = [_example(same) for same in by_name.values()]
-    by_number = grouped((tuple(map(_numberless, _shape(one))), one) for one in own)
+    by_number = grouped((tuple(map(_numberless, _shape(finding))), finding) for finding in own)
     folded: list[Finding] = []
     for same in by_number.values():
-        enough = sum(len(one.subjects) for one in same) >= _FROM
+        enough = sum(len(finding.subjects) for finding in same) >= _FROM
         folded += [_example(same)] if enough else same
     return folded
 
 
-def _shape(one: Finding) -> tuple[str, ...]:
+def _shape(finding: Finding) -> tuple[str, ...]:
     """What two findings must have in common to be one: everything but the node's own name."""
-    first = one.alike[0] if one.alike else one
+    first = finding.alike[0] if finding.alike else finding
     own = {first.subjects[0]} if len(first.subjects) == 1 else set()
 
     def nameless(text: str) -> str:
@@ -166,11 +169,11 @@ def fold_reasons(
         return _WORD.sub(lambda word: name if word[0] in own else word[0], reason)
 
     folded: dict[str, Counter[str]] = {}
-    for alike in grouped((_numberless(named(one, _OWN)), one) for one in reasons).values():
-        names = {name for one in alike for name in _names(one, nodes)}
-        words = "e.g. " if len({named(one, _OWN) for one in alike}) > 1 else ""
+    for alike in grouped((_numberless(named(reason, _OWN)), reason) for reason in reasons).values():
+        names = {name for reason in alike for name in _names(reason, nodes)}
+        words = "e.g. " if len({named(reason, _OWN) for reason in alike}) > 1 else ""
         words += named(alike[0], fold(name for name in nodes if name in names))
-        folded[words] = sum((reasons[one] for one in alike), Counter[str]())
+        folded[words] = sum((reasons[reason] for reason in alike), Counter[str]())
     return folded
 
 
@@ -188,14 +191,14 @@ def _example(same: Sequence[Finding]) -> Finding:
     """One finding for all of these, in the words of the first."""
     if len(same) == 1:
         return same[0]
-    each = tuple(one for finding in same for one in finding.alike or (finding,))
-    first, node = each[0], each[0].subjects[0]
-    varies = any(one.advice != first.advice for one in each)
+    every = tuple(alike for finding in same for alike in finding.alike or (finding,))
+    first, node = every[0], every[0].subjects[0]
+    varies = any(finding.advice != first.advice for finding in every)
     return replace(
-        _over_subjects(each),
+        _over_subjects(every),
         sentence=f"e.g. {node}: {first.sentence}",
         advice=f"e.g. on {node}: {first.advice}" if varies else first.advice,
-        alike=each,
+        alike=every,
     )
 
 

@@ -72,31 +72,31 @@ def overrides(fleet: Fleet, day: date, entries: Iterable[Entry] = ()) -> Overrid
         (entry.check, name)
         for entry in entries
         if entry.verdict.outcome is Outcome.WAIVED
-        for name in set(_named(entry))
+        for name in set(_at_fault(entry))
     )
     return Overrides(
         waivers=tuple(
             WaiverRow(
-                check=one.check,
-                nodes=one.nodes,
-                until=str(one.until),
-                reason=one.reason,
-                expired=one.expired(day),
+                check=waiver.check,
+                nodes=waiver.nodes,
+                until=str(waiver.until),
+                reason=waiver.reason,
+                expired=waiver.expired(day),
                 verdicts=0
-                if one.expired(day)
-                else sum(waived[one.check, name] for name in set(one.nodes)),
+                if waiver.expired(day)
+                else sum(waived[waiver.check, name] for name in set(waiver.nodes)),
             )
-            for one in fleet.waivers
+            for waiver in fleet.waivers
         ),
         off=tuple(_off(fleet.hosts)),
         numbers=tuple(_numbers(fleet.hosts)),
     )
 
 
-def _named(entry: Entry) -> Sequence[str]:
+def _at_fault(entry: Entry) -> Sequence[str]:
     verdict = entry.verdict
-    named = (*verdict.culprits, *verdict.suspects)
-    return named or ((verdict.blame,) if verdict.blame else entry.nodes)
+    at_fault = (*verdict.culprits, *verdict.suspects)
+    return at_fault or ((verdict.blame,) if verdict.blame else entry.nodes)
 
 
 def _off(hosts: Sequence[Host]) -> Iterable[OffRow]:
@@ -113,11 +113,11 @@ def _numbers(hosts: Sequence[Host]) -> Iterable[NumberRow]:
         for name, override in numbers.items()
     )
     for (name, value, where), names in alike.items():
-        known = shipped().get(name)
+        threshold = shipped().get(name)
         yield NumberRow(
             name=name,
             value=value,
-            shipped=known.value if known else None,
+            shipped=threshold.value if threshold else None,
             nodes=tuple(names),
             by=where,
         )
@@ -125,37 +125,37 @@ def _numbers(hosts: Sequence[Host]) -> Iterable[NumberRow]:
 
 def before(fleet: Fleet, day: date) -> list[str]:
     """Lines of the header: an operator must see what will not count against a node in this run."""
-    found = overrides(fleet, day)
-    lines = [f"{label:<8} {_waiver(one)}{end}" for one, label, end in _waivers(found)]
-    lines += [f"off      {words}" for words in _switches(found)]
-    for one in found.numbers:
-        number = describe_override(one.name, Override(one.value, one.by))
-        lines.append(f"number   {number} for {fold(one.nodes)}")
+    rows = overrides(fleet, day)
+    lines = [f"{label:<8} {_waiver(row)}{end}" for row, label, end in _waivers(rows)]
+    lines += [f"off      {words}" for words in _switches(rows)]
+    for row in rows.numbers:
+        number = describe_override(row.name, Override(row.value, row.by))
+        lines.append(f"number   {number} for {fold(row.nodes)}")
     return lines
 
 
 def after(found: Overrides) -> list[tuple[str, str]]:
     """(label, line) of each for the summary; a waiver says how many verdicts it covered."""
     lines = []
-    for one, label, end in _waivers(found):
-        covered = count(one.verdicts, "verdict") if one.verdicts else "nothing to waive in this run"
-        lines.append((label, f"{_waiver(one)}{end or f' ({covered})'}"))
+    for row, label, end in _waivers(found):
+        covered = count(row.verdicts, "verdict") if row.verdicts else "nothing to waive in this run"
+        lines.append((label, f"{_waiver(row)}{end or f' ({covered})'}"))
     return lines + [("off", words) for words in _switches(found)]
 
 
-def _waivers(found: Overrides) -> Iterable[tuple[WaiverRow, str, str]]:
+def _waivers(rows: Overrides) -> Iterable[tuple[WaiverRow, str, str]]:
     """Each waiver with its label, and what to do if it has expired."""
-    for one in found.waivers:
-        expired = "; it has no effect: remove or renew it" if one.expired else ""
-        yield one, "expired" if expired else "waived", expired
+    for row in rows.waivers:
+        expired = "; it has no effect: remove or renew it" if row.expired else ""
+        yield row, "expired" if expired else "waived", expired
 
 
-def _switches(found: Overrides) -> list[str]:
-    return [f"{one.check} for {fold(one.nodes)} ({one.by})" for one in found.off]
+def _switches(rows: Overrides) -> list[str]:
+    return [f"{row.check} for {fold(row.nodes)} ({row.by})" for row in rows.off]
 
 
-def _waiver(one: WaiverRow) -> str:
-    return f"{one.check} on {fold(one.nodes)} until {one.until}: {one.reason}"
+def _waiver(row: WaiverRow) -> str:
+    return f"{row.check} on {fold(row.nodes)} until {row.until}: {row.reason}"
 
 
 LOGINS = 1000
@@ -212,13 +212,13 @@ def header(
     rounds = len(planned.rounds) if has_pairs else 0
     fabric = f", {count(rounds, 'round')} of pairs" if rounds else ""
     whole = f", {of_fleet} of the whole fleet" if of_fleet else ""
-    who = fold(host.name for host in fleet.hosts)
+    pattern = fold(host.name for host in fleet.hosts)
     port = f"{fleet.job.master_port} ({fleet.job.master_port_origin})"
     environ = fleet.job.environ_origin or "not known"
     verdicts = count(len(keys), "verdict")
     return [
         f"preflight {__version__}",
-        f"fleet    {who}  {nodes}{hardware}  (from {fleet.origin}{inventory})",
+        f"fleet    {pattern}  {nodes}{hardware}  (from {fleet.origin}{inventory})",
         f"replay   {replay}" if replay else f"reach    {reach}, {_how_many(fleet, nodes, at_most)}",
         *too_many_logins(fleet),
         f"job      master {fleet.master.name} port {port}; environment: {environ}",
@@ -249,11 +249,13 @@ def plan_lines(fleet: Fleet, verdicts: Iterable[tuple[Stage, str]]) -> list[str]
     logins = [host for host in fleet.hosts if host.transport not in _OTHERS]
     ways = grouped(((host.transport, host.user, host.port), host.name) for host in logins)
     for (transport, user, port), names in ways.items():
-        who = f" as {user}" if user else ""
+        as_user = f" as {user}" if user else ""
         lines.append(
-            f"login    {transport} to {fold(names)}{who}{f', port {port}' if port else ''}"
+            f"login    {transport} to {fold(names)}{as_user}{f', port {port}' if port else ''}"
         )
-    if elsewhere := [f"{one.name} at {one.address}" for one in logins if one.address != one.name]:
+    if elsewhere := [
+        f"{host.name} at {host.address}" for host in logins if host.address != host.name
+    ]:
         lines.append(f"address  {'; '.join(shortened(elsewhere, _MOST_PARTS))}")
     if not logins:
         lines.append("login    to no node")
@@ -262,9 +264,9 @@ def plan_lines(fleet: Fleet, verdicts: Iterable[tuple[Stage, str]]) -> list[str]
 
 def _environ(fleet: Fleet) -> list[str]:
     """The job's variables with which burn-in and sweep run, and those left out, by reason."""
-    given, left_out = fleet.measured_in
+    variables, left_out = fleet.measured_in
     reasons = grouped((why, name) for name, why in sorted(left_out.items()))
-    parts = [f"burn-in and sweep run with the job's {', '.join(given)}"] if given else []
+    parts = [f"burn-in and sweep run with the job's {', '.join(variables)}"] if variables else []
     parts += [f"without {', '.join(names)} ({why})" for why, names in reasons.items()]
     return [f"environ  {'; '.join(parts)}"] if parts else []
 
@@ -272,10 +274,10 @@ def _environ(fleet: Fleet) -> list[str]:
 def _rounds(fleet: Fleet, planned: Planned) -> list[str]:
     """The rounds, the seed that repeats them, and the source of the topology."""
     leaves = len(set(planned.leaves.values()))
-    known = f"{leaves} {'leaf' if leaves == 1 else 'leaves'} by {planned.topology}"
+    topology = f"{leaves} {'leaf' if leaves == 1 else 'leaves'} by {planned.topology}"
     lacking = [host.name for host in fleet.hosts if host.name not in planned.leaves]
     none = f", none known of {fold(lacking)}" if leaves and lacking else ""
-    switches = f"{known}{none}" if leaves else "no topology known"
+    switches = f"{topology}{none}" if leaves else "no topology known"
     if fleet.topology_remark:
         switches += f" ({fleet.topology_remark})"
     of_all = f"{len(planned.rounds)} of {planned.total}" if planned.total else "as planned"
@@ -314,9 +316,9 @@ def reach_words(hosts: Sequence[Host], known: Mapping[str, Way], slurm_job: str 
 
 
 def _ssh(by_ssh: Mapping[tuple[str, str], Sequence[str]]) -> str:
-    whose = len(by_ssh) > 1
+    several = len(by_ssh) > 1
     parts = [
-        _WORDS[name] + (f" for {fold(names)}" if whose else "") + (f": {why}" if why else "")
+        _WORDS[name] + (f" for {fold(names)}" if several else "") + (f": {why}" if why else "")
         for (name, why), names in by_ssh.items()
     ]
     more = len(parts) - _MOST_PARTS

@@ -146,26 +146,26 @@ class Hider:
             }
             return msgspec.structs.replace(value, **fields)
         if isinstance(value, dict):
-            return {self._hidden(key): self._hidden(one) for key, one in value.items()}
+            return {self._hidden(key): self._hidden(child) for key, child in value.items()}
         if isinstance(value, tuple | list | frozenset):
-            return type(value)(self._hidden(one) for one in value)
+            return type(value)(self._hidden(child) for child in value)
         return value
 
     def _replaced(self, match: re.Match[str]) -> str:
-        kind, found = _form_of(match), match[0]
+        kind, text = _form_of(match), match[0]
         if kind == "folded":
-            if found not in self._sets:
-                self._sets[found] = self._unfolded(found)
-            return self._sets[found]
+            if text not in self._sets:
+                self._sets[text] = self._unfolded(text)
+            return self._sets[text]
         if kind == "token":
             return "***"
         if kind in ("loose", "known"):
-            return self._known(found) or self._number(found, "other")
+            return self._known(text) or self._number(text, "other")
         if kind in _PART_OF:
             return self._of_form(kind, match)
         if kind in ("ip4", "ip6"):
-            return self._of_address(found)
-        return self._number(found, _KIND_OF.get(kind, kind))
+            return self._of_address(text)
+        return self._number(text, _KIND_OF.get(kind, kind))
 
     def _of_address(self, text: str) -> str:
         """Replace an address, or the parts of what only looks like one."""
@@ -196,7 +196,7 @@ class Hider:
         low = name.lower()
         parts = low.split(".", _LABELS)
         shorter = (".".join(parts[:end]) for end in range(len(parts) - 1, 0, -1))
-        return next((self._given[one] for one in (low, *shorter) if one in self._given), None)
+        return next((self._given[key] for key in (low, *shorter) if key in self._given), None)
 
     def _unfolded(self, folded: str) -> str:
         if self._unfolded_names > _MOST_UNFOLDED:
@@ -218,7 +218,7 @@ class Hider:
     def _number(self, name: str, kind: Kind) -> str:
         low = name.lower()
         if low not in self._given and kind in _VALID and self._addresses is not None:
-            self._given.update({low: one} if (one := self._addresses.other(low)) else {})
+            self._given.update({low: other} if (other := self._addresses.other(low)) else {})
         if low not in self._given:
             self._counted[kind] = self._counted.get(kind, 0) + 1
             self._given[low] = f"{self._stems[kind]}-{self._counted[kind]}"
@@ -241,26 +241,26 @@ _VALID = ("address", "guid")
 
 def _form_of(match: re.Match[str]) -> str:
     """The alternative that matched; groups inside it come after it."""
-    return next(name for name, found in match.groupdict().items() if found is not None)
+    return next(name for name, text in match.groupdict().items() if text is not None)
 
 
-def _stem(kind: Kind, known: Mapping[str, Kind]) -> str:
+def _stem(kind: Kind, names: Mapping[str, Kind]) -> str:
     """The stem of the numbered names; no real name may look like one of them."""
-    taken = re.compile(rf"{kind}-\d+", re.IGNORECASE)
-    return f"some-{kind}" if any(taken.fullmatch(name) for name in known) else kind
+    pattern = re.compile(rf"{kind}-\d+", re.IGNORECASE)
+    return f"some-{kind}" if any(pattern.fullmatch(name) for name in names) else kind
 
 
 def _is_address(text: str) -> bool:
     try:
-        found = ipaddress.ip_address(text)
+        address = ipaddress.ip_address(text)
     except ValueError:
         return False
-    return not (found.is_loopback or found.is_unspecified)
+    return not (address.is_loopback or address.is_unspecified)
 
 
 _CLASSES = tuple(
-    IPv6Network(each) if ":" in each else IPv4Network(each)
-    for each in (
+    IPv6Network(network) if ":" in network else IPv4Network(network)
+    for network in (
         *("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "169.254.0.0/16"),
         *("127.0.0.0/8", "224.0.0.0/4", "240.0.0.0/4"),
         *("fe80::/64", "fc00::/7", "ff00::/8", "2000::/3"),
@@ -332,5 +332,5 @@ class Addresses:
         return type(real)(value ^ flips)
 
 
-def _class_of(one: IPv4Address | IPv6Address) -> IPv4Network | IPv6Network | None:
-    return next((each for each in _CLASSES if one in each), None)
+def _class_of(address: IPv4Address | IPv6Address) -> IPv4Network | IPv6Network | None:
+    return next((network for network in _CLASSES if address in network), None)

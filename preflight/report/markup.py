@@ -102,7 +102,7 @@ class Step(Struct, frozen=True):
 
 _SCALE = shipped_table(__file__, "scale.toml")
 NO_PEERS, BROKEN = Step(**_SCALE["no_peers"]), Step(**_SCALE["broken"])
-STEPS = tuple(Step(**one) for one in _SCALE["step"])
+STEPS = tuple(Step(**row) for row in _SCALE["step"])
 LEGEND = (*STEPS, BROKEN, NO_PEERS)
 
 
@@ -110,13 +110,13 @@ def step(ratio: float | None) -> Step:
     """The colour of a pair that takes `ratio` times as long as its peers; None: no peers."""
     if ratio is None:
         return NO_PEERS
-    return next((one for one in STEPS if ratio < one.up_to), STEPS[-1])
+    return next((colour for colour in STEPS if ratio < colour.up_to), STEPS[-1])
 
 
 def _fills() -> str:
     """Style rules that fill the shapes of each class; the reader's system chooses light or dark."""
-    light = "".join(f".{one.css}{{fill:{one.colour}}}" for one in LEGEND)
-    dark = "".join(f".{one.css}{{fill:{one.dark}}}" for one in LEGEND)
+    light = "".join(f".{entry.css}{{fill:{entry.colour}}}" for entry in LEGEND)
+    dark = "".join(f".{entry.css}{{fill:{entry.dark}}}" for entry in LEGEND)
     return f"{light}@media screen and (prefers-color-scheme:dark){{{dark}}}"
 
 

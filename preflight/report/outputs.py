@@ -66,8 +66,10 @@ class Fallback:
     @property
     def words(self) -> str:
         """Where the files are instead, and which could be written nowhere."""
-        kept = [f"{' and '.join(names)} kept in {at}" for at, names in self._names.items() if names]
-        return "; ".join([*kept, *(f"{name} is lost" for name in self._lost)])
+        places = [
+            f"{' and '.join(names)} kept in {at}" for at, names in self._names.items() if names
+        ]
+        return "; ".join([*places, *(f"{name} is lost" for name in self._lost)])
 
     def _made(self, place: Path, name: str, content: bytes) -> bool:
         try:
@@ -129,17 +131,17 @@ def earlier(path: Path, most: int = NIGHTS) -> tuple[RunSummary, ...]:
     """The finished runs before this one in the same folder, oldest first."""
     if not is_run(path):
         return ()
-    found: list[RunSummary] = []
+    nights: list[RunSummary] = []
     with suppress(OSError), open_folder(path.parent, make=False) as above:
         before = [name for name in _stamps(above) if natural(name) < natural(path.name)]
         for name in reversed(before):
-            if len(found) == most:
+            if len(nights) == most:
                 break
             with suppress(OSError), _opened(above, name) as folder:
                 night = _night(folder)
                 if night is not None:
-                    found.append(night)
-    return tuple(reversed(found))
+                    nights.append(night)
+    return tuple(reversed(nights))
 
 
 def point_at(path: Path) -> None:
@@ -155,15 +157,15 @@ def tidy(path: Path, keep: int) -> list[str]:
     """
     if not is_run(path) or keep < 1:
         return []
-    gone: list[str] = []
+    names: list[str] = []
     with suppress(OSError), open_folder(path.parent, make=False) as above:
         others = [name for name in _stamps(above) if name != path.name]
         whole = [name for name in others if _removable(above, name)]
         for name in whole[: max(0, len(whole) - (keep - 1))]:
             with suppress(OSError):
                 if remove_folder(above, name, OURS, needs=REPORT):
-                    gone.append(name)
-    return gone
+                    names.append(name)
+    return names
 
 
 def _stamps(above: int) -> list[str]:
@@ -196,10 +198,10 @@ def _opened(above: int, name: str) -> Iterator[int]:
 def _night(folder: int) -> RunSummary | None:
     handle = os.open(EVENTS, _FILE, dir_fd=folder)
     with os.fdopen(handle, "rb") as file:
-        found = os.fstat(handle)
-        if not stat.S_ISREG(found.st_mode):
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode):
             return None
-        file.seek(max(0, found.st_size - _TAIL))
+        file.seek(max(0, status.st_size - _TAIL))
         lines = file.read(_TAIL).splitlines()
     events = read_events(lines[-1]) if lines else []
     return events[0].night if events and isinstance(events[0], Ended) else None
@@ -214,13 +216,13 @@ def _removable(above: int, name: str) -> bool:
 
 def _whole(folder: int, files: Collection[str]) -> list[str] | None:
     """The files of a folder of ours, its report last; None if it holds anything else."""
-    names = sorted(names_in(folder), key=lambda one: one == REPORT)
+    names = sorted(names_in(folder), key=lambda name: name == REPORT)
     regular = all(
         stat.S_ISREG(os.stat(n, dir_fd=folder, follow_symlinks=False).st_mode) for n in names
     )
     own = os.fstat(folder).st_uid == os.geteuid()
-    written = (left[1] if (left := _TEMPORARY.fullmatch(name)) else name for name in names)
-    return names if own and regular and all(name in files for name in written) else None
+    final_names = (match[1] if (match := _TEMPORARY.fullmatch(name)) else name for name in names)
+    return names if own and regular and all(name in files for name in final_names) else None
 
 
 def remove_folder(above: int, name: str, files: Collection[str], *, needs: str = "") -> bool:
@@ -232,8 +234,8 @@ def remove_folder(above: int, name: str, files: Collection[str], *, needs: str =
         names = _whole(folder, files)
         if names is None or (needs and needs not in names):
             return False
-        for own in names:
-            os.unlink(own, dir_fd=folder)
+        for file in names:
+            os.unlink(file, dir_fd=folder)
     os.rmdir(name, dir_fd=above)
     return True
 

@@ -82,10 +82,10 @@ def page(report: Report, context: PageContext, fabric: Callable[[int], str] | No
     `fabric` draws the sweep in at most the given number of bytes; None: there was no sweep.
     """
 
-    def drawn(others: Sequence[str]) -> str | None:
+    def draw(others: Sequence[str]) -> str | None:
         if fabric is None:
             return None
-        used = sum(len(one.encode()) for one in others)
+        used = sum(len(part.encode()) for part in others)
         most = max(_LEAST_FABRIC, LARGEST - used - len(_STYLE) - 20_000)
         return fabric(most).replace("h2>", "h3>")
 
@@ -122,7 +122,7 @@ def page(report: Report, context: PageContext, fabric: Callable[[int], str] | No
         most_found=MOST,
         **_trends(kin),
         **_checked(report),
-        fabric=drawn,
+        fabric=draw,
         parts=_PARTS,
         shown=[name for name, _ in _PARTS if there.get(name, True)],
         pages=_pages(context.found[:MOST]),
@@ -165,7 +165,7 @@ def _changed(changes: Since | None) -> dict[str, Any]:
     return {
         "changed_note": f"{compared}.",
         "columns": [
-            (*look, len(rows), list(grouped((one.check, one.subject) for one in rows).items()))
+            (*look, len(rows), list(grouped((bad.check, bad.subject) for bad in rows).items()))
             for *look, rows in columns
         ],
     }
@@ -204,49 +204,49 @@ def marks(report: Report, found: Sequence[Finding]) -> dict[str, Mark]:
 
     A warning that all nodes share is about the fleet, and would only hide the others.
     """
-    known = frozenset(report.fleet.nodes)
+    nodes = frozenset(report.fleet.nodes)
     out = frozenset(report.fleet.not_ready)
-    given = dict.fromkeys(report.fleet.unjudged, _UNJUDGED)
-    for number, one in enumerate(found):
-        names = {name for subject in one.subjects for name in nodes_in(subject, known)}
-        if len(names) == len(known) > 1 and not one.makes_not_ready:
+    by_node = dict.fromkeys(report.fleet.unjudged, _UNJUDGED)
+    for number, finding in enumerate(found):
+        names = {name for subject in finding.subjects for name in nodes_in(subject, nodes)}
+        if len(names) == len(nodes) > 1 and not finding.makes_not_ready:
             continue
         for name in names:
-            if name not in given and (name in out or not one.makes_not_ready):
-                letter, css, words = _LOOK[one.outcome]
-                given[name] = Mark(letter, css, f"{words}: {one.check}", number)
+            if name not in by_node and (name in out or not finding.makes_not_ready):
+                letter, css, words = _LOOK[finding.outcome]
+                by_node[name] = Mark(letter, css, f"{words}: {finding.check}", number)
     for name in out:
-        given.setdefault(name, Mark("F", "fail", "not ready"))
-    return given
+        by_node.setdefault(name, Mark("F", "fail", "not ready"))
+    return by_node
 
 
-def _nodes(report: Report, found: Sequence[Finding]) -> dict[str, Any]:
+def _nodes(report: Report, findings: Sequence[Finding]) -> dict[str, Any]:
     """Every node in the row of its leaf switch, and the legend of the marks."""
-    given, leaves, every = marks(report, found), report.fleet.leaves, report.fleet.nodes
+    by_node, leaves, every = marks(report, findings), report.fleet.leaves, report.fleet.nodes
     groups = grouped(
         (leaves.get(name, "") if leaves else str(at // _BLOCK), name)
         for at, name in enumerate(sorted(every, key=natural))
     )
     by_leaf = f"By {len(groups):,} leaf switch{'es' * (len(groups) != 1)}"
     how = by_leaf if leaves else "No leaf switches are known: in order of name"
-    bad = {name for name, mark in given.items() if mark.css in ("fail", "flaky", "unknown")}
+    bad = {name for name, mark in by_node.items() if mark.css in ("fail", "flaky", "unknown")}
     racks = [
         ((leaf or "no leaf known") if leaves else folded(names), names, len(bad & {*names}))
-        for leaf, names in sorted(groups.items(), key=lambda one: natural(one[0]))
+        for leaf, names in sorted(groups.items(), key=lambda group: natural(group[0]))
     ]
     kinds = Counter(
-        (mark.letter, mark.css, mark.words.partition(":")[0]) for mark in given.values()
+        (mark.letter, mark.css, mark.words.partition(":")[0]) for mark in by_node.values()
     )
     return {
         "nodes_note": f"{how}. Point at a square to read it; a letter leads to its finding.",
-        "marks": given,
+        "marks": by_node,
         "few": len(every) <= NAMED,
         "legend": [
-            ("", "fine", "without a finding", len(every) - len(given)),
+            ("", "fine", "without a finding", len(every) - len(by_node)),
             *((*look, number) for look, number in kinds.items()),
         ],
-        "racks": [rack for rack in racks if not given.keys().isdisjoint(rack[1])],
-        "fine_racks": [rack for rack in racks if given.keys().isdisjoint(rack[1])],
+        "racks": [rack for rack in racks if not by_node.keys().isdisjoint(rack[1])],
+        "fine_racks": [rack for rack in racks if by_node.keys().isdisjoint(rack[1])],
     }
 
 
@@ -254,9 +254,9 @@ _MOST_ALIKE = 64
 """The most findings in their own words under one that stands for all."""
 
 
-def _pages(found: Sequence[Finding]) -> dict[str, Markup]:
+def _pages(findings: Sequence[Finding]) -> dict[str, Markup]:
     """What the checks of the findings test, why, and how to fix it: check id → its page."""
-    pages = {one.check: page_of(one.check) for one in found}
+    pages = {finding.check: page_of(finding.check) for finding in findings}
     return {check: Markup("\n").join(text.splitlines()) for check, text in pages.items() if text}
 
 
@@ -273,29 +273,30 @@ def _causes(report: Report, context: PageContext) -> list[dict[str, Any]]:
 
     If one shared cause is likelier than so many faults, no drain is offered.
     """
-    known = frozenset(report.fleet.nodes)
+    fleet = frozenset(report.fleet.nodes)
     drains = () if report.suspicions else context.drains
-    return [_cause(one, known, drains) for one in context.found]
+    return [_cause(finding, fleet, drains) for finding in context.found]
 
 
-def _cause(one: Finding, known: frozenset[str], drains: Collection[str]) -> dict[str, Any]:
-    letter, css, _ = _LOOK[one.outcome]
-    nodes = sorted({n for subject in one.subjects for n in nodes_in(subject, known)})
+def _cause(finding: Finding, fleet: frozenset[str], drains: Collection[str]) -> dict[str, Any]:
+    letter, css, _ = _LOOK[finding.outcome]
+    nodes = sorted({n for subject in finding.subjects for n in nodes_in(subject, fleet)})
     exclude = folded(nodes)
-    also = f"also {', '.join(one.also)}" if one.also else ""
-    verdicts = many(one.verdicts, "verdict") if one.verdicts > 1 else ""
+    also = f"also {', '.join(finding.also)}" if finding.also else ""
+    verdicts = many(finding.verdicts, "verdict") if finding.verdicts > 1 else ""
+    may_drain = finding.makes_not_ready and finding.check in drains
     return {
-        "finding": one,
+        "finding": finding,
         "letter": letter,
         "css": css,
-        "outcome": _WORDS.get(one.outcome, str(one.outcome)),
-        "advice": "" if one.outcome is Outcome.WAIVED else one.advice,
+        "outcome": _WORDS.get(finding.outcome, str(finding.outcome)),
+        "advice": "" if finding.outcome is Outcome.WAIVED else finding.advice,
         "also": " · ".join(filter(None, (also, verdicts))),
         "nodes": nodes,
         # The page's filter does not move such a finding: its names would fill the page.
-        "of_most": len(nodes) > max(1, len(known) // 2),
+        "of_most": len(nodes) > max(1, len(fleet) // 2),
         "exclude": exclude,
-        "drain": drain_command(exclude, one) if one.makes_not_ready and one.check in drains else "",
+        "drain": drain_command(exclude, finding) if may_drain else "",
     }
 
 
@@ -313,37 +314,37 @@ _LEAST = 2
 
 def _trends(nights: Sequence[RunSummary]) -> dict[str, Any]:
     """A card for each number that two nights or more have; nights are oldest first."""
-    drawn = (
-        _card("Nodes not ready", [len(one.not_ready) for one in nights]),
-        _card("Findings, by subject", [len(one.bad) for one in nights]),
+    cards = (
+        _card("Nodes not ready", [len(night.not_ready) for night in nights]),
+        _card("Findings, by subject", [len(night.bad) for night in nights]),
         _card("Busbw of the typical pair", [n.busbw_p50_gbs for n in nights], " GB/s", 2),
         _card("Busbw that 95 % of pairs reach", [n.busbw_p5_gbs for n in nights], " GB/s", 2),
-        _card("Verdicts missing", [one.missing for one in nights]),
-        _card("Time taken", [one.seconds / 60 for one in nights], " min", 1),
+        _card("Verdicts missing", [night.missing for night in nights]),
+        _card("Time taken", [night.seconds / 60 for night in nights], " min", 1),
     )
     first = date_of(nights[0].started)
     return {
         "nights": len(nights),
         "trends_note": f"{many(len(nights), 'run')}, {first} to this one, left to right.",
-        "cards": [one for one in drawn if one],
+        "cards": [card for card in cards if card],
     }
 
 
 def _card(
     heading: str, values: Sequence[float | None], unit: str = "", digits: int = 0
 ) -> dict[str, Any] | None:
-    known = [value for value in values if value is not None]
-    if len(known) < _LEAST:
+    numbers = [value for value in values if value is not None]
+    if len(numbers) < _LEAST:
         return None
 
     def write(value: float) -> str:
         return f"{value:,.{digits}f}{unit}"
 
-    low, high = min(known), max(known)
+    low, high = min(numbers), max(numbers)
     path, end = _line(values, low, high)
     return {
         "heading": heading,
-        "now": write(known[-1]),
+        "now": write(numbers[-1]),
         "spread": f"{write(low)} to {write(high)}" if high > low else "no change",
         "path": path,
         "end": end,

@@ -57,36 +57,36 @@ def readiness(nodes: Sequence[str], entries: Sequence[Entry], *, strict: bool) -
     ready, as either may be at fault. A failure of the fleet as a whole makes no node not ready.
     """
     bad: set[str] = set()
-    left: set[str] = set()
+    unjudged: set[str] = set()
     apart: dict[tuple[str, str], None] = {}
-    known = frozenset(nodes)
+    fleet = frozenset(nodes)
     judged: set[str] = set()
     for entry in entries:
         # A verdict on the fleet covers all nodes but those that it names as unseen.
-        judged.update(entry.nodes or known - _listed(entry, UNSEEN))
+        judged.update(entry.nodes or fleet - _listed(entry, UNSEEN))
         if left_open(entry):
-            left.update(entry.nodes or nodes)
+            unjudged.update(entry.nodes or nodes)
         if not counts_as_failure(entry, strict=strict):
             continue
-        pair = _cleared_pair(entry, known)
-        named = (*entry.verdict.culprits, *entry.verdict.suspects)
-        if named:
-            bad |= known.intersection(named)
-        elif entry.verdict.blame in known:
+        pair = _cleared_pair(entry, fleet)
+        at_fault = (*entry.verdict.culprits, *entry.verdict.suspects)
+        if at_fault:
+            bad |= fleet.intersection(at_fault)
+        elif entry.verdict.blame in fleet:
             bad.add(entry.verdict.blame)
         elif pair is not None:
             apart[pair] = None
         else:
             bad.update(entry.nodes)
-    left |= known - judged
+    unjudged |= fleet - judged
     if not any(map(_was_judged, entries)):
-        left = set(nodes)
+        unjudged = set(nodes)
     idle = _without_a_partner(nodes, entries, bad)
-    left = (left | idle) - bad
+    unjudged = (unjudged | idle) - bad
     return Readiness(
-        ready=tuple(name for name in nodes if name not in bad and name not in left),
+        ready=tuple(name for name in nodes if name not in bad and name not in unjudged),
         not_ready=tuple(name for name in nodes if name in bad),
-        unjudged=tuple(name for name in nodes if name in left),
+        unjudged=tuple(name for name in nodes if name in unjudged),
         apart=tuple(pair for pair in apart if bad.isdisjoint(pair)),
         idle=tuple(name for name in nodes if name in idle and name not in bad),
     )
@@ -100,11 +100,11 @@ def _without_a_partner(
     Not a node that has no ready partner, nor one of which no pair was selected.
     """
     pairs = [entry for entry in entries if len(entry.nodes) == _TWO]
-    met = {name for one in pairs if _was_judged(one) for name in one.nodes}
-    busy = {name for one in pairs for name in _listed(one, BUSY)}
+    met = {name for entry in pairs if _was_judged(entry) for name in entry.nodes}
+    busy = {name for entry in pairs for name in _listed(entry, BUSY)}
     if not met:
         return busy
-    in_pairs = {name for one in pairs for name in one.nodes}
+    in_pairs = {name for entry in pairs for name in entry.nodes}
     others = {name for name in nodes if name not in bad}
     return busy | {name for name in others & in_pairs if name not in met and len(others) > 1}
 
@@ -146,8 +146,8 @@ def counts_as_failure(entry: Entry, *, strict: bool) -> bool:
 
 def is_about_whole_fleet(entry: Entry, *, strict: bool) -> bool:
     """Whether the fleet as a whole has failed: leaving nodes out may not help."""
-    named = entry.nodes or entry.verdict.culprits or entry.verdict.blame
-    return not named and counts_as_failure(entry, strict=strict)
+    nodes = entry.nodes or entry.verdict.culprits or entry.verdict.blame
+    return not nodes and counts_as_failure(entry, strict=strict)
 
 
 class Ending(Struct, frozen=True, kw_only=True):
@@ -229,15 +229,15 @@ def pair_rows(
         row_of(
             PairRow,
             pair,
-            one.summary,
-            sizes=tuple(row_of(SizeRow, size) for size in one.summary.sizes),
+            judgement.summary,
+            sizes=tuple(row_of(SizeRow, size) for size in judgement.summary.sizes),
             turn=round_kind_of(pair, sweep, scheduled),
-            slow=one.slow or one.once,
-            peers_gbs=one.bound.peers_gbs,
-            limit_gbs=one.bound.gbs,
-            limit_origin=one.bound.origin,
+            slow=judgement.slow or judgement.once,
+            peers_gbs=judgement.bound.peers_gbs,
+            limit_gbs=judgement.bound.gbs,
+            limit_origin=judgement.bound.origin,
         )
-        for pair, one in zip(sweep.pairs, seen, strict=True)
+        for pair, judgement in zip(sweep.pairs, seen, strict=True)
     )
 
 
@@ -259,14 +259,18 @@ def sensitivity_rows(
     """
     if observed is None:
         return ()
-    out = frozenset(one.component for one in blames if one.kind in OF_A_NODE)
-    left = replace(
+    out = frozenset(blame.component for blame in blames if blame.kind in OF_A_NODE)
+    healthy = replace(
         observed,
         nodes=tuple(name for name in observed.nodes if name not in out),
-        tried=tuple(one for one in observed.tried if out.isdisjoint((one.a, one.b))),
-        digests=tuple(one for one in observed.digests if out.isdisjoint((one.a, one.b))),
+        tried=tuple(
+            meeting for meeting in observed.tried if out.isdisjoint((meeting.a, meeting.b))
+        ),
+        digests=tuple(
+            digest for digest in observed.digests if out.isdisjoint((digest.a, digest.b))
+        ),
     )
-    return sensitivity(left, MISSED_ROWS, limits)
+    return sensitivity(healthy, MISSED_ROWS, limits)
 
 
 def excluded(fleet: FleetRow) -> str:

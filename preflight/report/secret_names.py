@@ -90,31 +90,31 @@ def secrets(
     `earlier`: the runs with which its page compares.
     """
     leaves = ((leaf, "leaf") for leaf in report.fleet.leaves.values())
-    known = (*leaves, *_from_people(report), *_from_nights(earlier, report))
+    names = (*leaves, *_from_people(report), *_from_nights(earlier, report))
     values = (report.verdicts, report.blames, list(report.suspicions), *documents)
-    return secrets_of(report.fleet.nodes, *values, known=known)
+    return secrets_of(report.fleet.nodes, *values, known=names)
 
 
 def secrets_of(
     nodes: Sequence[str], *documents: object, known: Iterable[tuple[str, Kind]] = ()
 ) -> dict[str, Kind]:
     """The same without a report; `known`: names that are secret wherever they appear."""
-    found: dict[str, Kind] = dict.fromkeys(nodes, "node")
+    kinds: dict[str, Kind] = dict.fromkeys(nodes, "node")
     for name, kind in known:
-        found.setdefault(name, kind)
+        kinds.setdefault(name, kind)
     own = {name.lower() for name in nodes}
     own |= {name.partition(".")[0] for name in own}
     texts: set[str] = set()
     values = [*_named_values(documents, texts)]
-    values += [one for text in texts for one in named_in(text)]
+    values += [pair for text in texts for pair in named_in(text)]
     for value, kind in values:
         in_the_fleet = kind == "host" and value.lower().partition(".")[0] in own
         if value not in _PUBLIC and len(value) > 1 and not in_the_fleet:
-            found.setdefault(value, kind)
+            kinds.setdefault(value, kind)
     hosts = [*nodes, *(value for value, kind in values if kind == "host")]
     for domain in filter(None, map(domain_of, hosts)):
-        found.setdefault(domain, "domain")
-    return found
+        kinds.setdefault(domain, "domain")
+    return kinds
 
 
 def short_of(name: str) -> str:
@@ -141,12 +141,12 @@ def _from_people(report: Report) -> Iterator[tuple[str, Kind]]:
 def _from_nights(nights: Iterable[RunSummary], report: Report) -> Iterator[tuple[str, Kind]]:
     """Nodes that have left the fleet, and other subjects of findings in those nights."""
     nights = tuple(nights)
-    gone = dict.fromkeys(name for night in nights for name in night.not_ready)
-    yield from ((name, "node") for name in gone)
-    known, leaves = frozenset((*report.fleet.nodes, *gone)), set(report.fleet.leaves.values())
-    for subject in dict.fromkeys(one.subject for night in nights for one in night.bad):
-        ours = subject == FLEET or subject.rpartition(" ")[2] in leaves
-        if not ours and not nodes_in(subject, known):
+    not_ready = dict.fromkeys(name for night in nights for name in night.not_ready)
+    yield from ((name, "node") for name in not_ready)
+    nodes, leaves = frozenset((*report.fleet.nodes, *not_ready)), set(report.fleet.leaves.values())
+    for subject in dict.fromkeys(bad.subject for night in nights for bad in night.bad):
+        of_fleet = subject == FLEET or subject.rpartition(" ")[2] in leaves
+        if not of_fleet and not nodes_in(subject, nodes):
             yield subject, "other"
 
 
@@ -157,12 +157,12 @@ def _named_values(whole: Iterable[Any], texts: set[str]) -> Iterator[tuple[str, 
     """
     todo = list(whole)
     while todo:
-        one = todo.pop()
-        fields = _fields(one)
-        if isinstance(one, list | tuple):
-            todo.extend(reversed(one))
-        elif isinstance(one, str):
-            texts.add(one)
+        part = todo.pop()
+        fields = _fields(part)
+        if isinstance(part, list | tuple):
+            todo.extend(reversed(part))
+        elif isinstance(part, str):
+            texts.add(part)
         for name, value in reversed(fields):
             kind = _kind(str(name))
             if kind is not None:
@@ -173,13 +173,13 @@ def _named_values(whole: Iterable[Any], texts: set[str]) -> Iterator[tuple[str, 
                 todo.append(value)
 
 
-def _fields(one: Any) -> list[tuple[Any, Any]]:
+def _fields(value: Any) -> list[tuple[Any, Any]]:
     """(name, value) of each field of a structure or a table; a node's own host name is "host"."""
-    if isinstance(one, Resolved):
-        return [("host", one.name), ("addresses", one.addresses), ("error", one.error)]
-    if isinstance(one, Struct):
-        return [(name, getattr(one, name)) for name in one.__struct_fields__]
-    return list(one.items()) if isinstance(one, dict) else []
+    if isinstance(value, Resolved):
+        return [("host", value.name), ("addresses", value.addresses), ("error", value.error)]
+    if isinstance(value, Struct):
+        return [(name, getattr(value, name)) for name in value.__struct_fields__]
+    return list(value.items()) if isinstance(value, dict) else []
 
 
 def _kind(field: str) -> Kind | None:
@@ -194,8 +194,8 @@ def _strings(value: Any, kind: Kind) -> Iterator[str]:
         if text and (kind == "serial" or not text.isdecimal()):
             yield text
     elif isinstance(value, list | tuple):
-        for one in value:
-            yield from _strings(one, kind)
+        for part in value:
+            yield from _strings(part, kind)
     elif isinstance(value, dict):
-        for one in value.values():
-            yield from _strings(one, kind)
+        for part in value.values():
+            yield from _strings(part, kind)

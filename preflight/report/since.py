@@ -63,7 +63,12 @@ def at(seconds: float) -> str:
 
 def summary_of(report: Report, found: Sequence[Finding]) -> RunSummary:
     """Sum up a run."""
-    bad = {Bad(one.check, name) for one in found if one.makes_not_ready for name in one.subjects}
+    bad = {
+        Bad(finding.check, name)
+        for finding in found
+        if finding.makes_not_ready
+        for name in finding.subjects
+    }
     speeds = _speeds(report)
     return row_of(
         RunSummary,
@@ -80,9 +85,9 @@ def summary_of(report: Report, found: Sequence[Finding]) -> RunSummary:
 def alike(earlier: Sequence[RunSummary], now: RunSummary) -> tuple[RunSummary, ...]:
     """The runs of the same tier with about as many nodes: a run on two nodes is not comparable."""
     return tuple(
-        one
-        for one in earlier
-        if one.tier == now.tier and abs(one.nodes - now.nodes) * _ABOUT <= now.nodes
+        run
+        for run in earlier
+        if run.tier == now.tier and abs(run.nodes - now.nodes) * _ABOUT <= now.nodes
     )
 
 
@@ -114,39 +119,39 @@ class Since(Struct, frozen=True, kw_only=True):
 def since(before: RunSummary, now: RunSummary, report: Report) -> Since:
     """Compare a run with an earlier one."""
     then, here = set(before.bad), set(now.bad)
-    gone = sorted(then - here)
-    passed = _passed(report, gone)
+    absent = sorted(then - here)
+    passed = _passed(report, absent)
     return Since(
         before=before,
         new=tuple(sorted(here - then)),
         still=tuple(sorted(here & then)),
-        recovered=tuple(one for one in gone if one in passed),
-        unseen=tuple(one for one in gone if one not in passed),
+        recovered=tuple(bad for bad in absent if bad in passed),
+        unseen=tuple(bad for bad in absent if bad not in passed),
     )
 
 
-def _passed(report: Report, gone: Iterable[Bad]) -> set[Bad]:
+def _passed(report: Report, absent: Iterable[Bad]) -> set[Bad]:
     """Those whose subject passed the same check in this run."""
-    ready, known = frozenset(report.fleet.ready), frozenset(report.fleet.nodes)
+    ready, fleet = frozenset(report.fleet.ready), frozenset(report.fleet.nodes)
     judged: defaultdict[str, set[str]] = defaultdict(set)
     for row in report.verdicts:
         if row.outcome in _JUDGED:
-            judged[row.check].update(_about(row, known))
+            judged[row.check].update(_about(row, fleet))
 
     def again(bad: Bad) -> bool:
         passed = judged[bad.check]
         # Checks of pairs judge "h2 rail 3" and "pair h1-h2" too.
-        nodes = nodes_in(bad.subject, known)
+        nodes = nodes_in(bad.subject, fleet)
         both = bool(nodes) and ready.issuperset(nodes) and passed.issuperset(nodes)
         return both or bad.subject in passed
 
-    return set(filter(again, gone))
+    return set(filter(again, absent))
 
 
-def _about(row: VerdictRow, known: frozenset[str]) -> Iterable[str]:
-    if row.subject == FLEET or row.subject in known:
+def _about(row: VerdictRow, fleet: frozenset[str]) -> Iterable[str]:
+    if row.subject == FLEET or row.subject in fleet:
         return (row.subject,)
-    return (row.subject, f"pair {row.subject}", *nodes_in(row.subject, known))
+    return (row.subject, f"pair {row.subject}", *nodes_in(row.subject, fleet))
 
 
 def nodes_in(subject: str, known: frozenset[str]) -> Sequence[str]:
@@ -168,9 +173,9 @@ def found_in(report: Report) -> tuple[Finding, ...]:
 
 def entries_of(report: Report) -> tuple[Entry, ...]:
     """Every verdict of a report, as an entry."""
-    known = frozenset(report.fleet.nodes)
+    fleet = frozenset(report.fleet.nodes)
     return tuple(
-        Entry(row.check, row.subject, nodes_of(row.subject, known), verdict_of(row))
+        Entry(row.check, row.subject, nodes_of(row.subject, fleet), verdict_of(row))
         for row in report.verdicts
     )
 

@@ -56,11 +56,11 @@ def finding_line(finding: Finding, nodes: Collection[str], width: int) -> str:
     """One line for a finding as soon as it is known; the summary has the whole of it."""
     subject = _subjects(finding.subjects, nodes)
     if len(subject) > _LONGEST_SUBJECT and len(finding.subjects) > 1:
-        what = "node" if all(name in nodes for name in finding.subjects) else "subject"
-        subject = count(len(finding.subjects), what)
+        noun = "node" if all(name in nodes for name in finding.subjects) else "subject"
+        subject = count(len(finding.subjects), noun)
     start = f"{_word(finding):<6} {subject}  {finding.check}: "
-    left = max(min(width, _WIDEST) - len(start), _SHORTEST_SENTENCE)
-    return start + one_line(finding.sentence, left)
+    room = max(min(width, _WIDEST) - len(start), _SHORTEST_SENTENCE)
+    return start + one_line(finding.sentence, room)
 
 
 def title(report: Report, *, unsaved: bool = False) -> str:
@@ -168,8 +168,8 @@ def _nodes(report: Report, width: int) -> list[str]:
     if fleet.not_ready:
         rows.append(("not ready", f"{fleet.exclude}  --exclude={fleet.exclude}"))
     if unjudged := [name for name in fleet.unjudged if name not in fleet.left_out]:
-        some = "no failure found, but some checks did not run"
-        why = "no selected check applies" if report.exit == EMPTY else some
+        incomplete = "no failure found, but some checks did not run"
+        why = "no selected check applies" if report.exit == EMPTY else incomplete
         rows.append(("not judged", f"{_of_all(fleet, unjudged)}: {why}"))
     by_reason = grouped((why, name) for name, why in fleet.left_out.items())
     for why, names in by_reason.items():
@@ -199,27 +199,27 @@ def _not_run(report: Report, width: int) -> list[str]:
         reasons.setdefault(verdict.sentence, Counter())[subject] += 1
     nodes = dict.fromkeys(report.fleet.nodes)
     ranked = [
-        one
-        for some in (stopped, going_on)
-        for one in sorted(fold_reasons(some, nodes).items(), key=lambda one: -one[1].total())
+        row
+        for group in (stopped, going_on)
+        for row in sorted(fold_reasons(group, nodes).items(), key=lambda row: -row[1].total())
     ]
-    shown = [f"{checks.total()} x {reason}" for reason, checks in ranked[:_REASONS]]
+    rows = [f"{checks.total()} x {reason}" for reason, checks in ranked[:_REASONS]]
     if rest := ranked[_REASONS:]:
         checks = sum((checks for _, checks in rest), Counter[str]())
         of = ", ".join(f"{number} {subject}" for subject, number in checks.most_common())
         why = "another reason" if len(rest) == 1 else f"{len(rest)} other reasons"
-        shown.append(f"{checks.total()} x for {why}, in report.json: {of}")
+        rows.append(f"{checks.total()} x for {why}, in report.json: {of}")
     return [
         line
-        for row in shown
+        for row in rows
         for line in wrapped(row, first="not run    ", indent=" " * 15, width=width)
     ]
 
 
 def count_words(counts: Mapping[str, int]) -> str:
     """How many verdicts have each outcome: "228 ok, 0 failed, 66 not run, 0 missing"."""
-    shown = [one for one in COUNTED if counts.get(one, 0) or one in _ALWAYS]
-    return ", ".join(f"{counts.get(one, 0):,} {COUNTED[one]}" for one in shown)
+    outcomes = [outcome for outcome in COUNTED if counts.get(outcome, 0) or outcome in _ALWAYS]
+    return ", ".join(f"{counts.get(outcome, 0):,} {COUNTED[outcome]}" for outcome in outcomes)
 
 
 NOTHING_APPLIES = (
@@ -257,10 +257,10 @@ def next_command(
     if len(failing) + len(partners) == len(fleet.hosts):
         return "to check again: the same command"
     names = fold((*failing, *partners))
-    these = f"these beside {fold(partners)}, ready" if partners else "these alone"
+    selection = f"these beside {fold(partners)}, ready" if partners else "these alone"
     if fleet.ranks:
-        return f"to check {these}: torchrun on them, or --preflight-nodes='{names}' over SSH"
-    return f"to check {these} again: add --preflight-nodes='{names}'"
+        return f"to check {selection}: torchrun on them, or --preflight-nodes='{names}' over SSH"
+    return f"to check {selection} again: add --preflight-nodes='{names}'"
 
 
 def missed_words(rows: Sequence[SensitivityRow]) -> str:
@@ -311,7 +311,7 @@ def _sizes(worst: SensitivityRow) -> str:
     if len(worst.sizes) < 2:  # noqa: PLR2004  one size adds nothing
         return ""
     ends = (worst.sizes[0], worst.sizes[-1])
-    rates = "; ".join(f"{size(one.size_bytes)}: {at_size(one)}" for one in ends)
+    rates = "; ".join(f"{size(row.size_bytes)}: {at_size(row)}" for row in ends)
     return f" (at one size only: {rates})"
 
 
@@ -329,11 +329,11 @@ _ALL_PAIRS = (
 def coverage_words(report: Report) -> str:
     """Which nodes, GPUs and pairs of nodes were tested, and the option that tests more."""
     judged = [row for row in report.verdicts if row.outcome in _JUDGED]
-    known = {*report.fleet.nodes} - {*report.fleet.left_out}
+    candidates = {*report.fleet.nodes} - {*report.fleet.left_out}
     # A login that failed shows nothing of a node; one that worked counts if no more was asked.
     deeper = {row.subject for row in judged if not row.check.startswith("reach.")}
     worked = {row.subject for row in judged if row.outcome is not Outcome.FAIL}
-    nodes, every = len(known & deeper or known & worked), len(report.fleet.nodes)
+    nodes, every = len(candidates & deeper or candidates & worked), len(report.fleet.nodes)
     gpus = sum(len(_listed(row.evidence.get("bus_ids"))) for row in judged if row.check == _COUNT)
     of_all = "" if nodes == every else f"{nodes:,} of "
     of_all += f"{every:,} node{'s' * (every != 1)}"
@@ -341,7 +341,7 @@ def coverage_words(report: Report) -> str:
     loaded = any(row.check.startswith("burn.") for row in judged)
     unloaded = "" if loaded or not gpus else " without load (--preflight-tier=standard loads them)"
     parts = [f"{of_all}{has} checked{unloaded}"]
-    if known.isdisjoint(row.subject for row in report.verdicts):  # only pairs were asked for
+    if candidates.isdisjoint(row.subject for row in report.verdicts):  # only pairs were asked for
         parts.clear()
     if report.coverage is not None and report.coverage.pairs:
         parts.append(_pairs_covered(report.coverage))
@@ -357,35 +357,35 @@ def _listed(value: object) -> Sequence[object]:
     return value if isinstance(value, list | tuple) else ()
 
 
-def _pairs_covered(seen: CoverageRow) -> str:
+def _pairs_covered(row: CoverageRow) -> str:
     """How many pairs were measured, and how to measure the rest."""
-    more = f"; {_leaf_pairs(seen)}" if seen.leaf_pairs else ""
-    if seen.repairs:
-        more += f"; {seen.repairs:,} more for partners of nodes that are out"
-    if seen.retests:
-        more += f"; {seen.retests:,} measured again"
-    if seen.pairs_run == seen.pairs:
-        every = "the only pair" if seen.pairs == 1 else f"all {seen.pairs:,} pairs"
+    more = f"; {_leaf_pairs(row)}" if row.leaf_pairs else ""
+    if row.repairs:
+        more += f"; {row.repairs:,} more for partners of nodes that are out"
+    if row.retests:
+        more += f"; {row.retests:,} measured again"
+    if row.pairs_run == row.pairs:
+        every = "the only pair" if row.pairs == 1 else f"all {row.pairs:,} pairs"
         return f"{every} of nodes measured{more}"
-    return f"{seen.pairs_run:,} of {seen.pairs:,} pairs of nodes measured{_others(seen)}{more}"
+    return f"{row.pairs_run:,} of {row.pairs:,} pairs of nodes measured{_others(row)}{more}"
 
 
-def _others(seen: CoverageRow) -> str:
-    if seen.pairs_known is None and seen.rounds >= seen.rounds_total > 0:
+def _others(row: CoverageRow) -> str:
+    if row.pairs_known is None and row.rounds >= row.rounds_total > 0:
         return " (all were planned: the others are not run, with the reason)"
-    if seen.pairs_known is None:
+    if row.pairs_known is None:
         return f" ({_ALL_PAIRS})"
-    more = seen.pairs_known > seen.pairs_run
-    known = f", {seen.pairs_known:,} with earlier runs" if more else ""
-    if seen.runs_left:
-        return f"{known}; all in {count(seen.runs_left, 'more run')} like this"
-    if seen.runs_left is None:
-        return f"{known}; suspects take its only round: give --preflight-budget=SECONDS"
-    lacking = seen.pairs - seen.pairs_known
+    more = row.pairs_known > row.pairs_run
+    earlier = f", {row.pairs_known:,} with earlier runs" if more else ""
+    if row.runs_left:
+        return f"{earlier}; all in {count(row.runs_left, 'more run')} like this"
+    if row.runs_left is None:
+        return f"{earlier}; suspects take its only round: give --preflight-budget=SECONDS"
+    lacking = row.pairs - row.pairs_known
     return f", all{f' but {lacking:,}' if lacking else ''} with earlier runs"
 
 
-def _leaf_pairs(seen: CoverageRow) -> str:
-    known = seen.leaf_pairs_known
-    more = f", {known:,} with earlier runs" if known and known > seen.leaf_pairs_run else ""
-    return f"{seen.leaf_pairs_run:,} of {seen.leaf_pairs:,} pairs of leaf switches{more}"
+def _leaf_pairs(row: CoverageRow) -> str:
+    total = row.leaf_pairs_known
+    more = f", {total:,} with earlier runs" if total and total > row.leaf_pairs_run else ""
+    return f"{row.leaf_pairs_run:,} of {row.leaf_pairs:,} pairs of leaf switches{more}"
