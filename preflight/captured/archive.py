@@ -101,16 +101,16 @@ def unpack(content: bytes) -> Archive:
             f"its schema is {manifest.schema}, this preflight reads {SCHEMA}: use the one that "
             f"wrote it ({manifest.preflight})"
         )
-    named = [part.name for part in manifest.parts]
-    if strange := [name for name in named if not _NAME.fullmatch(name)]:
+    names = [part.name for part in manifest.parts]
+    if strange := [name for name in names if not _NAME.fullmatch(name)]:
         raise UsageError(
             f"its manifest names {strange[0][:80]!a}, as no capture does: capture again"
         )
-    if strange := sorted(set(files) - set(named)):
+    if strange := sorted(set(files) - set(names)):
         raise UsageError(f"it holds {strange[0]}, which its manifest does not name: capture again")
     if missing := [part.name for part in manifest.parts if not (part.error or part.name in files)]:
         raise UsageError(f"its manifest names {missing[0][:80]!a}, which it lacks: capture again")
-    if len(set(named)) != len(named):
+    if len(set(names)) != len(names):
         raise UsageError("its manifest names a part twice: capture again")
     return Archive(manifest, files)
 

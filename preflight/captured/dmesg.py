@@ -124,19 +124,19 @@ def parse(text: str) -> KernelLog:
     A repeated line becomes one line with a count: only repetitions, harmless lines, and hardware
     lines of other programs are left out.
     """
-    kept = _Kept()
+    store = _Store()
     begins_s: float | None = None
     whole = uncommented(_ESCAPE.sub("", text[:LONGEST]))
     for raw in _joined(textwrap.dedent(whole)):
         line, at_s, _stamped = stripped(raw)
         begins_s = at_s if begins_s is None else begins_s
-        kept.take(visible(line)[:_CHARS], at_s)
+        store.take(visible(line)[:_CHARS], at_s)
     cut = len(text) > LONGEST
-    lines = tuple(kept.lines)
-    return KernelLog("text", kept.seen + cut, begins_s, 0.0, lines, kept.dropped + cut)
+    lines = tuple(store.lines)
+    return KernelLog("text", store.seen + cut, begins_s, 0.0, lines, store.dropped + cut)
 
 
-class _Kept:
+class _Store:
     """The stored lines of a log, in the order of their first occurrence."""
 
     def __init__(self) -> None:
@@ -174,9 +174,9 @@ def stripped(raw: str) -> tuple[str, float | None, bool]:
     """Return the text of a line, its seconds since boot, and whether it had any stamp."""
     text, at_s, stamped = _HOST.sub("", raw.strip(), count=1), None, False
     end = 0
-    while (found := _STAMP.match(text, end)) is not None:
-        end = found.end()
-        boot, micro, quoted = found.group("boot", "micro", "quoted")
+    while (match := _STAMP.match(text, end)) is not None:
+        end = match.end()
+        boot, micro, quoted = match.group("boot", "micro", "quoted")
         stamped = stamped or quoted is None
         if boot is not None:
             at_s = float(boot)
@@ -187,8 +187,8 @@ def stripped(raw: str) -> tuple[str, float | None, bool]:
 
 def host_of(raw: str) -> str:
     """Return the node that pdsh or clush put before a line; "" without one."""
-    found = _HOST.match(raw.strip())
-    return found["host"] if found else ""
+    match = _HOST.match(raw.strip())
+    return match["host"] if match else ""
 
 
 def uncommented(text: str) -> str:
@@ -274,13 +274,13 @@ def read(text: str, *, alone: bool = True) -> Captured | None:
         return None
     log = parse(text)
     checks = CHECKS if alone and _whole(log) else tuple(_checks_shown(log))
-    if any(one.kind == "narrow" for one in test_nic_log.events(log.lines)):
+    if any(event.kind == "narrow" for event in test_nic_log.events(log.lines)):
         checks = (*checks, "ib.pcie")
     damaged, advice = _damage(text), ""
     if not damaged:
-        found = (_mixed(lines), _unread(log), "" if checks else SHOWS_NOTHING)
+        reasons = (_mixed(lines), _unread(log), "" if checks else SHOWS_NOTHING)
         damaged, advice = next(
-            (pair for pair in zip(found, _HELPS, strict=True) if pair[0]), ("", "")
+            (pair for pair in zip(reasons, _HELPS, strict=True) if pair[0]), ("", "")
         )
     return captured(KIND, checks or CHECKS, damaged, advice=advice, kernel_log=log)
 
@@ -350,7 +350,7 @@ def _damage(text: str) -> str:
     last = text.rstrip().rpartition("\n")[2]
     if re.search(r"NVRM: Xid \([^)]{0,99}(?:\)(?::(?: \d+)?)?)?$|[,=(]$", last):
         return "its last line is cut off"
-    details = (found[1] for found in _XID.finditer(text))
-    if any(one.startswith(" pid=...") or one.rstrip(" \t").endswith("...") for one in details):
+    details = (match[1] for match in _XID.finditer(text))
+    if any(rest.startswith(" pid=...") or rest.rstrip(" \t").endswith("...") for rest in details):
         return "its lines are cut"
     return ""

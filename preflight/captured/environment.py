@@ -68,9 +68,9 @@ def is_ours(name: str) -> bool:
 def setting_outside_shell(line: str) -> tuple[str, str] | None:
     """A setting outside a shell: `NAME: value`, `setenv NAME value`, `os.environ[...] = ...`."""
     for form in _FORMS:
-        found = form.match(line)
-        if found and is_ours(found[1]):
-            return found[1], _unquoted(found[2])
+        match = form.match(line)
+        if match and is_ours(match[1]):
+            return match[1], _unquoted(match[2])
     return None
 
 
@@ -102,14 +102,14 @@ def dumped_settings(text: str) -> dict[str, str] | None:
 
 def assignment(word: str) -> tuple[str, str] | None:
     """`NAME=VALUE`, also as `-eNAME=VALUE`."""
-    found = ASSIGNMENT.fullmatch(word) or re.fullmatch(rf"-[ex]{_NAME}=(.*)", word, re.DOTALL)
-    return (found[1], found[2]) if found else None
+    match = ASSIGNMENT.fullmatch(word) or re.fullmatch(rf"-[ex]{_NAME}=(.*)", word, re.DOTALL)
+    return (match[1], match[2]) if match else None
 
 
 def _unquoted(value: str) -> str:
-    found = _QUOTED.fullmatch(value)
-    if found:
-        return found[2]
+    match = _QUOTED.fullmatch(value)
+    if match:
+        return match[2]
     bare = re.sub(r"(?s)(?<!\s)\s+#.*", "", value)
     return UNKNOWN if re.search(r"[(){}]|\bf[\"']", bare) else bare
 
@@ -258,10 +258,10 @@ def read_script(text: str) -> Script:
 
 def nodes(script: Script) -> dict[str, dict[str, str]]:
     """The settings of each node that a script shows, by heading or number; {} if it shows one."""
-    found = {name: settings for name, settings in script.headings.items() if settings}
-    found |= {launch.heading: launch.settings for launch in script.launches if launch.heading}
-    if len(found) > 1:
-        return found
+    by_heading = {name: settings for name, settings in script.headings.items() if settings}
+    by_heading |= {launch.heading: launch.settings for launch in script.launches if launch.heading}
+    if len(by_heading) > 1:
+        return by_heading
     ranks = [(_rank_of(launch), launch.settings) for launch in script.launches]
     by_rank = {f"rank {rank}": settings for rank, settings in ranks if rank}
     return by_rank if len(by_rank) > 1 else {}
@@ -273,7 +273,7 @@ def _rank_of(launch: Launch) -> str:
 
 def _options(words: Sequence[str], known: Known) -> dict[str, str]:
     """`--name value` and `--name=value`; Slurm's options by the variable that it exports."""
-    found = {}
+    options = {}
     for at, word in enumerate(words):
         if not re.match(r"--?[A-Za-z]", word) or word.startswith(("-x", "-e")):
             continue
@@ -285,8 +285,8 @@ def _options(words: Sequence[str], known: Known) -> dict[str, str]:
         if key == "gres" and value.startswith("gpu"):
             key = "gpus-per-node"
         if value and UNKNOWN not in value:
-            found[_SLURM.get(key, f"--{key}")] = value
-    return found
+            options[_SLURM.get(key, f"--{key}")] = value
+    return options
 
 
 def _shown(settings: dict[str, str]) -> dict[str, str]:
@@ -331,11 +331,11 @@ def read(text: str) -> Captured | None:
         return _captured(DUMP, damaged, environ=environ) if environ else None
     script = read_script(text)
     script.settings |= dict(kubernetes_settings(text.splitlines()))
-    found = _of_script(script, _damage(text, cut=is_cut(text)))
-    if found and max(len(script.launches), len(script.headings)) > MOST_LAUNCHES:
+    result = _of_script(script, _damage(text, cut=is_cut(text)))
+    if result and max(len(script.launches), len(script.headings)) > MOST_LAUNCHES:
         damaged = f"it starts ranks over {MOST_LAUNCHES} times"
-        return replace(found, damaged=damaged, advice="give each script separately")
-    return found
+        return replace(result, damaged=damaged, advice="give each script separately")
+    return result
 
 
 def _of_script(script: Script, damaged: str) -> Captured | None:
@@ -364,8 +364,8 @@ def _merge_worst(environs: Iterable[Mapping[str, str]]) -> dict[str, str]:
     worst: dict[str, str] = {}
     for environ in environs:
         for name, value in environ.items():
-            known = variables().get(name)
-            if name not in worst or (known and value_remark(known, value, environ)):
+            variable = variables().get(name)
+            if name not in worst or (variable and value_remark(variable, value, environ)):
                 worst[name] = value
     return worst
 

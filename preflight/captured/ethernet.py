@@ -112,23 +112,23 @@ def _link(words: Mapping[str, str]) -> str:
 
 
 def _statistics(lines: list[str]) -> Captured:
-    found: list[tuple[str, dict[str, int]]] = []
+    blocks: list[tuple[str, dict[str, int]]] = []
     name, inside, damaged = "NIC", False, ""
     for line in lines:
-        if asked := _ASKED.search(line):
-            name, inside = asked.group(1), False
+        if command := _ASKED.search(line):
+            name, inside = command.group(1), False
         elif _HEAD.match(line):
             inside = False
         elif _STATISTICS.match(line):
-            found.append((name, {}))
+            blocks.append((name, {}))
             inside = True
         elif inside and (pair := _COUNTER.match(line)):
             if (value := whole(pair.group(2), 2**64)) is not None:
-                found[-1][1][pair.group(1)] = min(value, _LARGEST)
+                blocks[-1][1][pair.group(1)] = min(value, _LARGEST)
         elif inside and line.strip() and not _PROMPT.match(line):
             damaged = damaged or f"a line cannot be read: {line.strip()[:40]!a}"
-    damaged = damaged or next(filter(None, (_lacking(*each) for each in found)), "")
-    return _captured("ethtool -S", [_counted(*each) for each in found], damaged)
+    damaged = damaged or next(filter(None, (_lacking(*block) for block in blocks)), "")
+    return _captured("ethtool -S", [_counted(*block) for block in blocks], damaged)
 
 
 _AN_EXCERPT: Final = 20
@@ -139,9 +139,9 @@ _SHORTEST_FRAME: Final = 60
 
 def _lacking(name: str, counts: Mapping[str, int]) -> str:
     """What is missing in a list of counters; "" if nothing is."""
-    if not any(kind_of(each) in ("broken", "dropped") for each in counts):
+    if not any(kind_of(key) in ("broken", "dropped") for key in counts):
         return f"{name} has no counter of broken or dropped frames"
-    if not any(kind_of(each) == "packets" for each in counts):
+    if not any(kind_of(key) == "packets" for key in counts):
         return f"{name} has no count of packets"
     if any(map(_SUM.match, counts)) and not any(map(_CHANNEL.match, counts)):
         return f"{name} counts over its channels, but lists none"
@@ -151,16 +151,16 @@ def _lacking(name: str, counts: Mapping[str, int]) -> str:
             return f"{name} lists {frames}, but no {size}"
         if octets is not None and packets * _SHORTEST_FRAME > octets:
             return f"{name} has fewer than {_SHORTEST_FRAME} bytes for each packet"
-    at_port = len(counts) > _AN_EXCERPT and any(each.endswith("_phy") for each in counts)
+    at_port = len(counts) > _AN_EXCERPT and any(key.endswith("_phy") for key in counts)
     lacking = {"rx_packets_phy", "rx_discards_phy"} - set(counts) if at_port else ()
     return f"{name} counts at its port, but lists no {min(lacking)}" if lacking else ""
 
 
 def _counted(name: str, counts: Mapping[str, int]) -> Interface:
-    names = [each for each in counts if kind_of(each)]
-    names += [each for each in counts if not kind_of(each) and _TROUBLE.search(each)]
-    nonzero = tuple(Counter(each[:512], counts[each]) for each in names if counts[each])[:_MOST]
-    downs = [counts[each] for each in counts if kind_of(each) == "flaps"]
+    names = [key for key in counts if kind_of(key)]
+    names += [key for key in counts if not kind_of(key) and _TROUBLE.search(key)]
+    nonzero = tuple(Counter(key[:512], counts[key]) for key in names if counts[key])[:_MOST]
+    downs = [counts[key] for key in counts if kind_of(key) == "flaps"]
     return Interface(
         device_name(name),
         physical=True,
@@ -170,8 +170,8 @@ def _counted(name: str, counts: Mapping[str, int]) -> Interface:
 
 
 def _captured(kind: str, interfaces: Iterable[Interface] | None, damaged: str) -> Captured:
-    found = None if interfaces is None else tuple(interfaces)
-    return captured(kind, _CHECKS, damaged, network=Network(interfaces=found))
+    all_interfaces = None if interfaces is None else tuple(interfaces)
+    return captured(kind, _CHECKS, damaged, network=Network(interfaces=all_interfaces))
 
 
 KIND: Final = "interfaces as JSON"
@@ -190,20 +190,24 @@ def read_interfaces_json(text: str) -> Captured | None:
     rows = {_name(row["ifname"]): row for row in _rows(tree) if _name(row["ifname"])}
     if not rows:
         return None
-    speeds, wanted = _beside(tree, rows)
-    found = [
-        _json_interface(name, row, speeds.get(name), wanted.get(name)) for name, row in rows.items()
+    speeds, mtus = _beside(tree, rows)
+    interfaces = [
+        _json_interface(name, row, speeds.get(name), mtus.get(name)) for name, row in rows.items()
     ]
-    incomplete = [one.name for one in found if not (one.mtu or one.speed_mbits or one.operstate)]
+    incomplete = [
+        interface.name
+        for interface in interfaces
+        if not (interface.mtu or interface.speed_mbits or interface.operstate)
+    ]
     damaged = f"{incomplete[0]} has no MTU, speed or state" if incomplete else ""
-    missing = sorted((set(speeds) | set(wanted)) - set(rows))
+    missing = sorted((set(speeds) | set(mtus)) - set(rows))
     damaged = damaged or (f"{missing[0]} is configured and not listed" if missing else "")
-    return _captured(KIND, found, damaged)
+    return _captured(KIND, interfaces, damaged)
 
 
 def _dicts(tree: Any, deep: int = 0) -> Iterator[tuple[str, Row]]:
     """Every object of the tree, with its key."""
-    pairs = tree.items() if isinstance(tree, dict) else (("", each) for each in tree)
+    pairs = tree.items() if isinstance(tree, dict) else (("", value) for value in tree)
     if isinstance(tree, dict) and deep == 0:
         yield "", tree
     for key, value in pairs:
@@ -214,11 +218,11 @@ def _dicts(tree: Any, deep: int = 0) -> Iterator[tuple[str, Row]]:
 
 
 def _rows(tree: Any) -> Iterator[Row]:
-    for _, each in _dicts(tree):
-        if isinstance(each.get("ifname"), str):
-            yield each
-        elif each.get("class") == "network" and (name := each.get("logicalname")):
-            yield {**_of_lshw(each), "ifname": name[0] if isinstance(name, list) else name}
+    for _, row in _dicts(tree):
+        if isinstance(row.get("ifname"), str):
+            yield row
+        elif row.get("class") == "network" and (name := row.get("logicalname")):
+            yield {**_of_lshw(row), "ifname": name[0] if isinstance(name, list) else name}
 
 
 def _of_lshw(row: Row) -> dict[str, Any]:
@@ -236,36 +240,36 @@ def _of_lshw(row: Row) -> dict[str, Any]:
 def _beside(tree: Any, rows: Mapping[str, Row]) -> tuple[dict[str, int], dict[str, int]]:
     """Speeds and configured MTUs beside the list, by interface."""
     speeds: dict[str, int] = {}
-    wanted: dict[str, int] = {}
-    for key, each in _dicts(tree):
-        if not rows.keys() & each.keys():
+    mtus: dict[str, int] = {}
+    for key, row in _dicts(tree):
+        if not rows.keys() & row.keys():
             continue
-        for name, value in each.items():
+        for name, value in row.items():
             if isinstance(value, dict) and (mtu := _whole(value.get("MTU", value.get("mtu")))):
-                wanted[_name(name)] = mtu
+                mtus[_name(name)] = mtu
             elif "speed" in key.lower() and (mbits := _mbits(value)):
                 speeds[_name(name)] = mbits
-    return speeds, wanted
+    return speeds, mtus
 
 
-def _json_interface(name: str, row: Row, speed: int | None, wanted: int | None) -> Interface:
+def _json_interface(name: str, row: Row, speed: int | None, target_mtu: int | None) -> Interface:
     flags = row.get("flags")
-    its = {str(flag).upper() for flag in flags} if isinstance(flags, list) else set()
+    flag_names = {str(flag).upper() for flag in flags} if isinstance(flags, list) else set()
     detected = row.get("link-detected")
     state = str(row.get("operstate", "")).lower()
-    if "NO-CARRIER" in its or detected is False:
+    if "NO-CARRIER" in flag_names or detected is False:
         state = "down"
     kind, over = row.get("linkinfo"), row.get("link")
-    virtual = bool(_VIRTUAL.match(name) or {"MASTER", "LOOPBACK"} & its or over)
+    virtual = bool(_VIRTUAL.match(name) or {"MASTER", "LOOPBACK"} & flag_names or over)
     virtual = virtual or (isinstance(kind, dict) and bool(kind.get("info_kind")))
     duplex, most = str(row.get("duplex", "")).lower(), row.get("supported-link-modes")
     partner = row.get("link-partner-advertised-link-modes")
     return Interface(
         name,
         index=min(_whole(row.get("ifindex")) or 0, _LARGEST),
-        up="UP" in its or detected is True,
+        up="UP" in flag_names or detected is True,
         operstate=_name(state) or ("up" if detected else ""),
-        loopback="LOOPBACK" in its or name == "lo",
+        loopback="LOOPBACK" in flag_names or name == "lo",
         physical=not virtual,
         mtu=_whole(row.get("mtu")),
         speed_mbits=speed or _mbits(row.get("speed")),
@@ -276,7 +280,7 @@ def _json_interface(name: str, row: Row, speed: int | None, wanted: int | None) 
             duplex=duplex if duplex in ("full", "half") else "",
             most_mbits=_whole(row.get("most")) if most is None else _fastest(most),
             partner_mbits=_fastest(partner) or None,
-            mtu_wanted=wanted,
+            mtu_wanted=target_mtu,
             counters=_counters(row.get("stats64", row.get("stats"))),
         ),
     )
@@ -292,8 +296,8 @@ def _fastest(modes: Any) -> int | None:
 
 
 def _addresses(rows: Any) -> Iterator[str]:
-    for one in rows if isinstance(rows, list) else ():
-        text = f"{one.get('local')}/{one.get('prefixlen')}" if isinstance(one, dict) else ""
+    for row in rows if isinstance(rows, list) else ():
+        text = f"{row.get('local')}/{row.get('prefixlen')}" if isinstance(row, dict) else ""
         if parse_address(text) is not None:
             yield text
 
@@ -305,9 +309,9 @@ def _counters(statistics: Any) -> tuple[Counter, ...] | None:
     return tuple(
         Counter(f"{way}_{name}", count)
         for way in ("rx", "tx")
-        if isinstance(its := statistics.get(way), dict)
+        if isinstance(counts := statistics.get(way), dict)
         for name in ("packets", "crc_errors", "frame_errors", "missed_errors", "fifo_errors")
-        if (count := _whole(its.get(name)))
+        if (count := _whole(counts.get(name)))
     )
 
 
@@ -319,6 +323,6 @@ def _whole(value: Any) -> int | None:
 
 def _mbits(value: Any) -> int | None:
     """Mb/s of a number or of lshw's text: "100000", "25Gbit/s"; None for -1 and others."""
-    found = _RATE.match(str(value).strip()) if isinstance(value, (str, int)) else None
-    mbits = int(float(found.group(1)) * _UNITS[found.group(2).lower()]) if found else 0
+    match = _RATE.match(str(value).strip()) if isinstance(value, (str, int)) else None
+    mbits = int(float(match.group(1)) * _UNITS[match.group(2).lower()]) if match else 0
     return mbits or None

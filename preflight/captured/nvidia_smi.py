@@ -62,16 +62,16 @@ def corrupted_inforoms(text: str) -> tuple[str, ...]:
 
 def lost_gpus(text: str) -> tuple[str, ...]:
     """GPUs that could not be opened; each text begins with "GPU N", if N is known."""
-    found = []
-    seen = set()
+    texts = []
+    starts = set()
     for match in (match for pattern in _LOST for match in pattern.finditer(text)):
-        if match.start() in seen:
+        if match.start() in starts:
             continue
-        seen.add(match.start())
+        starts.add(match.start())
         index, where, why = match[1], match[2] or "", match[3]
         place = f"{bus(where) or where} " if where else ""
-        found.append(f"GPU {index or '?'}: {place}{why.strip()}"[:200])
-    return tuple(dict.fromkeys(found))
+        texts.append(f"GPU {index or '?'}: {place}{why.strip()}"[:200])
+    return tuple(dict.fromkeys(texts))
 
 
 def failure(text: str) -> str:
@@ -93,13 +93,13 @@ def parse_dcgm(text: str) -> Listing | None:
             joined.append(f"{cells[0].strip()}: {cells[1].strip()}")
         else:
             joined[-1] += f" {cells[1].strip()}"
-    found = grouped(
+    by_gpu = grouped(
         (int(number), line)
         for line in joined
         if re.match(r"(?i)(?:error|warning)s?:|.*\bfail", line)
         for number in _DCGM_GPU.findall(line) or ["0"]
     )
-    gpus = tuple(_gpu_of_dcgm(number, lines) for number, lines in sorted(found.items()))
+    gpus = tuple(_gpu_of_dcgm(number, lines) for number, lines in sorted(by_gpu.items()))
     damaged = "" if gpus else "it names no GPU that failed: capture its whole output"
     return Listing(gpus, damaged=damaged)
 
@@ -170,7 +170,7 @@ def parse_nvlink(text: str) -> Listing | None:
     gpus: list[Gpu] = []
     links: dict[int, dict[str, Any]] = {}
     dark: set[int] = set()
-    seen = False
+    has_links = False
     strange: list[str] = []
     garbled = ""
     for line in text.splitlines():
@@ -185,22 +185,22 @@ def parse_nvlink(text: str) -> Listing | None:
         elif _ALL_DOWN.search(line):
             dark.add(gpus[-1].index)
             gpus[-1] = _dark(gpus[-1])
-            seen = True
+            has_links = True
         elif reading := _link_reading(line):
-            at, what, value = reading
+            at, field, value = reading
             link = links.setdefault(at, {})
             # NVLink counts two kinds of checksum errors on two lines: the larger count is kept.
-            link[what] = max(value or 0, link.get(what, 0)) if what == "crc" else value
-            seen = True
+            link[field] = max(value or 0, link.get(field, 0)) if field == "crc" else value
+            has_links = True
         else:
             strange.append(line.strip())
             continue
         garbled = garbled or next(iter(strange), "")
     _close(gpus, links)
-    if not seen:
+    if not has_links:
         return None
     # What follows its last line is not part of it, except a line that was cut off.
-    garbled = garbled or next((one for one in strange if _begun(one)), "")
+    garbled = garbled or next((line for line in strange if _begun(line)), "")
     silent = [str(gpu.index) for gpu in gpus if gpu.links is None]
     damaged = f"it lists no links of GPU {', '.join(silent)}" if silent else ""
     if garbled and not damaged:
@@ -219,17 +219,17 @@ def parse_list(text: str) -> Listing | None:
     >>> parse_list("GPU 0: NVIDIA L4 (UUID: GPU-1234)").gpus[0].name
     'NVIDIA L4'
     """
-    found = [match for line in text.splitlines() if (match := _GPU.match(line))]
-    gpus = tuple(_gpu(match) for match in found if match[3])
+    matches = [match for line in text.splitlines() if (match := _GPU.match(line))]
+    gpus = tuple(_gpu(match) for match in matches if match[3])
     return Listing(gpus) if gpus else None
 
 
 def _short_list(gpu: Gpu) -> str:
     """Say that links are missing in the list of a board of which each is printed, up or down."""
-    known, listed = board(gpu.name), len(gpu.links or ())
-    if known is None or not 0 < listed < known.links:
+    model, listed = board(gpu.name), len(gpu.links or ())
+    if model is None or not 0 < listed < model.links:
         return ""
-    return f"it lists {listed} of the {known.links} NVLinks of GPU {gpu.index}"
+    return f"it lists {listed} of the {model.links} NVLinks of GPU {gpu.index}"
 
 
 def _gpu(match: re.Match[str]) -> Gpu:
@@ -254,8 +254,8 @@ _HALF_GPU: Final = re.compile(r"G|GP|GPU(?: [0-9]{0,3}:?)?")
 
 def _dark(gpu: Gpu) -> Gpu:
     """A GPU without any link up: none is listed, and its board may show how many it has."""
-    known = board(gpu.name)
-    links = tuple(NvLink(link=at, up=False) for at in range(known.links if known else 0))
+    model = board(gpu.name)
+    links = tuple(NvLink(link=at, up=False) for at in range(model.links if model else 0))
     return replace(gpu, links=links, health=GpuHealth(link_errors=()))
 
 
@@ -270,10 +270,10 @@ def _close(gpus: list[Gpu], links: dict[int, dict[str, Any]]) -> None:
     """Add to the last GPU the links listed below it."""
     if not gpus or not links:
         return
-    known = dict(sorted(links.items())[:_MOST])
-    up = {at: one for at, one in known.items() if one.get("mbps") != 0}
-    health = GpuHealth(link_errors=tuple(LinkErrors(link=at, **one) for at, one in up.items()))
-    states = tuple(NvLink(link=at, up=at in up) for at in known)
+    readings = dict(sorted(links.items())[:_MOST])
+    up = {at: row for at, row in readings.items() if row.get("mbps") != 0}
+    health = GpuHealth(link_errors=tuple(LinkErrors(link=at, **row) for at, row in up.items()))
+    states = tuple(NvLink(link=at, up=at in up) for at in readings)
     gpus[-1] = replace(gpus[-1], links=states, health=health)
 
 
@@ -297,31 +297,31 @@ _UNASKED: Final = frozenset(("gpu.count", "gpu.topology"))
 
 def read(text: str) -> Iterator[Captured]:
     """Read all outputs of nvidia-smi and dcgmi diag in a text."""
-    lost, failed, asked = lost_gpus(text), failure(text), ASKED.search(text) is not None
-    found = [
+    lost, error, by_id = lost_gpus(text), failure(text), ASKED.search(text) is not None
+    outputs = [
         _captured(kind, listing) for kind, parse in _PARSERS if (listing := parse(text)) is not None
     ]
-    if not found and (others := parse_list(text)) is not None:
-        one = _captured("nvidia-smi -L", others)
-        found = [replace(one, checks=(*one.checks, "gpu.count"))]
-    if not found and lost and "NVRM" not in text:  # the kernel's lines belong to its log
+    if not outputs and (others := parse_list(text)) is not None:
+        output = _captured("nvidia-smi -L", others)
+        outputs = [replace(output, checks=(*output.checks, "gpu.count"))]
+    if not outputs and lost and "NVRM" not in text:  # the kernel's lines belong to its log
         none = Listing((), damaged="it lists no GPU", advice=_AFTER_REPAIR)
-        found = [_captured("nvidia-smi", none)]
-    if not found and failed:
-        yield _failed(failed)
-    elif not found and only_processes(text):
+        outputs = [_captured("nvidia-smi", none)]
+    if not outputs and error:
+        yield _failed(error)
+    elif not outputs and only_processes(text):
         only = "only its table of processes is there"
         yield _captured("nvidia-smi", Listing((), damaged=only))
-    for one in found:
-        with_lines = _with_lost(_with_inforoms(one, corrupted_inforoms(text)), lost)
-        few = "" if lost or asked else _gap(one)
-        yield replace(with_lines, damaged=one.damaged or failed or few)
+    for output in outputs:
+        with_lines = _with_lost(_with_inforoms(output, corrupted_inforoms(text)), lost)
+        few = "" if lost or by_id else _gap(output)
+        yield replace(with_lines, damaged=output.damaged or error or few)
 
 
-def _gap(one: Captured) -> str:
+def _gap(output: Captured) -> str:
     """Name a GPU that a list of GPUs has left out; none where one was asked for."""
-    numbers = sorted(gpu.index for gpu in one.facts.gpus or ())
-    numbered = one.kind in ("nvidia-smi", "nvidia-smi nvlink -s / -e", "nvidia-smi -L")
+    numbers = sorted(gpu.index for gpu in output.facts.gpus or ())
+    numbered = output.kind in ("nvidia-smi", "nvidia-smi nvlink -s / -e", "nvidia-smi -L")
     lacking = set(range(max(numbers, default=0))) - set(numbers)
     return f"GPU {min(lacking)} is not in it" if numbered and len(numbers) > 1 and lacking else ""
 
@@ -330,17 +330,17 @@ def _captured(kind: str, listing: Listing) -> Captured:
     facts = replace(
         bare_facts(),
         driver=Driver("answered", version=listing.driver),
-        gpus=tuple(_without_gaps(one) for one in listing.gpus),
+        gpus=tuple(_without_gaps(gpu) for gpu in listing.gpus),
         gpu_pairs=listing.pairs,
     )
     of_gpus = _checks(facts, {doubt.field for doubt in listing.doubts})
     checks = of_gpus if listing.pairs is None else ("gpu.topology",)
-    doubt = "" if listing.damaged else next((one.why for one in listing.doubts), "")
+    doubt = "" if listing.damaged else next((doubt.why for doubt in listing.doubts), "")
     damaged = listing.damaged or doubt or duplicate_ids(listing.gpus)
     if kind != "dcgmi diag" and left_of_a_machine(listing.gpus):
         checks = tuple(dict.fromkeys((*checks, "gpu.count")))  # dcgmi names only GPUs that fail
-    found = Captured(kind=kind, facts=facts, checks=checks, damaged=damaged)
-    return advised(found, _ASK_MORE if doubt else listing.advice)
+    output = Captured(kind=kind, facts=facts, checks=checks, damaged=damaged)
+    return advised(output, _ASK_MORE if doubt else listing.advice)
 
 
 _ASK_MORE: Final = "capture nvidia-smi -q as well, which prints each reading in full"
@@ -352,39 +352,39 @@ def _checks(facts: Facts, doubted: Collection[str] = ()) -> tuple[str, ...]:
     gpus, every = facts.gpus or (), (*table()["needs"], "gpu.count")
     if not gpus:
         return every
-    asked = [
+    readable = [
         check
         for check, fields in table()["needs"].items()
-        if any(_tells(one, fields) for one in gpus) or not set(fields).isdisjoint(doubted)
+        if any(_tells(gpu, fields) for gpu in gpus) or not set(fields).isdisjoint(doubted)
     ]
-    failing = any(one.health is not None and one.health.errors for one in gpus)
-    checks = tuple(dict.fromkeys((*asked, *["gpu.readings"] * failing)))
+    failing = any(gpu.health is not None and gpu.health.errors for gpu in gpus)
+    checks = tuple(dict.fromkeys((*readable, *["gpu.readings"] * failing)))
     return checks or tuple(check for check in every if check not in _UNASKED)
 
 
-def _without_gaps(one: Gpu) -> Gpu:
+def _without_gaps(gpu: Gpu) -> Gpu:
     """Mark the other forms of an N/A reading, which old drivers do not print, as lacking."""
-    health = one.health
+    health = gpu.health
     if health is None:
-        return one
+        return gpu
     more = [
         name
         for fields in table()["needs"].values()
-        if set(fields) & set(health.lacks) and all(reading(one, name) is None for name in fields)
+        if set(fields) & set(health.lacks) and all(reading(gpu, name) is None for name in fields)
         for name in fields
         if name not in (*health.lacks, *health.denied, *_failing(health))
     ]
-    return replace(one, health=replace(health, lacks=(*health.lacks, *more))) if more else one
+    return replace(gpu, health=replace(health, lacks=(*health.lacks, *more))) if more else gpu
 
 
 def _failing(health: GpuHealth) -> set[str]:
     return {line.partition(":")[0] for line in health.errors}
 
 
-def _tells(one: Gpu, fields: Sequence[str]) -> bool:
-    health = one.health or GpuHealth()
+def _tells(gpu: Gpu, fields: Sequence[str]) -> bool:
+    health = gpu.health or GpuHealth()
     refused = {*health.lacks, *health.denied, *_failing(health)}
-    return any(reading(one, name) not in (None, "") or name in refused for name in fields)
+    return any(reading(gpu, name) not in (None, "") or name in refused for name in fields)
 
 
 def _failed(words: str) -> Captured:
@@ -393,33 +393,35 @@ def _failed(words: str) -> Captured:
     return captured("nvidia-smi", ("host.driver_hung",), words, driver=driver)
 
 
-def _with_inforoms(found: Captured, bad: Sequence[str]) -> Captured:
+def _with_inforoms(output: Captured, bad: Sequence[str]) -> Captured:
     if not bad:
-        return found
-    gpus = list(found.facts.gpus or ())
-    known, corrupted = {one.bus_id for one in gpus}, frozenset(bad)
+        return output
+    gpus = list(output.facts.gpus or ())
+    bus_ids, corrupted = {gpu.bus_id for gpu in gpus}, frozenset(bad)
     gpus += [
         Gpu(index=len(gpus) + more, uuid="", name="", bus_id=name, health=GpuHealth())
-        for more, name in enumerate(name for name in bad if name not in known)
+        for more, name in enumerate(name for name in bad if name not in bus_ids)
     ]
     marked = tuple(
-        replace(one, health=replace(one.health or GpuHealth(), inforom_valid=False))
-        if one.bus_id in corrupted
-        else one
-        for one in gpus
+        replace(gpu, health=replace(gpu.health or GpuHealth(), inforom_valid=False))
+        if gpu.bus_id in corrupted
+        else gpu
+        for gpu in gpus
     )
-    facts = replace(found.facts, gpus=marked)
-    return replace(found, facts=facts, checks=tuple(dict.fromkeys((*found.checks, "gpu.inforom"))))
+    facts = replace(output.facts, gpus=marked)
+    return replace(
+        output, facts=facts, checks=tuple(dict.fromkeys((*output.checks, "gpu.inforom")))
+    )
 
 
-def _with_lost(found: Captured, lost: Sequence[str]) -> Captured:
+def _with_lost(output: Captured, lost: Sequence[str]) -> Captured:
     if not lost:
-        return found
-    listed = len(found.facts.gpus or ())
+        return output
+    listed = len(output.facts.gpus or ())
     counted = listed + len(lost) if listed else None  # else it says nothing of the others
     facts = replace(
-        found.facts,
-        driver=replace(found.facts.driver, counted=counted),
-        problems=(*found.facts.problems, *lost),
+        output.facts,
+        driver=replace(output.facts.driver, counted=counted),
+        problems=(*output.facts.problems, *lost),
     )
-    return replace(found, facts=facts, checks=tuple(dict.fromkeys((*found.checks, "gpu.count"))))
+    return replace(output, facts=facts, checks=tuple(dict.fromkeys((*output.checks, "gpu.count"))))

@@ -51,10 +51,10 @@ _DEFUNCT: Final = "<defunct>"
 
 def columns_of(line: str) -> dict[str, str] | None:
     """Return user, pid, ppid, state and command of a row of ps; None for another line."""
-    found = next((match for shape in _SHAPES if (match := shape.match(line))), None)
-    if found is None:
+    row = next((match for shape in _SHAPES if (match := shape.match(line))), None)
+    if row is None:
         return None
-    columns = {name: word for name, word in found.groupdict().items() if word}
+    columns = {name: word for name, word in row.groupdict().items() if word}
     if columns["command"].rstrip().endswith(_DEFUNCT):
         columns.setdefault("state", "Z")
     return columns
@@ -109,11 +109,11 @@ def fuser(text: str) -> tuple[Process, ...] | None:
     def rows() -> Iterator[_Row]:
         file = ""
         for line in text.splitlines():
-            if found := _FUSER.match(line):
-                file = found["file"] or file
+            if match := _FUSER.match(line):
+                file = match["file"] or file
                 port = whole(file.split("/")[0])
                 ports = set() if port is None else {port}
-                yield found, bool(_GPU_FILE.match(file)), ports
+                yield match, bool(_GPU_FILE.match(file)), ports
 
     return _holders(rows())
 
@@ -123,25 +123,26 @@ def lsof(text: str) -> tuple[Process, ...] | None:
     if not re.search(r"^COMMAND\s+PID\s+(?:TID\s+)?", text, re.MULTILINE):
         return None
     return _holders(
-        (found, bool(_GPU_FILE.search(line)), {int(o["port"]) for o in _LISTENS.finditer(line)})
+        (match, bool(_GPU_FILE.search(line)), {int(o["port"]) for o in _LISTENS.finditer(line)})
         for line in text.splitlines()
-        if (found := _LSOF.match(line))
+        if (match := _LSOF.match(line))
     )
 
 
 def _holders(rows: Iterable[_Row]) -> tuple[Process, ...] | None:
     """Each process with what it has open; None without any process."""
-    held: dict[int, Process] = {}
+    processes: dict[int, Process] = {}
     ports: dict[int, set[int]] = defaultdict(set)
     opens: set[int] = set()
-    for found, gpu, its in rows:
-        pid = int(found["pid"])
-        held.setdefault(pid, _process(found.groupdict()))
+    for match, gpu, numbers in rows:
+        pid = int(match["pid"])
+        processes.setdefault(pid, _process(match.groupdict()))
         opens |= {pid} if gpu else set()
-        ports[pid] |= {port for port in its if port < 1 << 16}
-    listens = {pid: tuple(sorted(its)) for pid, its in ports.items()}
+        ports[pid] |= {port for port in numbers if port < 1 << 16}
+    listens = {pid: tuple(sorted(numbers)) for pid, numbers in ports.items()}
     joined = (
-        replace(one, holds_gpu=pid in opens, listens=listens[pid]) for pid, one in held.items()
+        replace(process, holds_gpu=pid in opens, listens=listens[pid])
+        for pid, process in processes.items()
     )
     return tuple(joined) or None
 
@@ -150,18 +151,18 @@ def pmon(text: str) -> tuple[Process, ...] | None:
     """Processes that compute on a GPU, from `nvidia-smi pmon`; not whether a job needs them."""
     if not re.search(r"^#\s*gpu\s+pid\s+type\b", text, re.MULTILINE):
         return None
-    held = {
-        int(found["pid"]): _process(found.groupdict())
+    processes = {
+        int(match["pid"]): _process(match.groupdict())
         for line in text.splitlines()
-        if (found := _PMON.match(line))
+        if (match := _PMON.match(line))
     }
-    return tuple(held.values())
+    return tuple(processes.values())
 
 
 def ps(text: str) -> tuple[Process, ...] | None:
     """Rows of `ps`, by its header or its shape, without a grep of the listing itself."""
-    found = _listed(text)
-    return None if found is None else tuple(row for row in found if not _GREP.match(row.command))
+    rows = _listed(text)
+    return None if rows is None else tuple(row for row in rows if not _GREP.match(row.command))
 
 
 def _listed(text: str) -> tuple[Process, ...] | None:
@@ -171,10 +172,10 @@ def _listed(text: str) -> tuple[Process, ...] | None:
         if "pid" in columns and columns[-1:] == ["command"]:
             rows = (_by_header(columns, row) for row in lines[at + 1 :])
             return tuple(row for row in rows if row is not None)
-    if known := [row for line in lines if (row := columns_of(line))]:
-        return tuple(map(_process, known))
-    found = [match for line in lines if (match := _SHAPE.match(line))]
-    return tuple(map(_by_shape, found)) if len(found) >= _FEWEST else None
+    if table := [row for line in lines if (row := columns_of(line))]:
+        return tuple(map(_process, table))
+    matches = [match for line in lines if (match := _SHAPE.match(line))]
+    return tuple(map(_by_shape, matches)) if len(matches) >= _FEWEST else None
 
 
 def has_parents(text: str) -> bool:
@@ -193,22 +194,22 @@ def _by_header(columns: list[str | None], line: str) -> Process | None:
     return _process(row) if whole else None
 
 
-def _by_shape(found: re.Match[str]) -> Process:
-    words = found["rest"].split()
+def _by_shape(match: re.Match[str]) -> Process:
+    words = match["rest"].split()
     elapsed = next((word for word in words if _ELAPSED.fullmatch(word)), "")
-    behind = found["rest"].partition(elapsed)[2] if elapsed else found["rest"]
-    row = {name: word for name, word in found.groupdict().items() if word}
-    row |= {"elapsed": elapsed, "command": behind.strip().removeprefix("\\_ ") or found["rest"]}
+    behind = match["rest"].partition(elapsed)[2] if elapsed else match["rest"]
+    row = {name: word for name, word in match.groupdict().items() if word}
+    row |= {"elapsed": elapsed, "command": behind.strip().removeprefix("\\_ ") or match["rest"]}
     row["wchan"] = words[0] if elapsed and words[0] != elapsed else ""
     return _process(row)
 
 
 def _seconds(elapsed: str) -> float:
     """Seconds of "2-03:04:05", "03:04:05", "04:05"; 0 for other texts."""
-    found = _ELAPSED.fullmatch(elapsed)
-    if found is None:
+    match = _ELAPSED.fullmatch(elapsed)
+    if match is None:
         return 0.0
-    days, hours, minutes, seconds = (float(found[part] or 0) for part in _ELAPSED.groupindex)
+    days, hours, minutes, seconds = (float(match[part] or 0) for part in _ELAPSED.groupindex)
     return min(((days * 24 + hours) * 60 + minutes) * 60 + seconds, 1e12)
 
 
@@ -244,24 +245,26 @@ _WHOLE_PS: Final = "ps -eo pid,ppid,user,stat,wchan:24,etime,args"
 def read(text: str) -> Iterator[Captured]:
     """Read the processes that each tool lists."""
     for kind, rows, own in _TOOLS:
-        found = rows(text)
-        if found is not None:
-            yield _captured(kind, found, text)
+        processes = rows(text)
+        if processes is not None:
+            yield _captured(kind, processes, text)
             if own is not None:
                 text = "\n".join(line for line in text.splitlines() if not own.match(line))
 
 
-def _captured(kind: str, found: tuple[Process, ...], text: str) -> Captured:
-    commands = {one.pid: one.command for one in found}
-    notable = tuple(replace(one, parent_command=commands.get(one.ppid, "")) for one in found)
-    processes = Processes(seen=len(found), unreadable=0, notable=notable)
-    damaged = "" if found else "it lists no readable process"
-    if kind == "ps" and found and not has_parents(text) and not _holds_without_parents(processes):
+def _captured(kind: str, rows: tuple[Process, ...], text: str) -> Captured:
+    commands = {row.pid: row.command for row in rows}
+    notable = tuple(replace(row, parent_command=commands.get(row.ppid, "")) for row in rows)
+    processes = Processes(seen=len(rows), unreadable=0, notable=notable)
+    damaged = "" if rows else "it lists no readable process"
+    if kind == "ps" and rows and not has_parents(text) and not _holds_without_parents(processes):
         damaged = "it has no states or no parents to find orphans by"
     return captured(kind, _CHECKS, damaged, advice=f"capture {_WHOLE_PS}", processes=processes)
 
 
 def _holds_without_parents(processes: Processes) -> bool:
     """Whether a finding holds without parents: a process in D state hangs in any case."""
-    culprits = (one for stale in find_stale(processes, (), limit=SHIPPED) for one in stale.culprits)
-    return any(one.state == "D" for one in culprits)
+    culprits = (
+        process for stale in find_stale(processes, (), limit=SHIPPED) for process in stale.culprits
+    )
+    return any(process.state == "D" for process in culprits)

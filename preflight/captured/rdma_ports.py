@@ -44,8 +44,8 @@ def parse_perfquery(text: str) -> Captured | None:
     damaged = ""
     standard: list[dict[str, int]] = []
     for line in text.splitlines():
-        if found := _HEAD.search(line):
-            blocks.append((f"lid {found.group(2)}", int(found.group(3)), {}))
+        if match := _HEAD.search(line):
+            blocks.append((f"lid {match.group(2)}", int(match.group(3)), {}))
             standard += [blocks[-1][2]] * bool(_WHOLE.search(line))
         elif blocks and (pair := _LINE.match(line)):
             name, value = snake(pair.group(1)), pair.group(2)
@@ -82,10 +82,10 @@ def _nics(blocks: list[tuple[str, int, dict[str, int]]]) -> tuple[Nic, ...]:
             name=lid,
             ports=tuple(
                 NicPort(port=number, counters=_counters(counts))
-                for number, counts in sorted(its.items())
+                for number, counts in sorted(by_number.items())
             ),
         )
-        for lid, its in ports.items()
+        for lid, by_number in ports.items()
     )
 
 
@@ -147,15 +147,15 @@ def parse_ports(text: str) -> Iterator[Captured]:
         ("ibstatus", _ibstatus),
         ("rdma link", _rdma_link),
     )
-    found = {kind: devices for kind, read in readers if (devices := read(lines))}
-    for kind, devices in found.items():
+    listings = {kind: devices for kind, parse in readers if (devices := parse(lines))}
+    for kind, devices in listings.items():
         damaged = _cut_or_failed(text) or _headless(lines) or next(_damages(kind, devices), "")
         one_port = any(device.one_port for device in devices)
         missing = _missing(damaged, "one port was asked for" if one_port else "")
         checks = _ONE_PORT if one_port else _CHECKS[kind]
         nics = tuple(_nic(device) for device in devices)
         yield captured(kind, checks, damaged, nics=nics, problems=missing)
-    error = short_error(text, _ERROR) if not found else None
+    error = short_error(text, _ERROR) if not listings else None
     if error is not None:
         message = text[error.start() :].strip().splitlines()[0][:120]
         damaged = f"it contains an error and no port: {message}"
@@ -183,15 +183,15 @@ def _ibstat(lines: list[str]) -> list[_Device]:
     devices: list[_Device] = []
     words: dict[str, str] = {}
     for line in lines:
-        if found := _CA.match(line):
-            devices.append(_Device(found.group(2), one_port=bool(found.group(1))))
+        if match := _CA.match(line):
+            devices.append(_Device(match.group(2), one_port=bool(match.group(1))))
             words = devices[-1].words
-        elif devices and (found := _CA_PORT.match(line)):
-            words = devices[-1].ports.setdefault(int(found.group(1)), {})
-        elif devices and (found := _PAIR.match(line)):
-            key = _key(found.group(1))
+        elif devices and (match := _CA_PORT.match(line)):
+            words = devices[-1].ports.setdefault(int(match.group(1)), {})
+        elif devices and (match := _PAIR.match(line)):
+            key = _key(match.group(1))
             devices[-1].torn |= key == "ca type" and key in devices[-1].words
-            words.setdefault(key, found.group(2)[:_LONGEST])
+            words.setdefault(key, match.group(2)[:_LONGEST])
     return devices
 
 
@@ -199,11 +199,11 @@ def _ibstatus(lines: list[str]) -> list[_Device]:
     devices: dict[str, _Device] = {}
     words: dict[str, str] | None = None
     for line in lines:
-        if found := _STATUS.search(line):
-            device = devices.setdefault(found.group(1), _Device(found.group(1)))
-            words = device.ports.setdefault(int(found.group(2)), {})
-        elif words is not None and (found := _PAIR.match(line)):
-            words.setdefault(_key(found.group(1)), found.group(2)[:_LONGEST])
+        if match := _STATUS.search(line):
+            device = devices.setdefault(match.group(1), _Device(match.group(1)))
+            words = device.ports.setdefault(int(match.group(2)), {})
+        elif words is not None and (match := _PAIR.match(line)):
+            words.setdefault(_key(match.group(1)), match.group(2)[:_LONGEST])
     return list(devices.values())
 
 
@@ -212,17 +212,17 @@ def _rdma_link(lines: list[str]) -> list[_Device]:
     devices: dict[str, _Device] = {}
     host = ""
     for line in lines:
-        found = _LINK.match(line)
-        if found is None:
-            named = _HOST.match(line)
-            host = named.group(1) if named else host
+        match = _LINK.match(line)
+        if match is None:
+            host_match = _HOST.match(line)
+            host = host_match.group(1) if host_match else host
             continue
-        name = found.group(1)
-        if name in devices and int(found.group(2)) in devices[name].ports:
+        name = match.group(1)
+        if name in devices and int(match.group(2)) in devices[name].ports:
             name = f"{host or 'again'} {name}"[:_LONGEST]
         device = devices.setdefault(name, _Device(name))
-        state = _LINK_STATE.search(line, found.end() - 1)
-        words = device.ports.setdefault(int(found.group(2)), {})
+        state = _LINK_STATE.search(line, match.end() - 1)
+        words = device.ports.setdefault(int(match.group(2)), {})
         if state:
             words |= {"state": state.group(1), "physical state": state.group(2)}
             words["netdev"] = (state.group(3) or "")[:_LONGEST]
@@ -257,7 +257,7 @@ def _damages(kind: str, devices: list[_Device]) -> Iterator[str]:
     names = Counted(device.name for device in devices)
     yield from (f"{name} is in it twice" for name, times in names.items() if times > 1)
     yield from (f"{device.name} has the lines of two devices" for device in devices if device.torn)
-    wanted = ["state", "physical state", "rate", "link layer"] if kind != "rdma link" else ["state"]
+    keys = ["state", "physical state", "rate", "link layer"] if kind != "rdma link" else ["state"]
     for device in devices:
         number_of_ports = device.words.get("number of ports", "")
         if kind == "ibstat" and (
@@ -265,7 +265,7 @@ def _damages(kind: str, devices: list[_Device]) -> Iterator[str]:
         ):
             yield f"ports of {device.name} are missing"
         for number, words in sorted(device.ports.items()):
-            lacking = [word for word in wanted if not words.get(word)]
+            lacking = [word for word in keys if not words.get(word)]
             if lacking:
                 yield f"{device.name} port {number} has no {lacking[0]}"
             elif words.get("link layer", _LAYERS[0]).lower() not in _LAYERS:
@@ -308,8 +308,8 @@ def parse_sysfs(text: str) -> Captured | None:
     nics = tuple(_sysfs_tree_nic(name, parts) for name in sorted(parts.ports, key=natural))
     interfaces = tuple(
         _interface(name, words)
-        for its in parts.nets.values()
-        for name, words in sorted(its.items(), key=lambda item: natural(item[0]))
+        for by_name in parts.nets.values()
+        for name, words in sorted(by_name.items(), key=lambda pair: natural(pair[0]))
     )
     mute = [f"{n.name} port {p.port}" for n in nics for p in n.ports if not (p.state and p.rate)]
     damaged = f"{mute[0]} has no state or rate" if mute else "" if nics else "it has no port"
@@ -329,15 +329,15 @@ def _tree(
 def _sorted(tree: Mapping[str, str]) -> _Parts:
     parts = _Parts()
     for path, content in tree.items():
-        if found := _RDMA.match(path):
-            place, name, port, what = found.groups()
-            its = parts.devices.setdefault(name, (place, {}))[1]
+        if match := _RDMA.match(path):
+            place, name, port, file = match.groups()
+            words = parts.devices.setdefault(name, (place, {}))[1]
             if port:
-                its = parts.ports.setdefault(name, {}).setdefault(int(port), {})
-            its[what] = " ".join(content.split())[:512]
-        elif found := _NET.match(path):
-            place, name, what = found.groups()
-            parts.nets.setdefault(place, {}).setdefault(name, {})[what] = content[:512]
+                words = parts.ports.setdefault(name, {}).setdefault(int(port), {})
+            words[file] = " ".join(content.split())[:512]
+        elif match := _NET.match(path):
+            place, name, file = match.groups()
+            parts.nets.setdefault(place, {}).setdefault(name, {})[file] = content[:512]
     return parts
 
 
@@ -347,7 +347,7 @@ def _sysfs_tree_nic(name: str, parts: _Parts) -> Nic:
     return Nic(
         name=device_name(name),
         ports=tuple(
-            _sysfs_tree_port(at, its, nets) for at, its in sorted(parts.ports[name].items())
+            _sysfs_tree_port(at, files, nets) for at, files in sorted(parts.ports[name].items())
         ),
         netdevs=tuple(map(device_name, sorted(nets))),
         firmware=words.get("fw_ver", ""),
@@ -359,12 +359,12 @@ def _sysfs_tree_nic(name: str, parts: _Parts) -> Nic:
 def _sysfs_tree_port(
     number: int, words: Mapping[str, str], nets: Mapping[str, Mapping[str, str]]
 ) -> NicPort:
-    over = [name for name, its in nets.items() if _dev_port(its) == number - 1]
+    over = [name for name, files in nets.items() if _dev_port(files) == number - 1]
     netdev = over[0] if over else ""
     counts = {
-        what.rpartition("/")[2]: count
-        for what, content in words.items()
-        if "counters/" in what and (count := whole(content, _LONGEST_COUNT)) is not None
+        path.rpartition("/")[2]: count
+        for path, content in words.items()
+        if "counters/" in path and (count := whole(content, _LONGEST_COUNT)) is not None
     }
     downs = whole(nets.get(netdev, {}).get("carrier_down_count", ""), _LONGEST_COUNT)
     if downs is not None:
@@ -388,7 +388,7 @@ def _dev_port(words: Mapping[str, str]) -> int:
 
 def _interface(name: str, words: Mapping[str, str]) -> Interface:
     flags = words.get("flags", "")
-    mtu, speed, index = (words.get(what, "") for what in ("mtu", "speed", "ifindex"))
+    mtu, speed, index = (words.get(key, "") for key in ("mtu", "speed", "ifindex"))
     return Interface(
         name=device_name(name),
         index=whole(index) or 0,

@@ -52,13 +52,13 @@ def is_cut(text: str) -> bool:
 
 def commands(line: str) -> list[list[str]]:
     """The simple commands of a line as lists of words, without comments."""
-    found: list[list[str]] = [[]]
+    lists: list[list[str]] = [[]]
     for word in _words(line):
         if _OPERATOR.fullmatch(word):
-            found.append([])
+            lists.append([])
         else:
-            found[-1].append(word)
-    return [words for words in found if words]
+            lists[-1].append(word)
+    return [words for words in lists if words]
 
 
 class Known(dict[str, str]):
@@ -73,8 +73,8 @@ class Known(dict[str, str]):
 def expanded(value: str, known: Known) -> str:
     """The value with known variables expanded; UNKNOWN if a part is unknown or too long."""
 
-    def fill(found: re.Match[str]) -> str:
-        name, default = found[1] or found[3], found[2]
+    def fill(match: re.Match[str]) -> str:
+        name, default = match[1] or match[3], match[2]
         if name in known:
             known.left -= len(known[name])
             return known[name] if known.left >= 0 else UNKNOWN

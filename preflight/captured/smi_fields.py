@@ -137,8 +137,8 @@ def number_of(word: str) -> int | None:
 
 
 def _whole(word: str, unit: str) -> int | None:
-    found = _measured(word, unit)
-    return None if found is None else int(found)
+    number = _measured(word, unit)
+    return None if number is None else int(number)
 
 
 def _measured(word: str, unit: str) -> float | None:
@@ -165,8 +165,8 @@ def lanes(word: str) -> int | None:
 
 def seconds(word: str) -> float | None:
     """Read "204642816 us"."""
-    found = _measured(word, "us")
-    return None if found is None else found / 1e6
+    lasted_us = _measured(word, "us")
+    return None if lasted_us is None else lasted_us / 1e6
 
 
 def switch(word: str) -> bool | None:
@@ -201,10 +201,11 @@ def action(word: str) -> str | None:
     low = word.lower().replace("_", " ")
     if low in ("n/a", "not supported") or low.startswith("requested functionality"):
         return None
-    known = ("none", "GPU reset", "node reboot", "drain P2P", "drain and reset", "bus reset",
+    actions = ("none", "GPU reset", "node reboot", "drain P2P", "drain and reset", "bus reset",
              "system reboot", "recover IMEX domain")  # fmt: skip
-    same = {one.lower(): one for one in (*known,)} | {"reset": "GPU reset", "reboot": "node reboot"}
-    return same.get(low, word[:60])
+    names = {name.lower(): name for name in actions}
+    names |= {"reset": "GPU reset", "reboot": "node reboot"}
+    return names.get(low, word[:60])
 
 
 def fabric(word: str) -> str | None:
@@ -214,8 +215,10 @@ def fabric(word: str) -> str | None:
 
 
 _READERS: Final[Mapping[str, Callable[[str], Any]]] = {
-    **{one.__name__: one for one in (words, switch, compute_mode, number_of, action, seconds)},
-    **{one.__name__: one for one in (celsius, lanes, state, fabric)},
+    **{
+        parse.__name__: parse for parse in (words, switch, compute_mode, number_of, action, seconds)
+    },
+    **{parse.__name__: parse for parse in (celsius, lanes, state, fabric)},
     "watts": watts,
     "percent": percent,
     "mebibytes": mebibytes,
@@ -287,8 +290,8 @@ class Listing(Struct, frozen=True):
 def listed(blocks: Iterable[Block], driver: str, damaged: str) -> Listing:
     """Turn every GPU's printed pairs into the facts of a probe."""
     read_gpus = [gpu(block, at) for at, block in enumerate(blocks)]
-    doubts = tuple(doubt for _, found in read_gpus for doubt in found)
-    return Listing(tuple(one for one, _ in read_gpus), driver, damaged, doubts)
+    doubts = tuple(doubt for _, own in read_gpus for doubt in own)
+    return Listing(tuple(pair[0] for pair in read_gpus), driver, damaged, doubts)
 
 
 def gpu(block: Block, position: int) -> tuple[Gpu, tuple[Doubt, ...]]:
@@ -319,14 +322,14 @@ def gpu(block: Block, position: int) -> tuple[Gpu, tuple[Doubt, ...]]:
 
 def _by_place(pairs: Pairs) -> dict[Path, list[str]]:
     """The values of each known place, in the order of the text."""
-    found: dict[Path, list[str]] = {}
+    by_place: dict[Path, list[str]] = {}
     for path, value in pairs:
         rest = path
         while rest:
             if rest in _places():
-                found.setdefault(rest, []).append(value)
+                by_place.setdefault(rest, []).append(value)
             rest = rest.partition("/")[2]
-    return found
+    return by_place
 
 
 def bus(printed: str) -> str:
@@ -336,8 +339,8 @@ def bus(printed: str) -> str:
 
 
 def _text(pairs: Pairs, names: Sequence[str]) -> str:
-    found = (value for name in names for path, value in pairs if path == name)
-    return words(next(found, "").strip()) or ""
+    values = (value for name in names for path, value in pairs if path == name)
+    return words(next(values, "").strip()) or ""
 
 
 def _ecc(readings: Readings, pairs: Pairs) -> None:
@@ -413,9 +416,9 @@ def _recovery(readings: Readings, pairs: Pairs) -> None:
     """Before R570 there were two fields instead of one."""
     for place, meaning in _BEFORE_R570:
         for path, value in pairs:
-            asked = switch(value) if path.endswith(f"gpu_reset_status/{place}") else None
-            if asked is not None and readings.values.get("recovery_action") in (None, "none"):
-                readings.values["recovery_action"] = meaning if asked else "none"
+            required = switch(value) if path.endswith(f"gpu_reset_status/{place}") else None
+            if required is not None and readings.values.get("recovery_action") in (None, "none"):
+                readings.values["recovery_action"] = meaning if required else "none"
 
 
 def _fabric(readings: Readings, pairs: Pairs) -> None:
@@ -433,7 +436,7 @@ def _fabric(readings: Readings, pairs: Pairs) -> None:
 
 def _processes(pairs: Pairs) -> tuple[GpuProcess, ...] | None:
     """The listed processes; () if the text says that there are none; None if it does not say."""
-    found: list[GpuProcess] = []
+    processes: list[GpuProcess] = []
     listed = False
     for path, value in pairs:
         if not path.startswith("processes") or value.startswith("left out"):
@@ -441,7 +444,7 @@ def _processes(pairs: Pairs) -> tuple[GpuProcess, ...] | None:
         listed = True
         number = number_of(value.strip())
         if path.endswith(("/process_id", "/pid")) and number is not None:
-            found.append(GpuProcess(number))
-        elif path.endswith(("/used_gpu_memory", "/used_memory")) and found:
-            found[-1] = GpuProcess(found[-1].pid, mebibytes(value.strip()))
-    return tuple(found) if listed else None
+            processes.append(GpuProcess(number))
+        elif path.endswith(("/used_gpu_memory", "/used_memory")) and processes:
+            processes[-1] = GpuProcess(processes[-1].pid, mebibytes(value.strip()))
+    return tuple(processes) if listed else None

@@ -55,11 +55,11 @@ def parse_query(text: str) -> Listing | None:
             head[key] = value
         elif value is not None:
             blocks[-1].pairs.append((path, value))
-    found = [block for block in blocks if block.bus_id or _is_section(block.pairs)]
-    if not found:
+    parts = [block for block in blocks if block.bus_id or _is_section(block.pairs)]
+    if not parts:
         return None
-    damaged = _damage(text, found, v.number_of(head.get("attached_gpus", "")))
-    return listed(found, head.get("driver_version", ""), damaged)
+    damaged = _damage(text, parts, v.number_of(head.get("attached_gpus", "")))
+    return listed(parts, head.get("driver_version", ""), damaged)
 
 
 def _split(line: str) -> tuple[str, str | None, int]:
@@ -118,7 +118,7 @@ def _together() -> dict[str, list[list[str]]]:
     """By section, the lines of which every driver prints all or none; "|" between their names."""
     rows = v.table()["together"].items()
     return grouped(
-        (one, lines) for names, sets in rows for one in names.split("|") for lines in sets
+        (name, lines) for names, sets in rows for name in names.split("|") for lines in sets
     )
 
 
@@ -130,7 +130,7 @@ def _lines_missing(blocks: list[Block]) -> str:
     tops: dict[str, set[str]] = {}
     names = []
     for block in blocks:
-        named = f"GPU {block.bus_id}" if block.bus_id else "its GPU"
+        title = f"GPU {block.bus_id}" if block.bus_id else "its GPU"
         children = _children(block)
         top = children.get("", set())
         groups = [(name, group) for name in children for group in _together().get(_last(name), ())]
@@ -138,16 +138,16 @@ def _lines_missing(blocks: list[Block]) -> str:
             mig = ("remapped_rows",) if "mig_mode" in top else ()  # both since R450
             groups.append(("", [*v.table()["whole_gpu"], *mig]))
         for section, group in groups:
-            lacking = [each for each in group if children[section].isdisjoint(each.split("|"))]
+            lacking = [name for name in group if children[section].isdisjoint(name.split("|"))]
             if lacking and len(lacking) < len(group):
                 place = f"{_last(section)}/" if section else ""
-                return f"{named} has no line {place}{lacking[0].partition('|')[0]}"
+                return f"{title} has no line {place}{lacking[0].partition('|')[0]}"
         model = next((value for path, value in block.pairs if path == "product_name"), "")
-        names.append((named, model, top - _BY_GPU))
+        names.append((title, model, top - _BY_GPU))
         tops[model] = tops.get(model, set()) | names[-1][2]
-    for named, model, top in names:
+    for title, model, top in names:
         if lacking := sorted(tops[model] - top):
-            return f"{named} has no line {lacking[0]}, unlike another GPU"
+            return f"{title} has no line {lacking[0]}, unlike another GPU"
     return ""
 
 
@@ -177,9 +177,9 @@ def parse_xml(text: str) -> Listing | None:
     if "<!ENTITY" in text or len(text) > _LARGEST:
         return Listing((), damaged="it is no plain output of nvidia-smi")
     damaged, elements = _elements(text[at:])
-    head = {str(one.tag): (one.text or "").strip() for one in elements if one.tag in _HEAD}
+    head = {str(child.tag): (child.text or "").strip() for child in elements if child.tag in _HEAD}
     blocks = []
-    for element in (one for one in elements if one.tag == "gpu"):
+    for element in (child for child in elements if child.tag == "gpu"):
         block = Block(element.get("id", ""), [])
         _flatten(element, "", block.pairs)
         blocks.append(block)
@@ -190,16 +190,16 @@ def parse_xml(text: str) -> Listing | None:
 
 def _elements(text: str) -> tuple[str, list[ET.Element]]:
     """What is wrong with it, and all complete children of the root."""
-    found: list[ET.Element] = []
+    children: list[ET.Element] = []
     depth = 0
     try:
         for event, element in ET.iterparse(StringIO(text), ("start", "end")):  # noqa: S314 - entities are refused
             depth += 1 if event == "start" else -1
             if event == "end" and depth == 1:
-                found.append(element)
+                children.append(element)
     except (ET.ParseError, UnicodeError, ValueError) as error:
-        return f"its XML is cut off or broken ({error})", found
-    return "", found
+        return f"its XML is cut off or broken ({error})", children
+    return "", children
 
 
 def _flatten(element: ET.Element, path: str, into: Pairs) -> None:
@@ -243,7 +243,7 @@ def parse_table(text: str) -> Listing | None:
     header = _HEADER.search(text)
     if header is None and not _COLUMNS.search(text):
         return None
-    drawn: list[list[list[str]]] = []
+    groups: list[list[list[str]]] = []
     rows: list[list[str]] = []
     fewest = 1
     for line in text.splitlines():
@@ -255,20 +255,20 @@ def parse_table(text: str) -> Listing | None:
         if len(cells) == 3 and not _COLUMNS.search(line):  # noqa: PLR2004 - the table's columns
             rows.append(cells)
         elif line.strip().startswith("+-") and rows:
-            drawn.append(rows)
+            groups.append(rows)
             rows = []
-    whole = not rows and all(fewest <= len(part) <= _ROWS for part in drawn)
-    drawn += [rows] if rows else []
-    parts = [part for part in drawn if _FIRST.match(part[0][0])]
+    whole = not rows and all(fewest <= len(part) <= _ROWS for part in groups)
+    groups += [rows] if rows else []
+    parts = [part for part in groups if _FIRST.match(part[0][0])]
     tail = text[text.find("Processes:") :] if "Processes:" in text else ""
     processes = _processes(tail)
     mig = _mig_errors(text)
     read_gpus = [_gpu(part, processes, mig) for part in parts]
     gpus = tuple(gpu for gpu, _ in read_gpus)
-    doubts = tuple(doubt for _, found in read_gpus for doubt in found)
-    damaged = _smi_table_damage(gpus, tail, whole=whole and len(parts) == len(drawn))
-    if gone := sorted({*(processes or ())} - {gpu.index for gpu in gpus}):
-        damaged = damaged or f"it lists a process of GPU {gone[0]}, but not that GPU"
+    doubts = tuple(doubt for _, own in read_gpus for doubt in own)
+    damaged = _smi_table_damage(gpus, tail, whole=whole and len(parts) == len(groups))
+    if absent := sorted({*(processes or ())} - {gpu.index for gpu in gpus}):
+        damaged = damaged or f"it lists a process of GPU {absent[0]}, but not that GPU"
     return Listing(gpus, header[1] if header else "", damaged, doubts)
 
 
@@ -387,7 +387,7 @@ def _processes(tail: str) -> dict[int, list[GpuProcess]] | None:
 
 def _mig_errors(text: str) -> dict[int, int]:
     """Uncorrectable errors of the MIG instances of each GPU."""
-    found: dict[int, int] = {}
+    errors: dict[int, int] = {}
     start = text.find("MIG devices:")
     for line in text[start:].splitlines() if start >= 0 else ():
         if "Processes:" in line:
@@ -396,8 +396,8 @@ def _mig_errors(text: str) -> dict[int, int]:
         match = _MIG.match(cells[0]) if len(cells) == 4 else None  # noqa: PLR2004 - its columns
         numbers = re.findall(r"\d+", cells[2]) if match else []
         if match and len(numbers) == 2:  # noqa: PLR2004 - SMs and errors
-            found[int(match[1])] = found.get(int(match[1]), 0) + int(numbers[1])
-    return found
+            errors[int(match[1])] = errors.get(int(match[1]), 0) + int(numbers[1])
+    return errors
 
 
 _COLUMN: Final = re.compile(r"^[a-z][A-Za-z0-9_.]{0,99}(?: \[[A-Za-z/%]{1,20}\])?$")
@@ -448,10 +448,10 @@ def _driver(rows: list[Block]) -> str:
 def _header(line: str) -> list[str]:
     """Columns in a line that names them; [] for another line, and for a single plain word."""
     columns = [column.strip() for column in line.split(",")]
-    named = all(_COLUMN.match(column) for column in columns)
+    are_names = all(_COLUMN.match(column) for column in columns)
     plain = len(columns) == 1 and not re.search(r"[._]", columns[0])
-    known = named and not plain and any(_OURS.match(column) for column in columns)
-    return [column.partition(" ")[0] for column in columns] if known else []
+    is_header = are_names and not plain and any(_OURS.match(column) for column in columns)
+    return [column.partition(" ")[0] for column in columns] if is_header else []
 
 
 def _asked(line: str, below: list[str]) -> list[str]:

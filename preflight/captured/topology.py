@@ -93,14 +93,14 @@ def _of_rows(lines: list[str]) -> _Fabric:
     fabric = _Fabric()
     hosts: set[tuple[str, int]] = set()
     for line in lines:
-        found = _ROW.match(line)
-        rest = found.group(7) if found else ""
+        match = _ROW.match(line)
+        rest = match.group(7) if match else ""
         both, alone = _BOTH.match(rest), _ALONE.match(rest)
-        if found is None or not (both or alone):
+        if match is None or not (both or alone):
             if _LIKE_ROW.search(line):
                 fabric.damaged = fabric.damaged or f"half a line: {line[:40].strip()!a}"
             continue
-        word, _, number, guid, lanes, speed, _ = found.groups()
+        word, _, number, guid, lanes, speed, _ = match.groups()
         name = both["name"] if both else alone.group(1) if alone else ""
         at = (guid.lower(), int(number))
         port = _port(at[1], lanes, speed, linked=both is not None)
@@ -123,15 +123,15 @@ def _of_blocks(lines: list[str]) -> _Fabric:
             guid = _plain(block.group(2))
             fabric.device(guid, block.group(1), block.group(3))
         elif guid and (link := _LINK.match(line)):
-            number, other, its, lanes, speed = link.groups()
+            number, other, other_port, lanes, speed = link.groups()
             fabric.devices[guid].ports[int(number)] = _port(int(number), lanes, speed, linked=True)
-            fabric.links[guid, int(number)] = _plain(other), int(its)
+            fabric.links[guid, int(number)] = _plain(other), int(other_port)
             if _IN_SWITCH.search(line):
                 inside.add(_plain(other))
         elif not _PLAIN.match(line) or _HALF.match(line):
             fabric.damaged = fabric.damaged or f"a line cannot be read: {line[:40].strip()!a}"
     unknown = {other for other, _ in fabric.links.values()} - fabric.devices.keys() - inside
-    unreported = [each.name for each in fabric.devices.values() if not each.ports]
+    unreported = [device.name for device in fabric.devices.values() if not device.ports]
     if unreported:
         fabric.damaged = fabric.damaged or f"{unreported[0]} has no link"
     if unknown:
@@ -144,28 +144,28 @@ def _half_described(fabric: _Fabric) -> Iterator[str]:
     for guid, number in fabric.links:
         if not fabric.devices[guid].ports[number].rate:
             yield f"{fabric.devices[guid].name} port {number} has an unknown rate"
-    for (guid, number), (other, its) in fabric.links.items():
-        if other in fabric.devices and fabric.links.get((other, its)) != (guid, number):
-            one = fabric.devices[guid].name
-            yield f"{fabric.devices[other].name} does not list its link to {one} port {number}"
+    for (guid, number), (other, other_port) in fabric.links.items():
+        if other in fabric.devices and fabric.links.get((other, other_port)) != (guid, number):
+            name = fabric.devices[guid].name
+            yield f"{fabric.devices[other].name} does not list its link to {name} port {number}"
 
 
 def _nics(fabric: _Fabric) -> Iterator[Nic]:
-    seen: set[str] = set()
+    names: set[str] = set()
     for guid, device in fabric.devices.items():
-        name = f"{device.name} {guid}" if device.name in seen else device.name
-        seen.add(device.name)
+        name = f"{device.name} {guid}" if device.name in names else device.name
+        names.add(device.name)
         ports = tuple(port for _, port in sorted(device.ports.items()))
         if ports:
             yield Nic(name=device_name(name), hca_type=device.kind, ports=ports)
 
 
 def _port(number: int, lanes: str, speed: str, *, linked: bool) -> NicPort:
-    each = _LANE_GBITS.get(speed.upper())
+    lane_gbits = _LANE_GBITS.get(speed.upper())
     return NicPort(
         port=number,
         state="4: ACTIVE" if linked else "1: DOWN",
-        rate=f"{int(lanes) * each:g} Gb/sec ({lanes}X {speed.upper()})" if each else "",
+        rate=f"{int(lanes) * lane_gbits:g} Gb/sec ({lanes}X {speed.upper()})" if lane_gbits else "",
         link_layer="InfiniBand",
     )
 
@@ -194,17 +194,17 @@ _EACH: Final = {
 def read_ibswinfo(text: str) -> Captured | None:
     """Read one switch; None for a text of another tool."""
     lines = [line for line in lines_of(text) if line.strip()]
-    found = (_IBSWINFO_ROW.match(line) for line in lines)
-    rows = [(one.group(1), one.group(2), one.group(3)) for one in found if one]
+    matches = (_IBSWINFO_ROW.match(line) for line in lines)
+    rows = [(match.group(1), match.group(2), match.group(3)) for match in matches if match]
     keys = [key for _, key, _ in rows]
-    known = sum(key.lower() in _OWN for key in keys)
+    count = sum(key.lower() in _OWN for key in keys)
     hardware = any(_SUPPLY.match(key) or _FAN.match(key) for key in keys)
-    if not (known > 1 or (known and hardware)):
+    if not (count > 1 or (count and hardware)):
         return None
     own = [key for indent, key, _ in rows if not indent]
-    lacking = (what for what, row in _EACH.items() if not any(map(row.match, own)))
-    damaged = _part_of_a_row(rows) or next((f"it has no {what}" for what in lacking), "")
-    fans = [int(one[1]) for key in keys if (one := _NUMBERED_FAN.match(key))]
+    lacking = (part for part, row in _EACH.items() if not any(map(row.match, own)))
+    damaged = _part_of_a_row(rows) or next((f"it has no {part}" for part in lacking), "")
+    fans = [int(match[1]) for key in keys if (match := _NUMBERED_FAN.match(key))]
     if not damaged and fans != list(range(1, len(fans) + 1)):
         damaged = f"it lists {len(fans)} of the fans 1 to {max(fans)}"
     if not damaged and not (_RULE.match(lines[-1]) and _FAN.match(keys[-1])):
@@ -224,7 +224,7 @@ def _part_of_a_row(rows: list[tuple[str, str, str]]) -> str:
         elif indent and supplies and _STATUS.search(key):
             supplies[next(reversed(supplies))].add(key)
     every = set().union(*supplies.values())
-    lacks = (f"{name} has no {min(every - its)}" for name, its in supplies.items() if every - its)
+    lacks = (f"{name} has no {min(every - own)}" for name, own in supplies.items() if every - own)
     return next(lacks, "")
 
 
@@ -314,8 +314,8 @@ def _gpus(printed: Topology, codes: Mapping[tuple[int, int], str]) -> tuple[Gpu,
             NvLink(link=link, up=True, remote=remote, remote_kind="gpu" if remote else "switch")
             for link, remote in enumerate(ends)
         )
-        known = None if damaged else links_up
-        gpus.append(Gpu(index=at, uuid="", name="", bus_id=name, links=known))
+        nvlinks = None if damaged else links_up
+        gpus.append(Gpu(index=at, uuid="", name="", bus_id=name, links=nvlinks))
     return tuple(gpus)
 
 
@@ -342,7 +342,7 @@ _HEADER: Final = re.compile(
 
 def _blocks(text: str) -> list[str]:
     """Each matrix of a text with several, and what follows it; otherwise the text."""
-    starts = [found.start() for found in _HEADER.finditer(text)]
+    starts = [match.start() for match in _HEADER.finditer(text)]
     if len(starts) < 2:  # noqa: PLR2004  one is the text itself
         return [text]
     return [text[start:end] for start, end in pairwise([*starts, len(text)])]

@@ -77,8 +77,8 @@ def unread(text: str, kinds: Collection[str]) -> list[tuple[int, int]]:
     if set(kinds) <= _ANY_LINE:
         return []
     parts = list(_unknown_parts(text, [_FORMS[kind] for kind in kinds if kind in _FORMS], kinds))
-    named, rest = parts[: _MOST - 1], parts[_MOST - 1 :]
-    return [*named, (rest[0][0], rest[-1][1])] if rest else named
+    first, rest = parts[: _MOST - 1], parts[_MOST - 1 :]
+    return [*first, (rest[0][0], rest[-1][1])] if rest else first
 
 
 def _unknown_parts(
@@ -86,10 +86,10 @@ def _unknown_parts(
 ) -> Iterator[tuple[int, int]]:
     first = last = many = 0
     for number, line in enumerate(text.splitlines(), 1):
-        shown = line[:_LONGEST]
-        if _NO_FACTS.match(shown):
+        start = line[:_LONGEST]
+        if _NO_FACTS.match(start):
             continue
-        if any(form.match(shown) for form in forms) or (KIND in kinds and _of_kernel(shown)):
+        if any(form.match(start) for form in forms) or (KIND in kinds and _of_kernel(start)):
             if many >= _FEWEST:
                 yield first, last
             many = 0
