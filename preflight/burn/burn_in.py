@@ -108,7 +108,7 @@ class Collected:
         )
 
     def _of(self, kind: type[T]) -> tuple[T, ...]:
-        return tuple(one for one in self._kept if isinstance(one, kind))
+        return tuple(event for event in self._kept if isinstance(event, kind))
 
     def _is_unexpected(self, event: Event) -> bool:
         if isinstance(event, Ready):
@@ -132,7 +132,7 @@ class Collected:
 
 def no_time_lines(fleet: Mapping[str, Burned]) -> Iterator[str]:
     """Parts that were not measured: "h[1-2]: no time for the loopback of 4 NICs, ..."."""
-    alike = grouped((one.names, node) for node, burned in fleet.items() for one in burned.no_time)
+    alike = grouped((part.names, node) for node, burned in fleet.items() for part in burned.no_time)
     for names, nodes in alike.items():
         nics = count(len(names), "NIC")
         yield f"{fold(nodes)}: no time for the loopback of {nics}: {', '.join(names)}; {MORE_TIME}"
@@ -262,9 +262,9 @@ class Devices(Struct, frozen=True, kw_only=True):
 def devices(facts: Iterable[Facts], slots: int) -> Devices:
     """The most devices on any of these nodes. `slots`: CPUs to load on a node without GPUs."""
     nodes = list(facts)
-    gpus = max((len(one.gpus or ()) for one in nodes), default=0) or slots
-    numa = {gpu.numa for one in nodes for gpu in one.gpus or () if gpu.numa is not None}
-    turns = max((_nic_turns(one) for one in nodes), default=0)
+    gpus = max((len(node.gpus or ()) for node in nodes), default=0) or slots
+    numa = {gpu.numa for node in nodes for gpu in node.gpus or () if gpu.numa is not None}
+    turns = max((_nic_turns(node) for node in nodes), default=0)
     return Devices(gpus=gpus, sides=max(1, len(numa)), nic_turns=turns)
 
 
@@ -317,27 +317,27 @@ def phases_s(load: Load, kind: Kind, has: Devices) -> dict[str, float]:
     """Estimated seconds of each phase on a healthy node, all NICs included (durations.toml)."""
     cuda_s = open_s(has.gpus) if kind == "cuda" else 0.0
     each_s = duration("burn.phase_s")
-    found = {"open": duration("torch.import_s") + cuda_s}
+    phases = {"open": duration("torch.import_s") + cuda_s}
     for name, series in (("gemm", load.gemm), ("memory", load.memory)):
         if series is not None:
-            found[name] = each_s + _series_s(series)
+            phases[name] = each_s + _series_s(series)
     if load.integrity is not None:
-        found["integrity"] = duration("burn.integrity_s") if kind == "cuda" else each_s
+        phases["integrity"] = duration("burn.integrity_s") if kind == "cuda" else each_s
     if load.launch is not None:
-        found["launch"] = each_s
+        phases["launch"] = each_s
     if load.sustained is not None:
-        found["sustained"] = each_s + load.sustained.seconds
+        phases["sustained"] = each_s + load.sustained.seconds
     if load.pcie is not None:
         copies_s = 2 * _series_s(load.pcie) + duration("burn.side_s")
-        found["pcie"] = has.gpus * has.sides * copies_s
+        phases["pcie"] = has.gpus * has.sides * copies_s
     if load.p2p is not None:
         paths = has.gpus * (has.gpus - 1)
-        found["p2p"] = cuda_s + paths * (_series_s(load.p2p) + duration("burn.way_s"))
+        phases["p2p"] = cuda_s + paths * (_series_s(load.p2p) + duration("burn.way_s"))
     if load.host is not None:
-        found["host"] = has.sides * (each_s + 2 * _series_s(load.host))
+        phases["host"] = has.sides * (each_s + 2 * _series_s(load.host))
     if load.nic is not None:
-        found["nic"] = has.nic_turns * nic_turn_s(load.nic)
-    return found
+        phases["nic"] = has.nic_turns * nic_turn_s(load.nic)
+    return phases
 
 
 def open_s(gpus: int) -> float:

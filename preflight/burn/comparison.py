@@ -59,15 +59,17 @@ def compare_units(
     for raw in raws:
         key = hosts[raw.node].group, raw.kind, raw.measure, raw.alike
         peer_groups.setdefault(key, {}).setdefault(raw.node, []).append(raw)
-    found: dict[str, list[Unit]] = {}
+    by_node: dict[str, list[Unit]] = {}
     for peers_by_node in peer_groups.values():
         limit = Thresholds(hosts[next(iter(peers_by_node))].expected.limits)
         judged = _compare_peers(peers_by_node, hosts, past, limit)
-        overrides = "".join(f"; {describe_override(name, one)}" for name, one in limit.used.items())
+        overrides = "".join(
+            f"; {describe_override(name, override)}" for name, override in limit.used.items()
+        )
         for node, unit in judged:
             whole = replace(unit, limit_origin=unit.limit_origin + overrides)
-            found.setdefault(node, []).append(whole)
-    return found
+            by_node.setdefault(node, []).append(whole)
+    return by_node
 
 
 def _compare_peers(
@@ -223,15 +225,15 @@ def judge_burn(
 
     raws = [
         raw
-        for name, one in fleet.items()
+        for name, burned in fleet.items()
         if name in by_name
-        for raw in units(name, one, facts.get(name))
+        for raw in units(name, burned, facts.get(name))
     ]
     judged = compare_units(raws, by_name, past)
     digests = majorities(fleet)
     return {
-        name: _judge_node(one, facts.get(name), judged.get(name, ()), digests, by_name[name])
-        for name, one in fleet.items()
+        name: _judge_node(burned, facts.get(name), judged.get(name, ()), digests, by_name[name])
+        for name, burned in fleet.items()
         if name in by_name
     }
 
@@ -260,39 +262,40 @@ def _judge_node(
         kind=burned.ready.kind,
         devices=burned.ready.devices,
         unseen=max(0, gpus - burned.ready.devices) if on_gpus else 0,
-        unplaced=sum(not one.bus_id for one in burned.opened) if on_gpus else 0,
+        unplaced=sum(not device.bus_id for device in burned.opened) if on_gpus else 0,
         reason="" if burned.done else why,
         advice=advice,
         stopped=stopped,
         units=tuple(judged),
         lost=tuple(_failures(burned, names)),
         wrong=tuple(_wrong_proofs(burned, names, digests)),
-        proofs=sum(one.rounds for one in burned.proofs),
+        proofs=sum(proof.rounds for proof in burned.proofs),
         proven=_count_proven(burned),
         throttled=_throttles(burned, names, host),
-        clocks=sum(bool(under_load(one)) for one in burned.clocks),
-        nic_absent=next((one.error for one in burned.absent if one.what == "nic"), ""),
-        nics_no_time=tuple(name for one in burned.no_time for name in one.names),
-        troubles=tuple(f"{one.what} {one.error}" for one in burned.troubles),
+        clocks=sum(bool(under_load(clocks)) for clocks in burned.clocks),
+        nic_absent=next((part.error for part in burned.absent if part.what == "nic"), ""),
+        nics_no_time=tuple(name for part in burned.no_time for name in part.names),
+        troubles=tuple(f"{trouble.what} {trouble.error}" for trouble in burned.troubles),
         seconds=burned.seconds,
     )
 
 
 def _failures(burned: Burned, names: Names) -> Iterator[Flaw]:
-    for one in burned.lost:
-        what = f"{_WORDS['end'][one.how]} in {_WORDS['phase'][one.phase]}: {one.error}"
-        name, cause = names.of(one.device, one.to), names.of(one.device) if one.to is None else ""
-        used_by_others = one.how == "held"
-        yield Flaw(name=name, what=what, cause=cause, starved=one.starved, held=used_by_others)
+    for loss in burned.lost:
+        problem = f"{_WORDS['end'][loss.how]} in {_WORDS['phase'][loss.phase]}: {loss.error}"
+        name = names.of(loss.device, loss.to)
+        cause = names.of(loss.device) if loss.to is None else ""
+        used_by_others = loss.how == "held"
+        yield Flaw(name=name, what=problem, cause=cause, starved=loss.starved, held=used_by_others)
 
 
 def _count_proven(burned: Burned) -> int:
     """Count the devices that reported both proofs, right or wrong."""
-    proven = grouped((one.what, one.device) for one in burned.proofs)
+    proven = grouped((proof.what, proof.device) for proof in burned.proofs)
     return len({*proven.get("product", ())} & {*proven.get("memory", ())})
 
 
 def _throttles(burned: Burned, names: Names, host: Host) -> tuple[Throttle, ...]:
     limit = Thresholds(host.expected.limits)
-    found = [throttle(names.of(one.device), one, limit) for one in burned.clocks]
-    return tuple(one for one in found if one is not None)
+    throttles = [throttle(names.of(clocks.device), clocks, limit) for clocks in burned.clocks]
+    return tuple(row for row in throttles if row is not None)

@@ -96,7 +96,7 @@ def units(node: str, burned: Burned, facts: Facts | None) -> Iterator[Raw]:
     if burned.ready is None:
         return
     kind, names, full_power = burned.ready.kind, Names(burned, facts), _at_full_power(facts)
-    clocks = {one.device: one for one in burned.clocks}
+    clocks = {event.device: event for event in burned.clocks}
     for reading in burned.readings:
         cause = remark = model = ""
         if reading.device is not None and reading.to is None:
@@ -113,14 +113,14 @@ def _at_full_power(facts: Facts | None) -> set[int]:
     """NVML's indices of GPUs whose power limit is known, and at least their default."""
     gpus = (facts.gpus or ()) if facts is not None else ()
     health = ((gpu.index, gpu.health) for gpu in gpus if gpu.health is not None)
-    return {at for at, one in health if (one.power_limit_w or 0) >= (one.power_default_w or 1)}
+    return {at for at, gpu in health if (gpu.power_limit_w or 0) >= (gpu.power_default_w or 1)}
 
 
 class Names:
     """Names of a node's devices, with NVML's indices rather than CUDA's."""
 
     def __init__(self, burned: Burned, facts: Facts | None) -> None:
-        self.opened: dict[int, Opened] = {one.device: one for one in burned.opened}
+        self.opened: dict[int, Opened] = {event.device: event for event in burned.opened}
         self._word = "GPU" if burned.ready is None or burned.ready.kind == "cuda" else "slot"
         gpus = facts.gpus or () if facts is not None else ()
         self._index = {gpu.bus_id.lower(): gpu.index for gpu in gpus}
@@ -197,7 +197,7 @@ _LEAST_LOOKS = 2
 
 def under_load(clocks: Clocks | None) -> tuple[Look, ...]:
     """The looks during the load; the first look was before it."""
-    return () if clocks is None else tuple(one for one in clocks.looks[1:] if _is_readable(one))
+    return () if clocks is None else tuple(look for look in clocks.looks[1:] if _is_readable(look))
 
 
 def clock_remark(clocks: Clocks | None) -> str:
@@ -205,7 +205,7 @@ def clock_remark(clocks: Clocks | None) -> str:
     looks = under_load(clocks)
     words = []
     for name, unit in (("sm_mhz", "MHz"), ("celsius", "C"), ("watts", "W")):
-        values = [value for one in looks if (value := getattr(one, name)) is not None]
+        values = [value for look in looks if (value := getattr(look, name)) is not None]
         if values:
             words.append(f"{median(values):,.0f} {unit}")
     return ", ".join([*words, *_reasons(looks)])
@@ -214,7 +214,7 @@ def clock_remark(clocks: Clocks | None) -> str:
 def throttle(name: str, clocks: Clocks, limit: Thresholds) -> Throttle | None:
     """What throttled the device for more than a moment; None if nothing did."""
     looks = under_load(clocks)
-    throttled = [one for one in looks if set(one.reasons or ()) & set(FORCED)]
+    throttled = [look for look in looks if set(look.reasons or ()) & set(FORCED)]
     if len(throttled) < max(_LEAST_LOOKS, limit("cuda.throttled") * len(looks)):
         return None
     return Throttle(
@@ -228,8 +228,8 @@ def throttle(name: str, clocks: Clocks, limit: Thresholds) -> Throttle | None:
 
 
 def _reasons(looks: tuple[Look, ...]) -> list[str]:
-    seen = Counter(reason for one in looks for reason in one.reasons or () if reason in FORCED)
-    return [reason for reason, _ in seen.most_common()]
+    counts = Counter(reason for look in looks for reason in look.reasons or () if reason in FORCED)
+    return [reason for reason, _ in counts.most_common()]
 
 
 def _is_readable(look: Look) -> bool:
@@ -264,8 +264,8 @@ def floor(raw: Raw, expectation: Expected, limit: Thresholds) -> SpeedLimit | No
         origin = "shipped floor for a CPU"
         return None if value is None else SpeedLimit(speed(raw.measure, value), origin)
     measure = baseline_of(raw)
-    found = None if measure is None else gpu_floor(expectation, measure)
-    return None if found is None else SpeedLimit(speed(raw.measure, found.value), found.origin)
+    bound = None if measure is None else gpu_floor(expectation, measure)
+    return None if bound is None else SpeedLimit(speed(raw.measure, bound.value), bound.origin)
 
 
 def found_floor(raw: Raw, expectation: Expected) -> SpeedLimit | None:
@@ -273,8 +273,8 @@ def found_floor(raw: Raw, expectation: Expected) -> SpeedLimit | None:
     measure = baseline_of(raw)
     if measure is None or expectation.gpu_model is not None:
         return None
-    found = found_gpu_floor(raw.model, measure)
-    return None if found is None else SpeedLimit(speed(raw.measure, found.value), found.origin)
+    bound = found_gpu_floor(raw.model, measure)
+    return None if bound is None else SpeedLimit(speed(raw.measure, bound.value), bound.origin)
 
 
 def baseline_of(raw: Raw) -> Baseline | None:
@@ -313,13 +313,17 @@ def _lower_middle(ordered: Sequence[float]) -> float:
 
 def _share(values: Sequence[float], middle: float, effect: float, scatter: float) -> float:
     """The share of their middle below which a value is beyond their scatter and `effect`."""
-    mad = median([abs(math.log(one / middle)) for one in values])
+    mad = median([abs(math.log(value / middle)) for value in values])
     return healthy_share(mad, effect=effect, scatter=scatter)
 
 
 def strictest(bounds: Sequence[SpeedLimit | None]) -> SpeedLimit | None:
     """The highest of the bounds; None if there are none."""
-    return max((one for one in bounds if one is not None), default=None, key=lambda one: one.speed)
+    return max(
+        (bound for bound in bounds if bound is not None),
+        default=None,
+        key=lambda bound: bound.speed,
+    )
 
 
 class Population:
@@ -349,7 +353,7 @@ class Population:
     def _away_of_few(self, node: str) -> SpeedLimit | None:
         others = [own for name, own in self._of_nodes.items() if name != node]
         nodes = "another node" if len(others) == 1 else f"{len(others)} other nodes"
-        values = [one for own in others for one in own]
+        values = [value for own in others for value in own]
         return self._among(values, f"others on {nodes}")
 
     @cached_property
@@ -397,12 +401,12 @@ def own_nights(raw: Raw, earlier: Sequence[float], limit: Thresholds) -> SpeedLi
     """
     if raw.measure in _UNSTEADY:
         return None
-    found = usual(
+    past = usual(
         [speed(raw.measure, value) for value in earlier if value > 0],
         effect=effect_of(raw, limit),
         scatter=limit(f"{raw.kind}.scatter"),
     )
-    if found is None:
+    if past is None:
         return None
-    words = f"{found.share:.2g} of its median in {found.nights} earlier runs, no peers"
-    return SpeedLimit(found.least, words)
+    words = f"{past.share:.2g} of its median in {past.nights} earlier runs, no peers"
+    return SpeedLimit(past.least, words)
