@@ -42,17 +42,17 @@ def files_of(folder: Path, patterns: Iterable[str]) -> dict[Path, int]:
 
     OSError if the folders cannot be searched: others may write there.
     """
-    found: dict[Path, int] = {}
+    sizes: dict[Path, int] = {}
     try:
         for path in (path for pattern in patterns for path in sorted(folder.glob(pattern))):
             with suppress(OSError):
                 status = path.stat()
                 if stat.S_ISREG(status.st_mode):
-                    found[path] = status.st_size
+                    sizes[path] = status.st_size
     except RecursionError as error:
         fault = "its folders are too deep within each other"
         raise OSError(errno.ELOOP, fault, str(folder)) from error
-    return found
+    return sizes
 
 
 RECORDER_PREFIX = "rank_"
@@ -112,14 +112,14 @@ def plan(
     torch ends a rank that cannot. `outdated`: names that this torch has renamed.
     """
     added, left = [], []
-    mine = {name: (value, "your environment") for name, value in environ.items()}
+    in_environ = {name: (value, "your environment") for name, value in environ.items()}
     for variable in _variables(folder, debug, pipes=pipes):
         if variable.name in outdated:
             continue
         names = (variable.name, *variable.settled_by)
-        for given in (mine, in_files):
-            if found := next((one for one in names if one in given), ""):
-                left.append(LeftAsSet(variable.name, found, *given[found]))
+        for source in (in_environ, in_files):
+            if setting := next((name for name in names if name in source), ""):
+                left.append(LeftAsSet(variable.name, setting, *source[setting]))
                 break
         else:
             added.append(variable)
@@ -127,7 +127,7 @@ def plan(
 
 
 def _variables(folder: str, debug: frozenset[str], *, pipes: bool) -> list[Variable]:
-    kept, loud, dist = bool(folder), "nccl" in debug, "dist" in debug
+    keep, loud, dist = bool(folder), "nccl" in debug, "dist" in debug
     sizes = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
     files = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
     last = "torch records the last 2000 collectives"
@@ -137,23 +137,23 @@ def _variables(folder: str, debug: frozenset[str], *, pipes: bool) -> list[Varia
     rows = [
         *((True, Variable(name, "2000", last, sizes)) for name in sizes),
         (True, Variable("TORCH_NCCL_DUMP_ON_TIMEOUT", "1", "and writes them when one times out")),
-        *((kept, Variable(name, prefix, "to here, a file for each rank", files)) for name in files),
-        (kept and pipes, Variable("TORCH_NCCL_DEBUG_INFO_PIPE_FILE", prefix,
+        *((keep, Variable(name, prefix, "to here, a file for each rank", files)) for name in files),
+        (keep and pipes, Variable("TORCH_NCCL_DEBUG_INFO_PIPE_FILE", prefix,
                               "or at once, on request through a pipe")),
         # Without a file NCCL writes into the launch's output. A user who has set a level reads
         # NCCL's lines there: moving them would hide them.
-        (kept, Variable("NCCL_DEBUG", "INFO" if loud else "WARN", level_words)),
-        (kept, Variable("NCCL_DEBUG_FILE", to_file, "a file for each host and process",
+        (keep, Variable("NCCL_DEBUG", "INFO" if loud else "WARN", level_words)),
+        (keep, Variable("NCCL_DEBUG_FILE", to_file, "a file for each host and process",
                     ("NCCL_DEBUG",))),
-        (kept and loud, Variable("NCCL_DEBUG_SUBSYS", "ALL", "of all its parts", ("NCCL_DEBUG",))),
+        (keep and loud, Variable("NCCL_DEBUG_SUBSYS", "ALL", "of all its parts", ("NCCL_DEBUG",))),
         # The same as --log-dir; an explicit --log-dir still wins.
-        (kept, Variable("PET_LOG_DIR", f"{folder}/{TORCHRUN_FOLDER}",
+        (keep, Variable("PET_LOG_DIR", f"{folder}/{TORCHRUN_FOLDER}",
                     "torchrun writes error files here")),
         (True, Variable("PYTHONFAULTHANDLER", "1", "a rank that crashes prints its Python stacks")),
         (dist, Variable("TORCH_DISTRIBUTED_DEBUG", "DETAIL",
                     "torch compares every collective between ranks")),
         (dist, Variable("TORCH_CPP_LOG_LEVEL", "INFO", "torch prints its own lines about it")),
-        (dist and kept, Variable("PET_TEE", "2", "torchrun also writes ranks' stderr to files",
+        (dist and keep, Variable("PET_TEE", "2", "torchrun also writes ranks' stderr to files",
                              ("PET_REDIRECTS",))),
     ]  # fmt: skip
     return [variable for holds, variable in rows if holds]
@@ -164,7 +164,7 @@ _LARGEST = 64 << 10
 
 def set_in_files(environ: Mapping[str, str]) -> dict[str, tuple[str, str]]:
     """Variables by name: (value, file). NCCL reads a user's file, then /etc/nccl.conf."""
-    found: dict[str, tuple[str, str]] = {}
+    settings: dict[str, tuple[str, str]] = {}
     for path in _places(environ):
         try:
             text = read_regular(path, _LARGEST).decode(errors="replace")
@@ -173,13 +173,13 @@ def set_in_files(environ: Mapping[str, str]) -> dict[str, tuple[str, str]]:
         for line in text.splitlines():
             name, equals, value = line.partition("=")
             if equals and not name.startswith("#"):
-                found.setdefault(name.strip(), (value.strip(), str(path)))
-    return found
+                settings.setdefault(name.strip(), (value.strip(), str(path)))
+    return settings
 
 
 def _places(environ: Mapping[str, str]) -> Iterator[Path]:
-    if named := environ.get("NCCL_CONF_FILE"):
-        yield Path(named)
+    if path := environ.get("NCCL_CONF_FILE"):
+        yield Path(path)
     elif home := environ.get("HOME"):
         yield Path(home) / ".nccl.conf"
     yield Path("/etc/nccl.conf")
@@ -214,15 +214,15 @@ def outdated(command: str, environ: Mapping[str, str]) -> frozenset[str]:
 
 def _packages(command: str, environ: Mapping[str, str]) -> Iterator[Path]:
     """The package folders of the launcher's Python."""
-    found = shutil.which(command, path=environ.get("PATH"))
-    if found is None:
+    program = shutil.which(command, path=environ.get("PATH"))
+    if program is None:
         return
-    python = Path(found)
+    python = Path(program)
     if not python.name.startswith("python"):
-        named = _interpreter(python)
-        if named is None:
+        interpreter = _interpreter(python)
+        if interpreter is None:
             return
-        python = named
+        python = interpreter
     for folder in (python.parent.parent, python.resolve().parent.parent):
         yield from sorted(folder.glob("lib/python3*/*-packages"))
 
@@ -259,15 +259,15 @@ def safe_base(base: Path) -> Path:
 
 def new_folders(base: Path) -> list[Path]:
     """The folders that are not there yet, of this one and those above it, the innermost first."""
-    return [one for one in (base, *base.parents) if not os.path.lexists(one)]
+    return [folder for folder in (base, *base.parents) if not os.path.lexists(folder)]
 
 
 def discard(folder: Path, made: Iterable[Path]) -> None:
     """Remove the evidence, and of the folders that were made for it those that are empty."""
     shutil.rmtree(folder, ignore_errors=True)
     with suppress(OSError):
-        for one in made:
-            one.rmdir()
+        for parent in made:
+            parent.rmdir()
 
 
 def make_folder(base: Path) -> Path:
@@ -302,7 +302,7 @@ def makes_pipes(folder: Path) -> bool:
 
 def ask_for_dumps(folder: Path) -> int:
     """Request a dump from every rank that listens; return how many do."""
-    asked = 0
+    listeners = 0
     for pipe in (folder / RECORDER_FOLDER).glob("*.pipe"):
         try:
             handle = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -310,12 +310,12 @@ def ask_for_dumps(folder: Path) -> int:
             continue  # its rank has gone
         try:
             os.write(handle, b"1\n")
-            asked += 1
+            listeners += 1
         except OSError:
             continue
         finally:
             os.close(handle)
-    return asked
+    return listeners
 
 
 def tidy(folder: Path) -> None:
@@ -356,7 +356,7 @@ class Record:
                 variable.name: {"value": variable.value, "why": variable.why}
                 for variable in plan.added
             },
-            "left": [one.sentence for one in plan.left],
+            "left": [setting.sentence for setting in plan.left],
             "stalls": [],
         }
 

@@ -39,11 +39,11 @@ _WIDTH = 69
 
 def main(words: Sequence[str]) -> int | str:
     """Run the command in the first word; return the exit status."""
-    what, *rest = words
-    if what == "stall":
-        pid, number, folder, *asked = rest
-        return _why_it_hangs(int(pid), number, folder, asked)
-    if what == "end":
+    task, *rest = words
+    if task == "stall":
+        pid, number, folder, *request = rest
+        return _why_it_hangs(int(pid), number, folder, request)
+    if task == "end":
         return _why_it_ended(Path(rest[0]), [Path(file) for file in rest[1:]])
     nodes, inventory = rest
     return nodes_problem(nodes, inventory, os.environ) or 0
@@ -66,11 +66,11 @@ def _why_it_ended(folder: Path, files: Sequence[Path]) -> int:
     return UNKNOWN if explanation.category in ("unknown", "no_failure") else FOUND
 
 
-def _why_it_hangs(launch: int, number: str, folder: str, asked: Sequence[str]) -> int:
+def _why_it_hangs(launch: int, number: str, folder: str, request: Sequence[str]) -> int:
     """Look, judge, print, and write `state-N.json`, `diagnosis-N.json` and `.txt`."""
     from preflight.hang.diagnose.diagnosis import diagnose, lines
 
-    nodes, inventory, ras = asked
+    nodes, inventory, ras = request
     state = _look(launch, nodes, inventory, cast("RasPolicy", ras))
     diagnosis = diagnose(state)
     if diagnosis.category == "progresses":
@@ -97,8 +97,8 @@ def _look(launch: int, nodes: str, inventory: str, ras: RasPolicy) -> JobState:
     from preflight.hang.look import look_here
 
     several = os.environ.get("SLURM_JOB_NUM_NODES", "1") not in ("", "1")
-    ours = nodes or inventory or several
-    if ours and any(one.rank == 0 for one in ranks_of(launch)):
+    job_nodes = nodes or inventory or several
+    if job_nodes and any(process.rank == 0 for process in ranks_of(launch)):
         try:
             state = _look_everywhere(launch, nodes, inventory, ras)
         except PreflightError as error:
@@ -141,12 +141,12 @@ def _look_everywhere(launch: int, nodes: str, inventory: str, ras: RasPolicy) ->
     if own is None or not any(node.look for node in state.nodes if node is not own):
         # Login from node to node is not set up, which means nothing about the nodes.
         return None
-    return replace(state, job=job_of(own, {one.pid for one in ranks_of(launch)}))
+    return replace(state, job=job_of(own, {process.pid for process in ranks_of(launch)}))
 
 
 def own_node(state: JobState, host: str) -> NodeState | None:
     """The node of this process, by its own host name."""
-    return next((one for one in state.nodes if one.look and one.look.host == host), None)
+    return next((node for node in state.nodes if node.look and node.look.host == host), None)
 
 
 def job_of(node: NodeState, pids: set[int]) -> str:

@@ -59,17 +59,17 @@ class Output:
         """Start a `tee` for each; return the file actions for the launch. OSError if that fails."""
         actions: list[tuple[Any, ...]] = []
         for number, name in ((1, "stdout.log"), (2, "stderr.log")):
-            theirs, ours = os.pipe()
-            self._pipes += [theirs, ours]
+            read_end, write_end = os.pipe()
+            self._pipes += [read_end, write_end]
             os.close(open_new(folder / name))  # tee itself would let every user read it
             self._tees.append(
                 children.start(
                     ["tee", "-a", str(folder / name)], os.environ,
-                    [(os.POSIX_SPAWN_DUP2, theirs, 0), (os.POSIX_SPAWN_DUP2, number, 1)],
+                    [(os.POSIX_SPAWN_DUP2, read_end, 0), (os.POSIX_SPAWN_DUP2, number, 1)],
                     blocked=signals.PASSED,
                 )
             )  # fmt: skip
-            actions.append((os.POSIX_SPAWN_DUP2, ours, number))
+            actions.append((os.POSIX_SPAWN_DUP2, write_end, number))
         self._sources = ()
         return actions
 
@@ -89,26 +89,26 @@ class Output:
 
     def keep(self, folder: Path) -> list[Path]:
         """Copy the end of the launch's output so far; return the copies' paths."""
-        kept = []
+        copies = []
         for source in self._sources:
             path = folder / _NAMES[source.descriptor]
             if text := _end(source):
                 path.write_bytes(text)
-                kept.append(path)
-        return kept + [path for path in (folder / "stdout.log", folder / "stderr.log")
-                       if path.is_file() and path.stat().st_size]  # fmt: skip
+                copies.append(path)
+        return copies + [path for path in (folder / "stdout.log", folder / "stderr.log")
+                         if path.is_file() and path.stat().st_size]  # fmt: skip
 
 
 def _files() -> tuple[Source, ...]:
-    found: dict[tuple[int, int], Source] = {}
+    sources: dict[tuple[int, int], Source] = {}
     for number in (1, 2):
         try:
-            seen = os.fstat(number)
+            status = os.fstat(number)
         except OSError:
             continue
-        if stat.S_ISREG(seen.st_mode):
-            found.setdefault((seen.st_dev, seen.st_ino), Source(number, seen.st_size))
-    return tuple(found.values())
+        if stat.S_ISREG(status.st_mode):
+            sources.setdefault((status.st_dev, status.st_ino), Source(number, status.st_size))
+    return tuple(sources.values())
 
 
 def _end(source: Source) -> bytes:
@@ -133,10 +133,10 @@ def _blocks(handle: int, start: int, end: int) -> Iterator[bytes]:
 
 def logs(folder: Path, kept: Sequence[Path]) -> list[Path]:
     """Every file of the folder that may show why the launch ended, its output first."""
-    found = [*kept]
+    paths = [*kept]
     with suppress(OSError):
-        found += [path for path, size in files_of(folder, LEFT).items() if size]
-    return found
+        paths += [path for path, size in files_of(folder, LEFT).items() if size]
+    return paths
 
 
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
@@ -178,13 +178,13 @@ class Trimmer:
         grew = 0
         for path in self._files():
             try:
-                found = path.lstat()
-                if found.st_blocks * _SECTOR > self._cap.most // 2:
+                status = path.lstat()
+                if status.st_blocks * _SECTOR > self._cap.most // 2:
                     self._emptied[str(path)] = _free_middle(path, self._cap)
             except OSError:
                 continue
-            grew = max(grew, found.st_size - self._sizes.get(str(path), 0))
-            self._sizes[str(path)] = found.st_size
+            grew = max(grew, status.st_size - self._sizes.get(str(path), 0))
+            self._sizes[str(path)] = status.st_size
         calm = grew < self._cap.most // 64
         self.every_s = min(self.every_s * _SLOWER, _SELDOM_S) if calm else _OFTEN_S
 
@@ -241,15 +241,15 @@ def _close_up(path: Path, cap: Cap, emptied: int) -> None:
         size = size or (emptied if before.exists() else 0)
         if hole >= size:
             return
-        kept = before.read_bytes().lstrip(b"\0") if before.exists() else b""
-        room = max(cap.most - hole - len(kept) - _BLOCK_BYTES, 0)
+        copy = before.read_bytes().lstrip(b"\0") if before.exists() else b""
+        room = max(cap.most - hole - len(copy) - _BLOCK_BYTES, 0)
         start = max(_data_after(old.fileno(), hole, size), size - room)
-        missing = start - hole - len(kept)
+        missing = start - hole - len(copy)
         new = path.with_suffix(".new")
         with new.open("xb") as file:
             file.writelines(_blocks(old.fileno(), 0, min(hole, cap.most)))
             file.write(b"\n[preflight: %d bytes were given back here]\n" % missing)
-            file.write(kept)
+            file.write(copy)
             file.writelines(_blocks(old.fileno(), start, size))
     new.replace(path)
     before.unlink(missing_ok=True)

@@ -48,8 +48,8 @@ class Reading(NamedTuple):
 
 def readings_of(pids: Iterable[int]) -> dict[int, Reading | None]:
     """Look at these processes; None for those that have ended, or whose reader hangs."""
-    chosen = list(pids)
-    return _patiently(lambda: {pid: reading_of(pid) for pid in chosen})
+    pid_list = list(pids)
+    return _patiently(lambda: {pid: reading_of(pid) for pid in pid_list})
 
 
 def reading_of(pid: int) -> Reading | None:
@@ -78,7 +78,7 @@ def pending_signals(pid: int) -> frozenset[int]:
 def environ_of(pid: int) -> dict[str, str]:
     """The initial environment of a process; empty if it cannot be read."""
     text = _text(f"/proc/{pid}/environ")
-    return dict(one.partition("=")[::2] for one in text.split("\0") if "=" in one)
+    return dict(pair.partition("=")[::2] for pair in text.split("\0") if "=" in pair)
 
 
 def name_of(pid: int) -> str:
@@ -105,11 +105,11 @@ def _stat(pid: int) -> list[str]:
 
 def children(pid: int) -> list[int]:
     """Its children, oldest first."""
-    found: list[str] = []
+    pids: list[str] = []
     with suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208  cheaper
-            found += _text(f"/proc/{pid}/task/{thread}/children").split()
-    return sorted(map(int, found))
+            pids += _text(f"/proc/{pid}/task/{thread}/children").split()
+    return sorted(map(int, pids))
 
 
 def _fields(path: str) -> dict[str, str]:
@@ -246,8 +246,8 @@ def ranks_of(
     return _patiently(lambda: _ranks_of(launch, own, {} if known is None else known))
 
 
-def _ranks_of(launch: int, own: Mapping[str, str], known: Known) -> list[RankProcess]:
-    search = _Search(own, known)
+def _ranks_of(launch: int, own: Mapping[str, str], starts: Known) -> list[RankProcess]:
+    search = _Search(own, starts)
     search.below(launch, 0)
     if search.found:
         return search.found
@@ -266,10 +266,10 @@ def rank_in(environ: Mapping[str, str]) -> int | None:
 class _Search:
     """Searches down from a launch; lists all processes if the kernel lists no children."""
 
-    def __init__(self, given: Mapping[str, str], known: Known) -> None:
+    def __init__(self, own: Mapping[str, str], starts: Known) -> None:
         self.found: list[RankProcess] = []
-        self._known = known
-        self._given = _place(given)
+        self._known = starts
+        self._given = _place(own)
         self._all: dict[int, list[int]] | None = None
         if not Path(f"/proc/self/task/{os.getpid()}/children").exists():
             self._all = _children_by_parent()
@@ -279,22 +279,22 @@ class _Search:
         if depth >= _DEEPEST:
             return
         for child in self._children(pid):
-            one = self.of(child)
-            if one.rank is None or one.place == self._given:
+            start = self.of(child)
+            if start.rank is None or start.place == self._given:
                 self.below(child, depth + 1)
             else:
-                self.found.append(RankProcess(self.behind_wrappers(child), one.rank))
+                self.found.append(RankProcess(self.behind_wrappers(child), start.rank))
 
     def of(self, pid: int) -> _Start:
         """Its command line and environment; read once, and again if its program changes."""
         stat = _stat(pid)
         name, started = name_of(pid), int(stat[_START]) if stat else 0
-        one = self._known.get(pid)
-        if one is None or (one.name, one.started) != (name, started):
+        start = self._known.get(pid)
+        if start is None or (start.name, start.started) != (name, started):
             environ = environ_of(pid)
-            one = _Start(name, started, command_of(pid), rank_in(environ), _place(environ))
-            self._known[pid] = one
-        return one
+            start = _Start(name, started, command_of(pid), rank_in(environ), _place(environ))
+            self._known[pid] = start
+        return start
 
     def behind_wrappers(self, pid: int) -> int:
         """The process that computes, below a shell or other wrapper."""
@@ -409,7 +409,7 @@ class Track:
     def _usual(self) -> Rates:
         if not self._pasts:
             return Rates(0, 0, 0, 0)
-        return Rates(*(sorted(one)[len(one) // 2] for one in zip(*self._pasts, strict=True)))
+        return Rates(*(sorted(rates)[len(rates) // 2] for rates in zip(*self._pasts, strict=True)))
 
 
 def stalled(tracks: Iterable[Track]) -> bool:

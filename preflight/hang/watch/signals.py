@@ -124,8 +124,8 @@ def block() -> frozenset[int]:
 
 def wait(seconds: float) -> Received | None:
     """Sleep until a signal comes, a process ends (SIGCHLD), or the time is over (None)."""
-    got = signal.sigtimedwait(PASSED | {signal.SIGCHLD}, max(seconds, 0.0))
-    return None if got is None else Received(got.si_signo, got.si_code == _SI_KERNEL)
+    info = signal.sigtimedwait(PASSED | {signal.SIGCHLD}, max(seconds, 0.0))
+    return None if info is None else Received(info.si_signo, info.si_code == _SI_KERNEL)
 
 
 class Relay:
@@ -202,12 +202,12 @@ class Witness:
     def _renew(self) -> None:
         """Start a new one without pending signals."""
         self.dismiss()
-        theirs, self._end = os.pipe()
+        read_end, self._end = os.pipe()
         try:
             self._pid = self._children.start(
                 ["cat"], os.environ,
                 [
-                    (os.POSIX_SPAWN_DUP2, theirs, 0),
+                    (os.POSIX_SPAWN_DUP2, read_end, 0),
                     (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
                     (os.POSIX_SPAWN_DUP2, 1, 2),
                 ],
@@ -217,7 +217,7 @@ class Witness:
         except OSError:
             os.close(self._end)
         finally:
-            os.close(theirs)
+            os.close(read_end)
 
 
 _LONGEST = 64 << 10
@@ -231,7 +231,7 @@ class ModuleRun:
     ) -> None:
         """OSError if no process can be started."""
         self._children = children
-        self._output, theirs = os.pipe()
+        self._output, write_end = os.pipe()
         os.set_blocking(self._output, False)
         self._text = b""
         self.until_s = time.monotonic() + most_s
@@ -241,7 +241,7 @@ class ModuleRun:
                 os.environ,
                 [
                     (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-                    (os.POSIX_SPAWN_DUP2, theirs, 1),
+                    (os.POSIX_SPAWN_DUP2, write_end, 1),
                     (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
                 ],
             )
@@ -249,7 +249,7 @@ class ModuleRun:
             os.close(self._output)
             raise
         finally:
-            os.close(theirs)
+            os.close(write_end)
 
     def over(self) -> bool:
         """Whether it has ended; kills it when its time is over."""

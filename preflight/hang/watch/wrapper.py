@@ -101,7 +101,7 @@ def watch(options: Options) -> int:
     guarded = Once().guard
     guarded(record.write)
     if decided.left:
-        names = ", ".join(dict.fromkeys(one.settled_by for one in decided.left))
+        names = ", ".join(dict.fromkeys(variable.settled_by for variable in decided.left))
         report(f"left as you set it: {names}")
     look_s = trim_s = time.monotonic()
     while True:
@@ -187,16 +187,16 @@ def _close(
     if trimmer is not None:
         trimmer.close()
     dumps = (folder / RECORDER_FOLDER).glob("*[0-9]")
-    wanted = options.keep or options.debug or options.tee or any(dumps)
-    if not (failed or watcher.stalls or wanted):
+    keep = options.keep or options.debug or options.tee or any(dumps)
+    if not (failed or watcher.stalls or keep):
         discard(folder, made)
         return
     watcher.record.ended(status)
-    kept = output.keep(folder)
+    copies = output.keep(folder)
     if failed:
         watcher.keep_samples()
         is_echo = watcher.in_a_stall  # probably: the stall was reported
-        files = logs(folder, kept)
+        files = logs(folder, copies)
         if files:
             why = _explained(watcher.children, folder, files)
         else:
@@ -320,25 +320,27 @@ class Watcher:
         self.record.write_samples(self._seen)
 
     def _sample(self, now: float) -> None:
-        gone = self._looks % _FIND_AGAIN == 0
+        search = self._looks % _FIND_AGAIN == 0
         self._looks += 1
-        gone |= not self._read(list(self._tracks), now)
-        if not gone:
+        search |= not self._read(list(self._tracks), now)
+        if not search:
             return
         ranks = set(ranks_of(self._launch, known=self._known))
-        new = sorted(ranks - set(self._tracks), key=lambda one: one.pid)
-        self._tracks = {one: track for one, track in self._tracks.items() if one in ranks}
-        self._tracks.update((one, Track(self._window_s)) for one in new)
+        new = sorted(ranks - set(self._tracks), key=lambda process: process.pid)
+        self._tracks = {
+            process: track for process, track in self._tracks.items() if process in ranks
+        }
+        self._tracks.update((process, Track(self._window_s)) for process in new)
         self._read(new, now)
 
-    def _read(self, some: Sequence[RankProcess], now: float) -> bool:
+    def _read(self, ranks: Sequence[RankProcess], now: float) -> bool:
         """Look at these ranks; return whether all of them are there."""
-        readings = readings_of(one.pid for one in some)
-        for one in some:
-            reading = readings[one.pid]
+        readings = readings_of(process.pid for process in ranks)
+        for process in ranks:
+            reading = readings[process.pid]
             if reading is not None:
-                self._tracks[one].add(now, reading)
-                self._seen.append((round(time.time(), 1), one.rank, one.pid, *reading[1:]))
+                self._tracks[process].add(now, reading)
+                self._seen.append((round(time.time(), 1), process.rank, process.pid, *reading[1:]))
         return None not in readings.values()
 
     def _begin(self, now: float) -> None:
@@ -383,11 +385,11 @@ class Watcher:
     def _report(self, answer: str) -> None:
         """Report the diagnosis; the same one again takes one line."""
         where = f"\nsee {self._folder}" if self._folder else ""
-        what = answer.partition("\nproof")[0]
-        if what == self._reported:
+        reason = answer.partition("\nproof")[0]
+        if reason == self._reported:
             report(f"still no progress, for the same reason{where}")
             return
-        self._reported, self._reported_ranks = what, frozenset(self._tracks)
+        self._reported, self._reported_ranks = reason, frozenset(self._tracks)
         report(f"{self._quiet}\n{answer.rstrip()}{where}")
 
     def _report_recovery(self) -> None:
@@ -403,11 +405,11 @@ def report(text: str) -> None:
 
     Control characters, which names of files and processes can contain, do not reach the terminal.
     """
-    shown = "".join(f"preflight: {visible(line)}".rstrip() + "\n" for line in text.splitlines())
+    message = "".join(f"preflight: {visible(line)}".rstrip() + "\n" for line in text.splitlines())
     if os.isatty(2):
-        shown = "\n" + shown  # after a progress bar
+        message = "\n" + message  # after a progress bar
     with suppress(OSError):
-        os.write(2, shown.encode("utf-8", "replace"))
+        os.write(2, message.encode("utf-8", "replace"))
 
 
 class Once:
