@@ -56,14 +56,14 @@ def judge_network(case: Case) -> Diagnosis | None:
 
 
 def _resent(case: Case) -> Diagnosis | None:
-    stuck = [one for one in case.wires if one.stuck]
-    pairs = Counter(_pair(one) for one in stuck)
+    stuck = [wire for wire in case.wires if wire.stuck]
+    pairs = Counter(_pair(wire) for wire in stuck)
     if not pairs:
         return None
     culprits, words, sure = _blamed(pairs, case)
-    if any(not one.look.connections for one in case.waiting):
+    if any(not member.look.connections for member in case.waiting):
         sure *= _PARTLY
-    shown = sorted(stuck, key=lambda one: -one.end.retries)[:4]
+    worst = sorted(stuck, key=lambda wire: -wire.end.retries)[:4]
     return Diagnosis(
         category="link",
         culprits=culprits,
@@ -72,7 +72,7 @@ def _resent(case: Case) -> Diagnosis | None:
         "again without that node if this persists",
         line=line_of(case.waiting),
         evidence=(
-            *(_proof(one) for one in shown),
+            *(_proof(wire) for wire in worst),
             *(f"{node}: {port.name} {why}" for node, port, why in _odd_ports(case)[:4]),
         ),
         confidence=sure,
@@ -84,13 +84,13 @@ def _resent(case: Case) -> Diagnosis | None:
 def _blamed(pairs: Counter[Pair], case: Case) -> tuple[tuple[str, ...], str, float]:
     """One path; otherwise the node that all paths share; otherwise the paths."""
     if len(pairs) == 1:
-        one, other = next(iter(pairs))
-        if one == other:
-            return (f"node {one}",), f"connections inside {one} are stuck", 0.6
-        return (f"path {one}-{other}",), f"nothing gets through between {one} and {other}", 0.9
+        node, other = next(iter(pairs))
+        if node == other:
+            return (f"node {node}",), f"connections inside {node} are stuck", 0.6
+        return (f"path {node}-{other}",), f"nothing gets through between {node} and {other}", 0.9
     ends = Counter(name for pair in pairs for name in set(pair))
     name, number = max(ends.items(), key=lambda item: (item[1], item[0]))
-    if number == len(pairs) and sum(each == number for each in ends.values()) == 1:
+    if number == len(pairs) and sum(times == number for times in ends.values()) == 1:
         others = sorted({end for pair in pairs for end in pair} - {name})
         return (
             (f"node {name}",),
@@ -98,16 +98,16 @@ def _blamed(pairs: Counter[Pair], case: Case) -> tuple[tuple[str, ...], str, flo
             0.9,
         )
     nodes = {member.node for member in case.members}
-    names = sorted(f"{one}-{other}" for one, other in pairs)
+    names = sorted(f"{node}-{other}" for node, other in pairs)
     if shared_cause(len(ends), len(nodes)):
         words = f"{len(pairs)} paths are stuck ({', '.join(names[:4])}): a switch, or a setting"
         return (), words, 0.6
-    return tuple(f"path {one}" for one in names), f"{', '.join(names[:4])} are stuck", 0.75
+    return tuple(f"path {path}" for path in names), f"{', '.join(names[:4])} are stuck", 0.75
 
 
 def _pair(wire: Wire) -> Pair:
-    one, other = sorted((wire.node, wire.peer_node))
-    return one, other
+    node, other = sorted((wire.node, wire.peer_node))
+    return node, other
 
 
 def _proof(wire: Wire) -> str:
@@ -133,11 +133,11 @@ def _ports(case: Case) -> Diagnosis | None:
     node, port, why = odd[0]
     return Diagnosis(
         category="link",
-        culprits=(f"node {node}", *(f"port {one.name}" for _, one, _ in odd)),
+        culprits=(f"node {node}", *(f"port {port.name}" for _, port, _ in odd)),
         sentence=f"{_all_wait(case)}; {port.name} of {node} {why}, and no port of another node",
         advice="check that port's cable and switch; drain the node if this persists",
         line=line_of(case.waiting),
-        evidence=tuple(f"{node}: {one.name} {why}" for _, one, why in odd[:6]),
+        evidence=tuple(f"{node}: {port.name} {why}" for _, port, why in odd[:6]),
         confidence=0.6,
         alternatives=(Alternative("unknown", "the errors are older than the hang", 0.3),),
         next=f"preflight check --nodes={node}",
@@ -147,16 +147,16 @@ def _ports(case: Case) -> Diagnosis | None:
 def _odd_ports(case: Case) -> list[tuple[str, PortLook, str]]:
     looks = case.looks
     up = Counter(port.name for look in looks.values() for port in look.ports or () if port.up)
-    found = []
+    odd = []
     for node, look in looks.items():
         for port in look.ports or ():
             bad = {name: number for name, number in port.errors.items() if _HARM.search(name)}
             moved = ", ".join(f"{name} +{number}" for name, number in sorted(bad.items()))
             if port.up is False and up[port.name] * 2 > len(looks):
-                found.append((node, port, "is down"))
+                odd.append((node, port, "is down"))
             elif any(bad.values()):
-                found.append((node, port, f"counts errors ({moved})"))
-    return found
+                odd.append((node, port, f"counts errors ({moved})"))
+    return odd
 
 
 # -- GPUs
@@ -178,13 +178,15 @@ def _idle_gpu(case: Case) -> Diagnosis | None:
         or len(idle) + len(spinning) < len(busy)
     ):
         return None
-    names = ", ".join(f"GPU {one.gpu} of {one.node} (rank {one.rank})" for one in idle[:4])
-    xids = [f"{one.node}: {line}" for one in idle for line in _xids(case, one.node)]
+    names = ", ".join(
+        f"GPU {member.gpu} of {member.node} (rank {member.rank})" for member in idle[:4]
+    )
+    xids = [f"{member.node}: {line}" for member in idle for line in _xids(case, member.node)]
     return Diagnosis(
         category="link",
         culprits=(
-            *(f"rank {one.rank}" for one in idle),
-            *(f"gpu {one.gpu}" for one in idle[:1] if len(idle) == 1),
+            *(f"rank {member.rank}" for member in idle),
+            *(f"gpu {member.gpu}" for member in idle[:1] if len(idle) == 1),
         ),
         sentence=f"{_all_wait(case)}; {names} {verb(len(idle), 'is', 'are')} at 0 % while "
         f"{count(len(spinning), 'GPU')} {verb(len(spinning), 'is', 'are')} at 100 %: its data "
@@ -194,7 +196,7 @@ def _idle_gpu(case: Case) -> Diagnosis | None:
         line=line_of(tuple(idle)),
         evidence=(
             f"GPUs of ranks {fold_ranks(spinning)}: {_SPINS} % busy or more",
-            *(f"GPU of rank {one.rank}: {busy[one.rank]} % busy" for one in idle[:4]),
+            *(f"GPU of rank {member.rank}: {busy[member.rank]} % busy" for member in idle[:4]),
             *xids[:4],
         ),
         confidence=0.7 if xids else 0.55,
@@ -206,7 +208,7 @@ def _idle_gpu(case: Case) -> Diagnosis | None:
 def _xids(case: Case, node: str) -> list[str]:
     look = case.state.looks.get(node)
     lines = look.log.lines if look and look.log else ()
-    return [f"Xid {found[2]} of {found[1]}" for line in lines if (found := _XID.search(line.text))]
+    return [f"Xid {match[2]} of {match[1]}" for line in lines if (match := _XID.search(line.text))]
 
 
 def _all_wait(case: Case) -> str:
@@ -241,7 +243,7 @@ def _different(case: Case, groups: list[tuple[RankState, ...]]) -> Diagnosis:
     few = tuple(member for group in groups[1:] for member in group)
     complete = len(case.waiting) == case.world
     clear = len(few) * 2 < case.world and len(groups[0]) * 2 > case.world
-    passing = any(one.kind == "p2p" for one in case.waiting)
+    passing = any(member.kind == "p2p" for member in case.waiting)
     positions = "; ".join(describe(group) for group in groups[:4])
     both = complete and case.world == 2  # noqa: PLR2004  either may be the wrong one
     single = tuple(group[0] for group in groups if len(group) == 1)
@@ -306,7 +308,7 @@ def _long_steps(case: Case) -> Alternative:
 
 
 def _looked_s(case: Case) -> float:
-    return round(max((one.look.look_s for one in case.members), default=0.0), 1)
+    return round(max((member.look.look_s for member in case.members), default=0.0), 1)
 
 
 # -- calls, in flight recordings
@@ -322,54 +324,56 @@ def judge_calls(case: Case) -> Diagnosis | None:
         return None
     calls = recordings(case)
     waits = follow(calls, len(case.members) - len(calls))
-    usable = (one for one in waits.roots if one.kind in _KINDS and one.few)
-    found = next((one for one in usable if one.ranks or one.kind == "differs"), None)
-    if found is None:
+    usable = (root for root in waits.roots if root.kind in _KINDS and root.few)
+    root = next((root for root in usable if root.ranks or root.kind == "differs"), None)
+    if root is None:
         return None
-    members = {one.rank: one for one in case.members}
-    some = tuple(members[rank] for rank in found.ranks)
-    if found.kind == "absent":
-        return _absent(found, some)
+    members = {member.rank: member for member in case.members}
+    culprits = tuple(members[rank] for rank in root.ranks)
+    if root.kind == "absent":
+        return _absent(root, culprits)
     calls_made = "; ".join(
-        f"{ranks(callers)} {verb(len(callers), 'calls', 'call')} {what}"
-        for callers, what in found.calls[:4]
+        f"{ranks(callers)} {verb(len(callers), 'calls', 'call')} {call}"
+        for callers, call in root.calls[:4]
     )
     return Diagnosis(
         category="desync",
-        culprits=rank_names(found.ranks),
-        sentence=f"{found.group}, call {found.number}: {calls_made}"
-        + (f"; {describe_ranks(some)} differs from the others" if len(some) == 1 else ""),
+        culprits=rank_names(root.ranks),
+        sentence=f"{root.group}, call {root.number}: {calls_made}"
+        + (f"; {describe_ranks(culprits)} differs from the others" if len(culprits) == 1 else ""),
         advice="compare how these ranks got to that call: the shape of a last batch, unused "
         "parameters, a branch by rank; all must make the same call, with the same shapes",
-        line=line_of(some or case.waiting),
+        line=line_of(culprits or case.waiting),
         evidence=(
-            *(f"{ranks(who)}: call {found.number}: {what}" for who, what in found.calls[:4]),
-            *_frames(calls, found.ranks, found.number),
+            *(f"{ranks(callers)}: call {root.number}: {call}" for callers, call in root.calls[:4]),
+            *_frames(calls, root.ranks, root.number),
         ),
-        confidence=0.95 if found.ranks else 0.85,
-        next=lint_of(some or case.waiting),
+        confidence=0.95 if root.ranks else 0.85,
+        next=lint_of(culprits or case.waiting),
     )
 
 
-def _absent(found: Root, some: tuple[RankState, ...]) -> Diagnosis:
-    callers, what = found.calls[0]
-    elsewhere = all(one.place is None or not one.waits for one in some)
-    places = "; ".join(f"rank {one.rank} {describe_activity(one)}" for one in some[:3] if one.place)
+def _absent(root: Root, members: tuple[RankState, ...]) -> Diagnosis:
+    callers, call = root.calls[0]
+    elsewhere = all(member.place is None or not member.waits for member in members)
+    places = "; ".join(
+        f"rank {member.rank} {describe_activity(member)}" for member in members[:3] if member.place
+    )
     return Diagnosis(
         category="odd_rank" if elsewhere else "desync",
-        culprits=rank_names(some),
-        sentence=f"{describe_ranks(some)} {verb(len(some), 'has', 'have')} not reached call "
-        f"{found.number} of {found.group}: {what}, in which {count(len(callers))} "
+        culprits=rank_names(members),
+        sentence=f"{describe_ranks(members)} {verb(len(members), 'has', 'have')} not reached call "
+        f"{root.number} of {root.group}: {call}, in which {count(len(callers))} "
         f"{verb(len(callers), 'waits', 'wait')}{f'; {places}' if places else ''}",
         advice="find what that rank does instead of this call: a branch by rank, fewer "
         "batches, an error that it caught",
-        line=line_of(some),
+        line=line_of(members),
         evidence=tuple(
-            f"ranks {fold_ranks(callers)}: call {found.number}: {what}"
-            for callers, what in found.calls
+            f"ranks {fold_ranks(callers)}: call {root.number}: {call}"
+            for callers, call in root.calls
         ),
         confidence=0.9,
-        next=lint_of(some),
+        next=lint_of(members),
     )
 
 
@@ -382,26 +386,26 @@ def recordings(case: Case) -> dict[int, Recording]:
         if member.look.dump is not None
         and member.look.dump.written_s >= ages[member.node] - member.look.age_s - 1
     ]
-    newest = max((written for _, written in fresh), default=0.0)
+    newest = max((written_s for _, written_s in fresh), default=0.0)
     by_rank = {}
     allowed: dict[str, Allowance] = defaultdict(Allowance)
-    for member, written in fresh:
-        if member.look.dump is not None and written >= newest - _APART_S:
+    for member, written_s in fresh:
+        if member.look.dump is not None and written_s >= newest - _APART_S:
             recording = open_dump(member.look.dump, allowed[member.node])
             if isinstance(recording, Recording):
                 by_rank[member.rank] = recording
     return by_rank
 
 
-def _frames(calls: Mapping[int, Recording], some: Iterable[int], number: int) -> list[str]:
+def _frames(calls: Mapping[int, Recording], culprits: Iterable[int], number: int) -> list[str]:
     """Where these ranks made the call, if the recorder kept stacks."""
     lines = []
-    for rank in list(some)[:3]:
-        call = next((one for one in calls[rank].calls if one.number == number), None)
+    for rank in list(culprits)[:3]:
+        call = next((call for call in calls[rank].calls if call.number == number), None)
         if call is not None and call.frames:
             way = " < ".join(
-                f"{one.function} ({one.file.rpartition('/')[2]}:{one.line})"
-                for one in call.frames[:5]
+                f"{frame.function} ({frame.file.rpartition('/')[2]}:{frame.line})"
+                for frame in call.frames[:5]
             )
             lines.append(f"rank {rank}: {way}")
     return lines

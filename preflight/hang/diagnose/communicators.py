@@ -44,8 +44,8 @@ def judge(view: RasView) -> Diagnosis | None:
     answer = _missing(view) or _failed(view) or _left(view) or _by_counts(view)
     if answer is None or view.case is None:
         return answer
-    named = set(answer.culprits)
-    if any(moved(one) for one in view.case.members if f"rank {one.rank}" not in named):
+    culprits = set(answer.culprits)
+    if any(moved(member) for member in view.case.members if f"rank {member.rank}" not in culprits):
         return None
     return answer
 
@@ -58,17 +58,17 @@ def _missing(view: RasView) -> Diagnosis | None:
     dead = all(why == "dead" for why in absent.values())
     states = view.states(absent)
     nodes = view.whole_nodes(absent)
-    alive = bool(states) and all(one.look.state in ("running", "sleeping") for one in states)
+    alive = bool(states) and all(member.look.state in ("running", "sleeping") for member in states)
     # Those who do not answer may be the sound half: the rank that was asked may be cut off itself.
     halves = len(absent) * 2 == view.world and (alive or view.case is None)
     category: Category = "dead_rank" if dead else "stopped_rank"
     cut_off = nodes and alive and len(states) == len(absent)
-    who = view.names(absent)
+    names = view.names(absent)
     if halves and cut_off:
         return _between_halves(view, absent, nodes)
     does = "is dead or cut off" if dead else "does not answer"
     many = "are dead or cut off" if dead else "do not answer"
-    words = f"{who} {verb(len(absent), does, many)}, by NCCL's RAS network"
+    words = f"{names} {verb(len(absent), does, many)}, by NCCL's RAS network"
     if cut_off:
         words += ", while its processes live: their node's network does not reach the others"
     if halves:
@@ -108,11 +108,11 @@ def _between_halves(view: RasView, absent: Iterable[int], nodes: list[str]) -> D
 def _failed(view: RasView) -> Diagnosis | None:
     """Ranks that reported an error of their own, or aborted a communicator."""
     errors = {
-        rank: one.error or "it aborted a communicator"
+        rank: member.error or "it aborted a communicator"
         for group in view.report.communicators
-        for one in group.members
-        for rank in [view.number(group, one)]
-        if rank is not None and (one.error not in ("", REMOTE) or one.status == "abort")
+        for member in group.members
+        for rank in [view.number(group, member)]
+        if rank is not None and (member.error not in ("", REMOTE) or member.status == "abort")
     }
     if not errors or len(errors) * 2 > view.world:
         return None
@@ -133,7 +133,7 @@ def _left(view: RasView) -> Diagnosis | None:
     left = set(view.absent("left"))
     members = set()
     for group in view.report.communicators:
-        numbers = {view.number(group, one): one.status for one in group.members}
+        numbers = {view.number(group, member): member.status for member in group.members}
         done = {rank for rank, status in numbers.items() if status == "finalize"}
         if done and len(done) < len(numbers):
             left |= {rank for rank in done if rank is not None}
@@ -143,7 +143,7 @@ def _left(view: RasView) -> Diagnosis | None:
     if not left or not few:
         return None
     finished = few is left
-    what = (
+    words = (
         f"{verb(len(few), 'has', 'have')} left a communicator in which others wait"
         if finished
         else f"{verb(len(few), 'waits', 'wait')} in a communicator that the others have left"
@@ -151,7 +151,7 @@ def _left(view: RasView) -> Diagnosis | None:
     return Diagnosis(
         category="desync",
         culprits=rank_names(few),
-        sentence=f"{view.names(few)} {what}",
+        sentence=f"{view.names(few)} {words}",
         advice="make the ranks do equally many steps: drop_last=True, equal batches, join()",
         line=line_of(view.states(few)),
         evidence=(f"RAS: {ranks(left)} answered, but not for this communicator",),
@@ -169,17 +169,17 @@ def _by_counts(view: RasView) -> Diagnosis | None:
     if not (apart or causes or candidates):
         apart = skipped(view, waits) or odd_order(view, waits) or in_one_place(view, waits)
     if len(apart) > 1:
-        in_others = [one.kind == "p2p" for one in view.states(apart)]
+        in_others = [member.kind == "p2p" for member in view.states(apart)]
         return None if in_others and all(in_others) else _in_kernel(view, apart, waits)
     few = apart or causes
     number = len(set(waits.ahead) - few)
     free = waits.free  # perhaps at fault, too
     if not few or len(few) * 2 > view.world:
-        unread = all(one.place is None for one in view.states(free))
+        unread = all(member.place is None for member in view.states(free))
         return _several(view, candidates or (free if unread else set()), waits)
     states = view.states(few)
     # A rank that only lacks calls launched others in their place if it is seen to wait itself.
-    lacking = not waits.apart and few <= free and all(one.place is None for one in states)
+    lacking = not waits.apart and few <= free and all(member.place is None for member in states)
     other = bool(apart) and not lacking
     does = "has launched other collectives than" if other else "has launched fewer collectives than"
     many = does.replace("has", "have", 1)
@@ -211,17 +211,17 @@ def _none_is_late(view: RasView) -> Diagnosis | None:
     number = len(case.stuck) if case else 0
     if case is None or number + len(view.busy) < view.world:
         return None
-    seen = number == view.world
-    waits = f"all {count(number)} wait" if seen else f"all {count(len(view.busy), 'GPU')} work"
+    all_stuck = number == view.world
+    waits = f"all {count(number)} wait" if all_stuck else f"all {count(len(view.busy), 'GPU')} work"
     return Diagnosis(
         category="link",
         sentence=f"all {count(view.world)} launched the same collectives, by NCCL's RAS network, "
         f"and {waits}: none is late; data does not get through, or a kernel does not end",
         advice="measure the links and GPUs between these ranks; read the flight recorder's dumps",
-        line=line_of(case.stuck) if seen else "",
-        confidence=0.55 if seen else 0.45,
+        line=line_of(case.stuck) if all_stuck else "",
+        confidence=0.55 if all_stuck else 0.45,
         alternatives=(
-            Alternative("progresses", progress, 0.2 if seen else 0.35),
+            Alternative("progresses", progress, 0.2 if all_stuck else 0.35),
             Alternative("desync", "a send or a receive has no partner: RAS counts neither", 0.15),
         ),
         next="preflight check --tier=standard",
@@ -260,8 +260,8 @@ def _several(view: RasView, candidates: set[int], waits: Waits) -> Diagnosis | N
         evidence=waits.evidence(candidates),
         confidence=0.4,
         alternatives=tuple(
-            Alternative("odd_rank", f"rank {one}", round(0.8 / len(candidates), 2))
-            for one in sorted(candidates)[:4]
+            Alternative("odd_rank", f"rank {rank}", round(0.8 / len(candidates), 2))
+            for rank in sorted(candidates)[:4]
         ),
         next="preflight diagnose",
     )
@@ -280,23 +280,23 @@ def fused(answer: Diagnosis, case: Case) -> Diagnosis:
     view = view_of(case.state.ras, case)
     if isinstance(view, str):
         return replace(answer, unseen=(*answer.unseen, view))
-    found = judge(view)
-    if found is None:
+    by_ras = judge(view)
+    if by_ras is None:
         return _doubted(answer, view)
-    named, by_counts = set(answer.culprits), set(found.culprits)
-    same = bool(by_counts) and by_counts == named
+    culprits, by_counts = set(answer.culprits), set(by_ras.culprits)
+    same = bool(by_counts) and by_counts == culprits
     # A rank in another line is no culprit where the counts show another one.
-    apart = bool(by_counts) and not named & by_counts and answer.category == "desync"
-    most = found.confidence + _MORE * apart
-    surer = answer.confidence >= most and bool(named)
+    apart = bool(by_counts) and not culprits & by_counts and answer.category == "desync"
+    most = by_ras.confidence + _MORE * apart
+    surer = answer.confidence >= most and bool(culprits)
     if same or surer or answer.category in _AS_IT_IS:
         sure = min(_SURE, answer.confidence + 0.05 * same)
-        evidence = (*answer.evidence, *found.evidence)
+        evidence = (*answer.evidence, *by_ras.evidence)
         return replace(answer, evidence=evidence, confidence=round(sure, 2))
     doubt = Alternative(answer.category, answer.sentence, round(answer.confidence / 4, 2))
     return replace(
-        found,
-        alternatives=(doubt, *found.alternatives) if answer.culprits else found.alternatives,
+        by_ras,
+        alternatives=(doubt, *by_ras.alternatives) if answer.culprits else by_ras.alternatives,
         standings=answer.standings,
         unseen=answer.unseen,
     )
@@ -326,19 +326,21 @@ def without_ranks(answer: Diagnosis, state: JobState) -> Diagnosis:
         view = _of_another_job(view, state, state.ras.host) or view
     if isinstance(view, str):
         return replace(answer, unseen=(*answer.unseen, view))
-    found = judge(view)
-    return answer if found is None else replace(found, confidence=round(found.confidence * 0.75, 2))
+    by_ras = judge(view)
+    if by_ras is None:
+        return answer
+    return replace(by_ras, confidence=round(by_ras.confidence * 0.75, 2))
 
 
-def _of_another_job(view: RasView, state: JobState, asked: str) -> str:
+def _of_another_job(view: RasView, state: JobState, host: str) -> str:
     """Why the report may be of another job than the one meant; empty if no other job runs there."""
     hidden = sum(look.hidden for look in state.looks.values())
-    there = sum(look.hidden for look in state.looks.values() if look.host == asked)
+    there = sum(look.hidden for look in state.looks.values() if look.host == host)
     by_node = Counter(address for address, _ in view.processes)
     if there in by_node.values() or hidden == view.world or not (hidden or state.job):
         return ""
     return (
         f"RAS was not used: its report has {count(view.world)}, and {there} processes of other "
-        f"users on {asked} look like ranks, so that it may be of another job; "
+        f"users on {host} look like ranks, so that it may be of another job; "
         "run this as the job's user or as root"
     )

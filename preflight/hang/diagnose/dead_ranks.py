@@ -30,9 +30,9 @@ _LOGIN = re.compile(r"permission|denied|host key|authentic|password|not allowed|
 
 def over(case: Case) -> Diagnosis | None:
     """All ranks of the job ended during the look."""
-    left = [one for one in case.members if one.look.state not in ("gone", "zombie")]
-    gone = [one for one in case.members if one.look.state == "gone"]
-    if left or not gone or case.state.unanswered or case.absent:
+    alive = [member for member in case.members if member.look.state not in ("gone", "zombie")]
+    gone = [member for member in case.members if member.look.state == "gone"]
+    if alive or not gone or case.state.unanswered or case.absent:
         return None
     return Diagnosis(
         category="no_job",
@@ -46,13 +46,17 @@ def over(case: Case) -> Diagnosis | None:
 
 def stopped(case: Case) -> Diagnosis | None:
     """A signal or a debugger stops a rank: all others wait for it, whatever its stack shows."""
-    stopped_ranks = tuple(one for one in case.members if one.look.state in ("stopped", "traced"))
+    stopped_ranks = tuple(
+        member for member in case.members if member.look.state in ("stopped", "traced")
+    )
     if not stopped_ranks:
         return None
-    traced = all(one.look.state == "traced" for one in stopped_ranks)
+    traced = all(member.look.state == "traced" for member in stopped_ranks)
     word = "held by a debugger or tracer" if traced else "stopped by a signal (state T)"
-    pids = ", ".join(str(one.look.pid) for one in stopped_ranks[:8])
-    place = next((one.place for one in stopped_ranks if one.place and one.place.user), None)
+    pids = ", ".join(str(member.look.pid) for member in stopped_ranks[:8])
+    place = next(
+        (member.place for member in stopped_ranks if member.place and member.place.user), None
+    )
     return Diagnosis(
         category="stopped_rank",
         culprits=rank_names(stopped_ranks),
@@ -70,17 +74,19 @@ def stopped(case: Case) -> Diagnosis | None:
 
 def dead(case: Case) -> Diagnosis | None:
     """A rank's process has ended while others still wait for it."""
-    dead_ranks = tuple(one for one in case.members if one.look.state in ("zombie", "gone"))
+    dead_ranks = tuple(member for member in case.members if member.look.state in ("zombie", "gone"))
     gone = (*case.gone, *_of_bare_nodes(case))
-    numbers = [one.rank for one in dead_ranks] + [rank for rank, _ in gone]
+    numbers = [member.rank for member in dead_ranks] + [rank for rank, _ in gone]
     if not numbers:
         return _worker_killed(case)
-    nodes = list(dict.fromkeys([*(one.node for one in dead_ranks), *(n for _, n in gone if n)]))
-    alive = [one for one in case.readable if one.look.state not in ("zombie", "gone")]
+    nodes = list(
+        dict.fromkeys([*(member.node for member in dead_ranks), *(n for _, n in gone if n)])
+    )
+    alive = [member for member in case.readable if member.look.state not in ("zombie", "gone")]
     if not alive and not case.unreadable:
         return None
     ranks_and_nodes = f"{ranks(numbers)} ({', '.join(nodes[:4]) or 'not on these nodes'})"
-    killed = _killed(case, nodes, {one.look.pid for one in dead_ranks})
+    killed = _killed(case, nodes, {member.look.pid for member in dead_ranks})
     if killed:
         return Diagnosis(
             category="out_of_memory",
@@ -92,7 +98,7 @@ def dead(case: Case) -> Diagnosis | None:
             confidence=0.85,
             next=f"preflight explain LOG; preflight check --nodes={nodes[0]}",
         )
-    unreaped = not gone and all(one.look.state == "zombie" for one in dead_ranks)
+    unreaped = not gone and all(member.look.state == "zombie" for member in dead_ranks)
     state = "dead and not yet reaped (zombie)" if unreaped else "gone"
     waits = f"; {', '.join(case.launchers)} still waits for the others" * bool(case.launchers)
     return Diagnosis(
@@ -103,9 +109,9 @@ def dead(case: Case) -> Diagnosis | None:
         advice="read its log: an error ended it, or it ran out of data before the others did "
         "(drop_last=True, or join()); then start the job again",
         evidence=tuple(
-            f"rank {one.rank}: pid {one.look.pid} "
-            + ("is a zombie" if one.look.state == "zombie" else "has ended")
-            for one in dead_ranks[:4]
+            f"rank {member.rank}: pid {member.look.pid} "
+            + ("is a zombie" if member.look.state == "zombie" else "has ended")
+            for member in dead_ranks[:4]
         )
         + tuple(
             f"rank {rank}: no such process on {node or 'any node'}{waits}"
@@ -121,20 +127,20 @@ def unanswered(case: Case) -> Diagnosis | None:
     lacking = case.state.unanswered
     if not lacking or not case.absent:
         return None
-    unreached = [one for one in lacking if not one.late]
+    unreached = [node for node in lacking if not node.late]
     late = len(unreached) < len(lacking)
-    refused = any(_LOGIN.search(one.sentence.lower()) for one in lacking)
-    names = ", ".join(one.node for one in lacking[:4]) + (" ..." if len(lacking) > 4 else "")  # noqa: PLR2004
+    refused = any(_LOGIN.search(node.sentence.lower()) for node in lacking)
+    names = ", ".join(node.node for node in lacking[:4]) + (" ..." if len(lacking) > 4 else "")  # noqa: PLR2004
     why = lacking[0].why
     absent = case.absent
     doubted = f"the node is {'slow' if late else 'healthy, and only this machine cannot reach it'}"
     return Diagnosis(
         category="node_unreachable" if unreached else "unknown",
-        culprits=tuple(f"node {one.node}" for one in unreached),
+        culprits=tuple(f"node {node.node}" for node in unreached),
         sentence=f"{count(len(lacking), 'node')} {verb(len(lacking), 'does', 'do')} not answer: "
         f"{names} ({why}); {ranks(absent)} must be there{_meanwhile(case, ())}",
         advice=lacking[0].advice or "look at its console; drain it and start the job without it",
-        evidence=tuple(f"{one.node}: {one.why}" for one in lacking[:6]),
+        evidence=tuple(f"{node.node}: {node.why}" for node in lacking[:6]),
         confidence=0.35 if refused or late else 0.75,
         alternatives=(Alternative("unknown", doubted, 0.5 if refused or late else 0.2),),
         next=f"preflight check --nodes={lacking[0].node} -k reach",
@@ -145,7 +151,7 @@ def _bare(case: Case) -> list[str]:
     """Nodes that answered and show no rank of the job, although ranks are absent."""
     if not case.absent or case.state.unanswered:
         return []
-    populated = {one.node for one in case.members}
+    populated = {member.node for member in case.members}
     looks = case.state.looks.items()
     return [node for node, look in looks if node not in populated and not look.hidden]
 
@@ -153,23 +159,23 @@ def _bare(case: Case) -> list[str]:
 def _of_bare_nodes(case: Case) -> list[tuple[int, str]]:
     """Ranks that no node shows while others wait; their node if only one has no rank."""
     bare = _bare(case)
-    if not bare or not case.waiting or any(one.went_on for one in case.waiting):
+    if not bare or not case.waiting or any(member.went_on for member in case.waiting):
         return []
     return [(rank, bare[0] if len(bare) == 1 else "") for rank in case.absent]
 
 
 def _worker_killed(case: Case) -> Diagnosis | None:
     """A killed DataLoader worker leaves its rank waiting for a batch."""
-    loading = tuple(one for one in case.elsewhere if one.kind == "data")
+    loading = tuple(member for member in case.elsewhere if member.kind == "data")
     if not loading or not case.stuck:
         return None
-    nodes = list(dict.fromkeys(one.node for one in loading))
+    nodes = list(dict.fromkeys(member.node for member in loading))
     killed = _killed(case, nodes, set())
     if not killed:
         return None
     return Diagnosis(
         category="out_of_memory",
-        culprits=rank_names([one.rank for one in loading], nodes),
+        culprits=rank_names([member.rank for member in loading], nodes),
         sentence=f"{describe_ranks(loading)} {verb(len(loading), 'waits', 'wait')} for DataLoader "
         f"workers, and a process there was killed: out of memory{_meanwhile(case, loading)}",
         advice="give the job more host memory, or fewer workers and less prefetch; start it again",
@@ -187,9 +193,9 @@ def _killed(case: Case, nodes: list[str], pids: set[int]) -> tuple[str, ...]:
     log, which has the killed process's user, does not reach back to the job's begin.
     """
     proof = []
-    oldest_s = max((one.look.age_s for one in case.members), default=0.0)
-    users = {one.look.uid for one in case.members} - {None}
-    of_node = grouped((one.node, one.look.oom_kills) for one in case.members)
+    oldest_s = max((member.look.age_s for member in case.members), default=0.0)
+    users = {member.look.uid for member in case.members} - {None}
+    of_node = grouped((member.node, member.look.oom_kills) for member in case.members)
     for node, look in case.state.looks.items():
         if node not in nodes:
             continue
@@ -202,8 +208,8 @@ def _killed(case: Case, nodes: list[str], pids: set[int]) -> tuple[str, ...]:
                 continue
             pid, name, user = killed.groups()
             likely = bool(kills) or "python" in name or name.startswith("pt_")
-            ours = bool(kills) if user is None else int(user) in users
-            if int(pid) in pids or (likely and ours):
+            of_job = bool(kills) if user is None else int(user) in users
+            if int(pid) in pids or (likely and of_job):
                 lines.append(f"{node}: {line.text}")
         proof += lines
         log = look.log
@@ -215,8 +221,8 @@ def _killed(case: Case, nodes: list[str], pids: set[int]) -> tuple[str, ...]:
 
 def _meanwhile(case: Case, without: tuple[RankState, ...]) -> str:
     """What the others do: ` while 31 ranks wait in all_reduce (train.py:41)`."""
-    left_out = {one.rank for one in without}
-    waiting = tuple(one for one in case.waiting if one.rank not in left_out)
+    left_out = {member.rank for member in without}
+    waiting = tuple(member for member in case.waiting if member.rank not in left_out)
     if not waiting:
         return ""
     number = len(waiting)

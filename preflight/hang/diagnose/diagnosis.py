@@ -56,7 +56,7 @@ def diagnose_no_ranks(state: JobState) -> Diagnosis:
     else:
         answer = _no_job(state, len(looks), hidden, certain=not unanswered)
     answer = communicators.without_ranks(answer, state)
-    unseen = tuple(f"node {one.node}: {one.why}" for one in unanswered)
+    unseen = tuple(f"node {node.node}: {node.why}" for node in unanswered)
     return replace(answer, unseen=(*unseen, *answer.unseen))
 
 
@@ -108,7 +108,7 @@ def _unanswered(nodes: tuple[NodeState, ...]) -> Diagnosis:
 
 
 def _no_job(state: JobState, nodes: int, hidden: int, *, certain: bool) -> Diagnosis:
-    wanted = f" of the job {state.job}" if state.job else " of a distributed job"
+    of_job = f" of the job {state.job}" if state.job else " of a distributed job"
     others = f"; {_others(hidden)}" if hidden else ""
     if served := [node for node, look in state.looks.items() if look.ras and not hidden]:
         others = f"; another user's job has its RAS service on {fold(served)}"
@@ -118,7 +118,7 @@ def _no_job(state: JobState, nodes: int, hidden: int, *, certain: bool) -> Diagn
         advice = f"choose one of these: --job=NAME; or {advice}" if any(jobs) else advice
     return Diagnosis(
         category="no_job",
-        sentence=f"no process{wanted} was found on {count(nodes, 'node')}{others}",
+        sentence=f"no process{of_job} was found on {count(nodes, 'node')}{others}",
         advice=_GRANT if hidden or served else advice,
         confidence=0.9 if certain and not (hidden or served) else 0.4,
     )
@@ -149,11 +149,11 @@ def unknown(case: Case) -> Diagnosis:
         return _alone(case)
     if (shared := _waits_outside_job(case)) is not None:
         return shared
-    seen = f"{len(case.readable)} of {case.world} ranks"
+    visible = f"{len(case.readable)} of {case.world} ranks"
     longer = all_wait.look_longer(case)
     let_read = "; let py-spy read all ranks, on all nodes"
     return Diagnosis(
-        sentence=f"{seen} show where they are, and that shows no culprit",
+        sentence=f"{visible} show where they are, and that shows no culprit",
         advice=("look longer: a step may take more time than that" if longer else "look again")
         + let_read * (len(case.readable) < case.world),
         next=longer or "preflight explain LOG",
@@ -172,20 +172,20 @@ def _unreadable(case: Case) -> Diagnosis:
 
 def _alone(case: Case) -> Diagnosis:
     """A job of one rank waits for no other rank: only its line matters."""
-    one = case.readable[0]
+    member = case.readable[0]
     return Diagnosis(
-        sentence=f"{one.name} is alone in its job, and {describe_activity(one)}",
+        sentence=f"{member.name} is alone in its job, and {describe_activity(member)}",
         advice="look at that line: it waits for no other rank",
-        line=line_of((one,)),
-        evidence=one.place.calls[:5] if one.place else (),
-        next=all_wait.look_longer(case) or lint_of((one,)),
+        line=line_of((member,)),
+        evidence=member.place.calls[:5] if member.place else (),
+        next=all_wait.look_longer(case) or lint_of((member,)),
     )
 
 
 def _waits_outside_job(case: Case) -> Diagnosis | None:
     """Most ranks wait at one line, and the kernel shows that they wait for no rank."""
     largest = max(case.spots(case.readable), key=len, default=())
-    waits = {channel_words(one.look.wait_channel) for one in largest}
+    waits = {channel_words(member.look.wait_channel) for member in largest}
     if len(largest) * 2 <= case.world or len(waits) != 1 or waits & {"", LOCKED, "sleeps"}:
         return None
     return Diagnosis(
@@ -228,8 +228,8 @@ def diagnose(state: JobState) -> Diagnosis:
         return diagnose_several_jobs(jobs)
     case = case_of(state, jobs[0])
     answers = (judge(case) for judge in _JUDGES)
-    found = next((one for one in answers if one is not None), None) or unknown(case)
-    answer = communicators.fused(_completed(found, case), case)
+    first = next((answer for answer in answers if answer is not None), None) or unknown(case)
+    answer = communicators.fused(_completed(first, case), case)
     return _with_pids_for_ranks(answer) if case.without_ranks else answer
 
 
@@ -256,9 +256,9 @@ def _with_pids_for_ranks(answer: Diagnosis) -> Diagnosis:
     return replace(
         answer,
         sentence=words(answer.sentence),
-        culprits=tuple(words(one) for one in answer.culprits),
-        evidence=tuple(words(one) for one in answer.evidence),
-        unseen=tuple(words(one) for one in answer.unseen),
+        culprits=tuple(words(culprit) for culprit in answer.culprits),
+        evidence=tuple(words(line) for line in answer.evidence),
+        unseen=tuple(words(line) for line in answer.unseen),
     )
 
 
@@ -268,7 +268,7 @@ def _unseen(case: Case, category: Category) -> tuple[str, ...]:
         for member in (*case.in_kernel, *case.unreadable)
         if member.look.state not in ("zombie", "gone")
     )
-    entries = [f"{ranks(some)}: {why}" for why, some in reasons.items()]
+    entries = [f"{ranks(numbers)}: {why}" for why, numbers in reasons.items()]
     entries += [
         f"node {node.node}: {node.why}{f'; {node.advice}' * bool(node.advice)}"
         for node in case.state.unanswered
@@ -288,7 +288,7 @@ def _problems(case: Case) -> list[str]:
     """What the nodes could not read themselves, such as a driver that does not answer."""
     looks = case.state.looks
     nodes = grouped((problem, node) for node, look in looks.items() for problem in look.problems)
-    return [f"{_first(some)}: {problem}" for problem, some in nodes.items()][:_PROBLEMS]
+    return [f"{_first(names)}: {problem}" for problem, names in nodes.items()][:_PROBLEMS]
 
 
 def _first(nodes: list[str]) -> str:
@@ -301,8 +301,8 @@ _ROWS = 12
 
 def lines(answer: Diagnosis, width: int) -> list[str]:
     """The lines of the answer, wrapped."""
-    table = [f"{fold_ranks(one.ranks)}  {one.what or one.where}" for one in answer.standings]
-    left = len(table) - _ROWS
+    table = [f"{fold_ranks(row.ranks)}  {row.what or row.where}" for row in answer.standings]
+    more = len(table) - _ROWS
     labelled = (
         ("what", [answer.sentence]),
         ("who", [_culprit_list(answer.culprits)]),
@@ -310,19 +310,20 @@ def lines(answer: Diagnosis, width: int) -> list[str]:
         ("do", [answer.advice]),
         ("next", [answer.next]),
         ("proof", answer.evidence),
-        ("or", [one.words for one in answer.alternatives]),
-        ("ranks", table[:_ROWS] + [f"and {left} more rows: --json"] * (left > 0)),
+        ("or", [alternative.words for alternative in answer.alternatives]),
+        ("ranks", table[:_ROWS] + [f"and {more} more rows: --json"] * (more > 0)),
         ("unseen", answer.unseen),
     )
-    shown = rows(answer.category, answer.confidence, labelled, width)
-    return [_cut(line, width) for line in shown]
+    return [_cut(line, width) for line in rows(answer.category, answer.confidence, labelled, width)]
 
 
 def _culprit_list(culprits: tuple[str, ...]) -> str:
     """The culprits in one line, with their ranks folded."""
-    ranks = {one: whole(one.removeprefix("rank ")) for one in culprits if one.startswith("rank ")}
+    ranks = {
+        name: whole(name.removeprefix("rank ")) for name in culprits if name.startswith("rank ")
+    }
     numbers = [number for number in ranks.values() if number is not None]
-    words = [one for one in culprits if ranks.get(one) is None]
+    words = [name for name in culprits if ranks.get(name) is None]
     folded_ranks = [f"rank{'s' * (len(numbers) > 1)} {fold_ranks(numbers)}"] if numbers else []
     return ", ".join([*folded_ranks, *words])
 

@@ -78,9 +78,9 @@ def wires_of(ranks: Iterable[tuple[int, str, RankLook]], *, complete: bool) -> t
 
     `complete`: every rank was seen, so that an end without a known rank belongs to no rank.
     """
-    every = [(*one, end) for one in ranks for end in one[2].connections]
+    every = [(*row, end) for row in ranks for end in row[2].connections]
     owners = {(_end(end.local), _end(end.peer)): (rank, node) for rank, node, _, end in every}
-    found = []
+    wires = []
     for rank, node, look, end in every:
         local, peer = _end(end.local), _end(end.peer)
         if _RAS in (local[1], peer[1]) or look.master.rpartition(":")[2] in (local[1], peer[1]):
@@ -88,7 +88,7 @@ def wires_of(ranks: Iterable[tuple[int, str, RankLook]], *, complete: bool) -> t
         other = owners.get((peer, local))
         if other is None and (complete or _loopback(peer[0])):
             continue
-        found.append(
+        wires.append(
             Wire(
                 rank=rank,
                 node=node,
@@ -97,7 +97,7 @@ def wires_of(ranks: Iterable[tuple[int, str, RankLook]], *, complete: bool) -> t
                 end=end,
             )
         )
-    return tuple(sorted(found, key=lambda one: (one.rank, one.end.local, one.end.peer)))
+    return tuple(sorted(wires, key=lambda wire: (wire.rank, wire.end.local, wire.end.peer)))
 
 
 def _end(text: str) -> tuple[str, str]:
@@ -142,36 +142,44 @@ class Case:
     @cached_property
     def looks(self) -> dict[str, NodeLook]:
         """The looks of the nodes with ranks of the job."""
-        ours = {one.node for one in self.members}
-        return {node: look for node, look in self.state.looks.items() if node in ours}
+        nodes = {member.node for member in self.members}
+        return {node: look for node, look in self.state.looks.items() if node in nodes}
 
     @cached_property
     def readable(self) -> tuple[RankState, ...]:
         """Ranks with a known place."""
-        return tuple(one for one in self.members if one.place is not None)
+        return tuple(member for member in self.members if member.place is not None)
 
     @cached_property
     def unreadable(self) -> tuple[RankState, ...]:
         """Ranks that exist but show no stack."""
-        return tuple(one for one in self.members if one.place is None and one.look.state != "disk")
+        return tuple(
+            member
+            for member in self.members
+            if member.place is None and member.look.state != "disk"
+        )
 
     @cached_property
     def in_kernel(self) -> tuple[RankState, ...]:
         """Ranks that hang in the kernel, where no stack can be read."""
-        return tuple(one for one in self.members if one.place is None and one.look.state == "disk")
+        return tuple(
+            member
+            for member in self.members
+            if member.place is None and member.look.state == "disk"
+        )
 
     @cached_property
     def ended(self) -> tuple[RankState, ...]:
         """Ranks that have finished: they destroy the group or exit."""
-        return tuple(one for one in self.readable if one.kind == "end")
+        return tuple(member for member in self.readable if member.kind == "end")
 
     @cached_property
     def waiting(self) -> tuple[RankState, ...]:
         """Ranks that wait for other ranks or their GPU, or are in the majority at one line."""
-        plain = [one for one in self.readable if one.waits and one.kind != "end"]
+        plain = [member for member in self.readable if member.waits and member.kind != "end"]
         line = self._same_line() if len(plain) * 2 < self.world else []
-        ranks = {one.rank for one in (*plain, *line)}
-        return tuple(one for one in self.readable if one.rank in ranks)
+        ranks = {member.rank for member in (*plain, *line)}
+        return tuple(member for member in self.readable if member.rank in ranks)
 
     def _same_line(self) -> list[RankState]:
         """The majority of ranks, if they stand still at one line of the user's code: they wait.
@@ -180,31 +188,31 @@ class Case:
         poll, and not in a file's lock, a pipe or a sleep.
         """
         still = [
-            one
-            for one in self.readable
-            if one.place
-            and one.place.kind == CODE
-            and one.steady
-            and not one.computes
-            and one.look.state != "disk"
-            and channel_words(one.look.wait_channel) in ("", LOCKED)
+            member
+            for member in self.readable
+            if member.place
+            and member.place.kind == CODE
+            and member.steady
+            and not member.computes
+            and member.look.state != "disk"
+            and channel_words(member.look.wait_channel) in ("", LOCKED)
         ]
-        spots = Counter(one.place.key for one in still if one.place)
+        spots = Counter(member.place.key for member in still if member.place)
         spot, number = max(spots.items(), key=lambda item: item[1], default=(None, 0))
         if number * 2 <= self.world:
             return []
-        return [one for one in still if one.place and one.place.key == spot]
+        return [member for member in still if member.place and member.place.key == spot]
 
     @cached_property
     def elsewhere(self) -> tuple[RankState, ...]:
         """Ranks that do something else than wait or finish."""
-        apart = {one.rank for one in (*self.waiting, *self.ended)}
-        return (*(one for one in self.readable if one.rank not in apart), *self.in_kernel)
+        apart = {member.rank for member in (*self.waiting, *self.ended)}
+        return (*(member for member in self.readable if member.rank not in apart), *self.in_kernel)
 
     @cached_property
     def moving(self) -> tuple[RankState, ...]:
         """Ranks that moved on between the looks, or compute."""
-        return tuple(one for one in self.members if moved(one))
+        return tuple(member for member in self.members if moved(member))
 
     @cached_property
     def stuck(self) -> tuple[RankState, ...]:
@@ -212,26 +220,26 @@ class Case:
 
         In a healthy job two looks may find one rank in the same place, but not all that wait.
         """
-        if self._flows() or any(moved(one) for one in self.waiting):
+        if self._flows() or any(moved(member) for member in self.waiting):
             return ()
-        if any(one.came_through for one in self.readable):
+        if any(member.came_through for member in self.readable):
             return ()
-        return tuple(one for one in self.waiting if one.steady)
+        return tuple(member for member in self.waiting if member.steady)
 
     def _flows(self) -> bool:
         """Whether most of the job's nodes move data through RDMA ports, which no socket shows."""
-        spans = {one.node: one.look.look_s for one in self.members}
+        spans = {member.node: member.look.look_s for member in self.members}
         moved_bytes = [
             max((p.received for p in look.ports or () if "/" in p.name), default=0)
             / max(spans[node], 0.1)
             for node, look in self.looks.items()
         ]
-        return sum(each >= _FLOW for each in moved_bytes) * 2 > len(self.looks)
+        return sum(rate >= _FLOW for rate in moved_bytes) * 2 > len(self.looks)
 
     @cached_property
     def quiet_s(self) -> float | None:
         """Seconds since data last passed between ranks; None if they do not use TCP."""
-        if any(one.look.gpus for one in self.members):
+        if any(member.look.gpus for member in self.members):
             return None
         silences_s = [wire.end.quiet_s for wire in self.wires if wire.end.quiet_s is not None]
         return min(silences_s, default=None)
@@ -275,13 +283,13 @@ def _row(member: RankState) -> tuple[str, str]:
         "zombie": "is dead",
         "gone": "is gone",
     }
-    what = states.get(member.look.state, "")
+    state = states.get(member.look.state, "")
     if member.place is None and member.look.state == "disk":
         return member.look.wait_channel or "disk", describe_activity(member)
     if member.place is None:
-        return member.look.wait_channel or member.look.state, what or "no stack"
-    if what:
-        return member.place.where, what
+        return member.look.wait_channel or member.look.state, state or "no stack"
+    if state:
+        return member.place.where, state
     return member.place.where, describe_activity(member)
 
 
@@ -291,8 +299,8 @@ def jobs_of(state: JobState) -> tuple[str, ...]:
     A job whose master is on the loopback is named after its node: another node has such a master
     too.
     """
-    looks = [one for look in state.looks.values() for one in look.ranks]
-    counts = Counter(one.job for one in looks if state.job in ("", one.job, one.master))
+    looks = [rank for look in state.looks.values() for rank in look.ranks]
+    counts = Counter(look.job for look in looks if state.job in ("", look.job, look.master))
     if state.job in counts:
         return (state.job,)
     return tuple(sorted(counts, key=lambda job: (-counts[job], job)))
@@ -304,17 +312,17 @@ def case_of(state: JobState, job: str) -> Case:
     without_ranks = not members
     if without_ranks:
         members = _by_pid(state, job)
-    looks = [one.look for one in members.values()]
-    sizes = [*(one.world_size or 0 for one in looks), *(rank + 1 for rank in members)]
+    looks = [member.look for member in members.values()]
+    sizes = [*(look.world_size or 0 for look in looks), *(rank + 1 for rank in members)]
     world = len(members) if without_ranks else max(sizes, default=0)
     gone = [] if without_ranks else _gone(state, members)
-    named = {rank for rank, _ in gone}
+    gone_ranks = {rank for rank, _ in gone}
     expected = () if without_ranks else range(world)
-    absent = tuple(rank for rank in expected if rank not in members and rank not in named)
+    absent = tuple(rank for rank in expected if rank not in members and rank not in gone_ranks)
     wires = wires_of(((s.rank, s.node, s.look) for s in members.values()), complete=not absent)
     natives = _natives(members.values())
-    launchers = [one for look in state.looks.values() for one in look.launchers]
-    served = {_end(one.end.local) for one in wires if one.end.served}
+    launchers = [launcher for look in state.looks.values() for launcher in look.launchers]
+    served = {_end(wire.end.local) for wire in wires if wire.end.served}
     fed = Counter[int]()
     for wire in wires:
         most = _ras_bytes(members[wire.rank].look, world, served.intersection(wire.ends))
@@ -324,14 +332,16 @@ def case_of(state: JobState, job: str) -> Case:
         state=state,
         world=world,
         members=tuple(
-            replace(one, fed=fed[one.rank], place=_with_native(one, natives))
-            for _, one in sorted(members.items())
+            replace(member, fed=fed[member.rank], place=_with_native(member, natives))
+            for _, member in sorted(members.items())
         ),
         gone=tuple(sorted(gone)),
         absent=absent,
         without_ranks=without_ranks,
         wires=wires,
-        launchers=tuple(sorted({one.kind for one in launchers if one.job in (job, "")})),
+        launchers=tuple(
+            sorted({launcher.kind for launcher in launchers if launcher.job in (job, "")})
+        ),
     )
 
 
@@ -353,7 +363,7 @@ def _rank_states(state: JobState, job: str) -> dict[int, RankState]:
         (look, node)
         for node in state.nodes
         if node.look is not None
-        for look in _main_ones(one for one in node.look.ranks if one.job == job)
+        for look in _main_ones(rank for rank in node.look.ranks if rank.job == job)
     ]
     users = Counter(look.uid for look, _ in looks)
     for look, node in looks:
@@ -366,11 +376,13 @@ def _rank_states(state: JobState, job: str) -> dict[int, RankState]:
 
 def _by_pid(state: JobState, job: str) -> dict[int, RankState]:
     """Processes without a rank variable (`torch.multiprocessing.spawn`), on one node."""
-    nodes = [one for one in state.nodes if one.look and any(r.job == job for r in one.look.ranks)]
+    nodes = [
+        node for node in state.nodes if node.look and any(r.job == job for r in node.look.ranks)
+    ]
     if len(nodes) != 1 or nodes[0].look is None:
         return {}
-    looks = [one for one in nodes[0].look.ranks if one.job == job and not _is_worker(one)]
-    return {one.pid: _rank_state(one, nodes[0]) for one in looks}
+    looks = [look for look in nodes[0].look.ranks if look.job == job and not _is_worker(look)]
+    return {look.pid: _rank_state(look, nodes[0]) for look in looks}
 
 
 def _preferred(
@@ -382,22 +394,24 @@ def _preferred(
     of the job counts: any other user can copy the variables of one.
     """
 
-    def order(one: RankLook) -> tuple[int, int, bool, float]:
-        return users[one.uid], one.restarts or 0, one.pid in children, one.age_s
+    def order(look: RankLook) -> tuple[int, int, bool, float]:
+        return users[look.uid], look.restarts or 0, look.pid in children, look.age_s
 
     return order(new) > order(old)
 
 
 def _children(state: JobState) -> frozenset[int]:
     looks = state.looks.values()
-    return frozenset(pid for look in looks for one in look.launchers for pid in one.children)
+    return frozenset(
+        pid for look in looks for launcher in look.launchers for pid in launcher.children
+    )
 
 
 def _main_ones(looks: Iterable[RankLook]) -> list[RankLook]:
     """Leave out children of ranks, which inherit the environment: loader workers, compilers."""
-    every = [one for one in looks if not _is_worker(one)]
-    ranks = {(one.pid, one.rank) for one in every}
-    return [one for one in every if (one.parent, one.rank) not in ranks]
+    every = [look for look in looks if not _is_worker(look)]
+    ranks = {(look.pid, look.rank) for look in every}
+    return [look for look in every if (look.parent, look.rank) not in ranks]
 
 
 def _is_worker(look: RankLook) -> bool:
@@ -417,7 +431,11 @@ def _rank_state(look: RankLook, node: NodeState) -> RankState:
         gpu_look=_gpu(look, node.look),
         place=later or first,
         before=first if later is not None else None,
-        seen=tuple((place_in(one.frames), one.times) for one in look.sightings if one.frames),
+        seen=tuple(
+            (place_in(sighting.frames), sighting.times)
+            for sighting in look.sightings
+            if sighting.frames
+        ),
     )
 
 
@@ -441,33 +459,33 @@ def _gpu(look: RankLook, node: NodeLook | None) -> GpuLook | None:
     """The GPU on which it has memory; if that is not exactly one, the GPU of its local rank."""
     if node is None or not node.gpus:
         return None
-    owned = [one for one in node.gpus if one.uuid in look.gpus or look.pid in one.pids]
+    owned = [gpu for gpu in node.gpus if gpu.uuid in look.gpus or look.pid in gpu.pids]
     if len(owned) == 1 or look.local_rank is None:
         return owned[0] if len(owned) == 1 else None
-    listed = [one.strip() for one in (look.visible or "").split(",") if one.strip()]
+    listed = [word.strip() for word in (look.visible or "").split(",") if word.strip()]
     if look.visible is not None and look.local_rank >= len(listed):
         return None
-    mine = listed[look.local_rank] if listed else str(look.local_rank)
+    name = listed[look.local_rank] if listed else str(look.local_rank)
     for gpu in node.gpus:
         used = gpu in owned or (gpu.memory_used_mib or 0) >= _USED_MIB
-        if used and (str(gpu.index) == mine or (len(mine) > _UUID and gpu.uuid.startswith(mine))):
+        if used and (str(gpu.index) == name or (len(name) > _UUID and gpu.uuid.startswith(name))):
             return gpu
     return None
 
 
 def _gone(state: JobState, members: dict[int, RankState]) -> list[tuple[int, str]]:
     """(rank, node) of processes that are missing on a node that answered."""
-    found: list[tuple[int, str]] = []
-    looks = grouped((one.node, one.look) for one in members.values())
+    gone: list[tuple[int, str]] = []
+    looks = grouped((member.node, member.look) for member in members.values())
     for node in state.nodes:
         here = looks.get(node.node, [])
-        placed = [(one.rank, one.local_rank) for one in here if one.local_rank is not None]
+        placed = [(look.rank, look.local_rank) for look in here if look.local_rank is not None]
         bases = {rank - local for rank, local in placed if rank is not None and local is not None}
-        size = max((one.local_world_size or 0 for one in here), default=0)
+        size = max((look.local_world_size or 0 for look in here), default=0)
         if node.look is None or len(bases) != 1 or node.look.hidden:
             continue
         if state.narrowed and not node.look.launchers:
             continue
         base = bases.pop()
-        found += [(rank, node.node) for rank in range(base, base + size) if rank not in members]
-    return found
+        gone += [(rank, node.node) for rank in range(base, base + size) if rank not in members]
+    return gone

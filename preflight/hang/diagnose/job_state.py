@@ -59,12 +59,12 @@ class JobState(Struct, frozen=True, kw_only=True):
     @property
     def looks(self) -> dict[str, NodeLook]:
         """The looks of the nodes that answered, by node."""
-        return {one.node: one.look for one in self.nodes if one.look is not None}
+        return {node.node: node.look for node in self.nodes if node.look is not None}
 
     @property
     def unanswered(self) -> tuple[NodeState, ...]:
         """The nodes without an answer."""
-        return tuple(one for one in self.nodes if one.look is None)
+        return tuple(node for node in self.nodes if node.look is None)
 
 
 class PlaceRow(Struct, frozen=True, kw_only=True):
@@ -166,7 +166,7 @@ class RankState(Struct, frozen=True, kw_only=True):
         """Whether it changed its place or received data from other ranks."""
         if self.place is None:
             return False
-        before = {one.key for one, _ in self.seen} | {(self.before or self.place).key}
+        before = {place.key for place, _ in self.seen} | {(self.before or self.place).key}
         return bool(self.fed) or before != {self.place.key}
 
     @property
@@ -198,8 +198,8 @@ def ranks(some: Iterable[int]) -> str:
 
 def rank_names(some: Iterable[int | RankState], nodes: Iterable[str] = ()) -> tuple[str, ...]:
     """Names for `culprits`, in order: `rank 3`, `node gpu003`."""
-    numbers = sorted(one if isinstance(one, int) else one.rank for one in some)
-    return (*(f"rank {one}" for one in numbers), *(f"node {one}" for one in nodes))
+    numbers = sorted(member if isinstance(member, int) else member.rank for member in some)
+    return (*(f"rank {number}" for number in numbers), *(f"node {node}" for node in nodes))
 
 
 def describe_ranks(members: Sequence[RankState]) -> str:
@@ -207,10 +207,10 @@ def describe_ranks(members: Sequence[RankState]) -> str:
     if len(members) == 1:
         return members[0].name
     if len(members) <= _FEW:
-        return f"{', '.join(one.name for one in members[:-1])} and {members[-1].name}"
-    nodes = list(dict.fromkeys(one.node for one in members))
+        return f"{', '.join(member.name for member in members[:-1])} and {members[-1].name}"
+    nodes = list(dict.fromkeys(member.node for member in members))
     on = f" ({', '.join(nodes)})" if len(nodes) <= _FEW else f" (on {len(nodes)} nodes)"
-    return ranks(one.rank for one in members) + on
+    return ranks(member.rank for member in members) + on
 
 
 def describe(group: Sequence[RankState]) -> str:
@@ -231,8 +231,10 @@ def verb(number: int, one: str, many: str) -> str:
 
 def _user_frame(members: Iterable[RankState]) -> Frame | None:
     """The user's frame of the first rank that has one."""
-    places = (one.place for one in members)
-    return next((one.user for one in places if one is not None and one.user is not None), None)
+    places = (member.place for member in members)
+    return next(
+        (place.user for place in places if place is not None and place.user is not None), None
+    )
 
 
 def lint_of(members: Iterable[RankState]) -> str:

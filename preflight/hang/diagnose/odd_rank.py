@@ -81,7 +81,7 @@ def exits(member: RankState) -> bool:
 def evidence(case: Case, apart: tuple[RankState, ...]) -> tuple[str, ...]:
     """Proof for up to four of these ranks, and for the wait of the others."""
     proof = []
-    for member in sorted(apart, key=lambda one: one.rank)[:4]:
+    for member in sorted(apart, key=lambda member: member.rank)[:4]:
         calls = member.place.calls if member.place else ()
         proof.append(f"rank {member.rank}: {' < '.join(calls[:5]) or describe_activity(member)}")
         cpu = f"{percent(member.cpu)} of a core" if member.look.look_s else "unknown CPU"
@@ -100,16 +100,18 @@ def evidence(case: Case, apart: tuple[RankState, ...]) -> tuple[str, ...]:
 
 def _gpus(case: Case, apart: tuple[RankState, ...]) -> list[str]:
     """A rank that waits inside a collective has a busy GPU; one that has not reached it has not."""
-    known = {one.rank: used for one in case.members if (used := one.busy_percent) is not None}
-    own = {one.rank for one in apart}
-    rest = [percent for rank, percent in known.items() if rank not in own]
+    busy = {
+        member.rank: used for member in case.members if (used := member.busy_percent) is not None
+    }
+    own = {member.rank for member in apart}
+    rest = [percent for rank, percent in busy.items() if rank not in own]
     if not rest:
         return []
     others = f"those of the others {min(rest)} to {max(rest)} %"
     return [
-        f"rank {one.rank}: its GPU is {known[one.rank]} % busy, {others}"
-        for one in apart[:2]
-        if one.rank in known
+        f"rank {member.rank}: its GPU is {busy[member.rank]} % busy, {others}"
+        for member in apart[:2]
+        if member.rank in busy
     ]
 
 
@@ -117,7 +119,7 @@ def _workers(member: RankState) -> list[str]:
     """What the worker processes do for which it waits, in its DataLoader or elsewhere."""
     if member.place is None or member.place.kind not in ("data", "process", "queue", "lock"):
         return []
-    places = [(one.pid, place_of(one.stacks)) for one in member.look.workers[:2]]
+    places = [(worker.pid, place_of(worker.stacks)) for worker in member.look.workers[:2]]
     lines = [
         f"rank {member.rank}: its worker (pid {pid}): {' < '.join(place.calls[:3])}"
         for pid, place in places
@@ -137,7 +139,7 @@ def _threads(member: RankState) -> list[str]:
     stacks = member.look.later or member.look.stacks
     lines = []
     for thread in stacks.threads if stacks else ():
-        own = next((one for one in thread.frames if not library(one)), None)
+        own = next((frame for frame in thread.frames if not library(frame)), None)
         if own is not None and not thread.main and thread.name != "MainThread":
             name = f" {thread.name}" if thread.name else ""
             lines.append(f"rank {member.rank}: its thread{name}: {short(own)} in {own.function}")
@@ -154,10 +156,14 @@ def at_common_function(member: RankState) -> RankState:
     place = member.place
     if place is None or len(looks) < 2:  # noqa: PLR2004  nothing to compare
         return member
-    user = next((one for one in reversed(_shared(looks)) if not library(one)), None)
+    user = next((frame for frame in reversed(_shared(looks)) if not library(frame)), None)
     if user is None or user == place.user:
         return member
-    kinds = {one.kind for one in (place, member.before, *(one for one, _ in member.seen)) if one}
+    kinds = {
+        position.kind
+        for position in (place, member.before, *(position for position, _ in member.seen))
+        if position
+    }
     if kinds == {place.kind} and place.kind != CODE:
         return replace(member, place=replace(place, user=user))
     return replace(member, place=Place(kind=CODE, waits="idle", user=user, calls=place.calls))
@@ -166,7 +172,7 @@ def at_common_function(member: RankState) -> RankState:
 def _looks(member: RankState) -> list[tuple[Frame, ...]]:
     """Its stacks, outermost call first; the last look comes first, because its lines are shown."""
     look = member.look
-    sampled = [one.frames for one in look.sightings]
+    sampled = [sighting.frames for sighting in look.sightings]
     stacks = [main_frames(look.later), main_frames(look.stacks), *sampled]
     return [tuple(reversed(frames)) for frames in stacks if frames]
 
@@ -175,10 +181,10 @@ def _shared(looks: list[tuple[Frame, ...]]) -> list[Frame]:
     """The calls with which all stacks begin; the line of the last one may differ."""
     shared: list[Frame] = []
     for frames in zip(*looks, strict=False):
-        if len({(one.file, one.function) for one in frames}) > 1:
+        if len({(frame.file, frame.function) for frame in frames}) > 1:
             break
         shared.append(frames[0])
-        if len({one.line for one in frames}) > 1:
+        if len({frame.line for frame in frames}) > 1:
             break
     return shared
 
@@ -197,7 +203,7 @@ def judge(case: Case) -> Diagnosis | None:
         return None
     if len(apart) + len(case.unreadable) > len(case.waiting):
         return _most_are_elsewhere(case, apart)
-    groups = case.spots(tuple(at_common_function(one) for one in apart))
+    groups = case.spots(tuple(at_common_function(member) for member in apart))
     sentence = "; ".join(describe(group) for group in groups[:3])
     busy = _busy(apart)
     comes = (
@@ -264,18 +270,19 @@ def _most_are_elsewhere(case: Case, apart: tuple[RankState, ...]) -> Diagnosis |
 
 def _confidence(case: Case, apart: tuple[RankState, ...]) -> float:
     surely = all(
-        one.place and (one.place.kind in OTHERS or one.place.waits == "yes") for one in case.waiting
+        member.place and (member.place.kind in OTHERS or member.place.waits == "yes")
+        for member in case.waiting
     )
     sure = 0.92 if surely else 0.8
     if len(apart) * 2 > len(case.waiting):
         sure -= 0.1
-    if any(_may_wait_itself(one) for one in apart):
+    if any(_may_wait_itself(member) for member in apart):
         sure -= 0.05
     if _busy(apart):
         sure -= 0.25
     elif _fresh(case):
         sure -= 0.15
-    if any(exits(one) for one in apart):
+    if any(exits(member) for member in apart):
         sure -= 0.1
     return sure
 
@@ -287,7 +294,7 @@ def _fresh(case: Case) -> bool:
 
 def _busy(apart: tuple[RankState, ...]) -> bool:
     """Whether all of them work: then the culprit is certain, but not that the job hangs."""
-    return all(moved(one) for one in apart)
+    return all(moved(member) for member in apart)
 
 
 def _may_wait_itself(member: RankState) -> bool:
@@ -304,11 +311,11 @@ def _may_wait_itself(member: RankState) -> bool:
 
 def _doubts(case: Case, apart: tuple[RankState, ...]) -> tuple[Alternative, ...]:
     doubts = []
-    if any(moved(one) for one in apart) or _fresh(case):
+    if any(moved(member) for member in apart) or _fresh(case):
         healthy = 0.4 if _busy(apart) else 0.2
         sentence = "no hang: it will arrive, if its work ends before the group's timeout"
         doubts.append(Alternative("progresses", sentence, healthy))
-    if any(_may_wait_itself(one) for one in apart):
+    if any(_may_wait_itself(member) for member in apart):
         doubts.append(
             Alternative("desync", "its line may itself wait for an earlier collective", 0.15)
         )
@@ -323,16 +330,16 @@ def judge_blind(case: Case) -> Diagnosis | None:
     """Ranks without a stack that compute, or sleep in another wait channel than the rest."""
     if not case.unreadable or case.elsewhere or case.ended or (case.readable and not case.stuck):
         return None
-    if any(one.fed for one in case.members):
+    if any(member.fed for member in case.members):
         return None
-    resting = [one for one in case.members if _rests(one)]
+    resting = [member for member in case.members if _rests(member)]
     channel, number = _usual(case, resting)
-    odd = tuple(one for one in case.unreadable if _differs(one, channel))
+    odd = tuple(member for member in case.unreadable if _differs(member, channel))
     if not channel or not odd or number < _MOST * case.world:
         return None
     if len(odd) > _FEW * case.world or number + len(odd) < len(case.members):
         return None
-    oddities = "; ".join(f"{one.name} {_words(one)}" for one in odd[:3])
+    oddities = "; ".join(f"{member.name} {_words(member)}" for member in odd[:3])
     return Diagnosis(
         category="odd_rank",
         culprits=rank_names(odd),
@@ -340,9 +347,9 @@ def judge_blind(case: Case) -> Diagnosis | None:
         f"{channel}; no stack of {describe_ranks(odd)} could be read, so its line is unknown",
         advice="make its stack readable (below), and look again",
         evidence=tuple(
-            f"rank {one.rank}: {percent(one.cpu)} of a core, state {one.look.state}, "
-            f"in {one.look.wait_channel or 'no sleep'}"
-            for one in odd[:6]
+            f"rank {member.rank}: {percent(member.cpu)} of a core, state {member.look.state}, "
+            f"in {member.look.wait_channel or 'no sleep'}"
+            for member in odd[:6]
         ),
         confidence=0.55 if case.readable else 0.45,
         alternatives=(Alternative("unknown", "it sleeps elsewhere by chance", 0.3),),
@@ -352,11 +359,11 @@ def judge_blind(case: Case) -> Diagnosis | None:
 
 def _usual(case: Case, resting: list[RankState]) -> tuple[str, int]:
     """The wait channel of ranks known to wait, otherwise of most; and the number of ranks in it."""
-    stuck = {one.rank for one in case.stuck}
-    known = [one for one in resting if one.rank in stuck] or resting
-    counts = Counter(one.look.wait_channel for one in known if one.look.wait_channel)
+    stuck = {member.rank for member in case.stuck}
+    sleepers = [member for member in resting if member.rank in stuck] or resting
+    counts = Counter(member.look.wait_channel for member in sleepers if member.look.wait_channel)
     channel = max(counts, key=lambda name: (counts[name], name), default="")
-    return channel, sum(one.look.wait_channel == channel for one in resting)
+    return channel, sum(member.look.wait_channel == channel for member in resting)
 
 
 def _rests(member: RankState) -> bool:
@@ -373,5 +380,5 @@ def _words(member: RankState) -> str:
     if member.computes:
         return f"computes ({percent(member.cpu)} of a core)"
     channel = member.look.wait_channel
-    known = channel_words(channel)
-    return f"sleeps in {channel}{f' ({known})' if known else ''}"
+    words = channel_words(channel)
+    return f"sleeps in {channel}{f' ({words})' if words else ''}"

@@ -112,7 +112,7 @@ def knowledge() -> Knowledge:
 
 def place_of(stacks: Stacks | None) -> Place | None:
     """Read a rank's place from its main thread; None without a stack."""
-    frames = tuple(one for one in main_frames(stacks) if not _compiled(one))
+    frames = tuple(frame for frame in main_frames(stacks) if not _compiled(frame))
     return place_in(frames) if frames else None
 
 
@@ -127,9 +127,9 @@ def deeper(place: Place, native: Native | None) -> Place:
 
 def native_of(stacks: Stacks | None) -> Native | None:
     """The meaning of the C and C++ functions of a main thread; None if unknown."""
-    functions = [one.function for one in main_frames(stacks) if _compiled(one)]
+    functions = [frame.function for frame in main_frames(stacks) if _compiled(frame)]
     for row in knowledge().native:
-        if any(re.search(each, one) for each in row.functions for one in functions):
+        if any(re.search(pattern, name) for pattern in row.functions for name in functions):
             return row
     return None
 
@@ -138,8 +138,8 @@ def main_frames(stacks: Stacks | None) -> tuple[Frame, ...]:
     """The calls of the main thread, innermost first."""
     if stacks is None or not stacks.threads:
         return ()
-    named = [one for one in stacks.threads if one.main or one.name == "MainThread"]
-    return (named or list(stacks.threads))[0].frames
+    mains = [thread for thread in stacks.threads if thread.main or thread.name == "MainThread"]
+    return (mains or list(stacks.threads))[0].frames
 
 
 @lru_cache(_KEPT)
@@ -148,7 +148,9 @@ def place_in(frames: tuple[Frame, ...]) -> Place:
     own = [number for number, frame in enumerate(frames) if not library(frame)]
     inner = own[0] if own else len(frames)
     user = (
-        frames[inner] if own else next((one for one in frames if not is_plumbing(one.file)), None)
+        frames[inner]
+        if own
+        else next((frame for frame in frames if not is_plumbing(frame.file)), None)
     )
     calls = tuple(f"{short(frames[at])} in {frames[at].function}" for at in own)
     rows = [_rows(frame.function, frame.file) for frame in frames]
@@ -171,8 +173,8 @@ def place_in(frames: tuple[Frame, ...]) -> Place:
 
 def channel_of(name: str) -> Channel:
     """The row of a wait channel; an empty one if it is unknown."""
-    known = (one for one in knowledge().channel if re.search(one.names, name))
-    return next(known, Channel("", ""))
+    rows = (row for row in knowledge().channel if re.search(row.names, name))
+    return next(rows, Channel("", ""))
 
 
 def channel_words(name: str) -> str:

@@ -79,30 +79,30 @@ class RasView:
         """
         if self.case and self.case.without_ranks:
             return None
-        largest = max((one.size for one in self.report.communicators), default=0)
+        largest = max((group.size for group in self.report.communicators), default=0)
         world = self.case.world if self.case else largest
-        fit = [one for one in self.report.communicators if one.size == world == largest]
-        found = max(fit, key=lambda one: len(one.everyone), default=None)
-        named = [one.process for one in found.everyone if one.process[0]] if found else []
-        return found if len(named) == len(set(named)) or self.case is None else None
+        fit = [group for group in self.report.communicators if group.size == world == largest]
+        best = max(fit, key=lambda group: len(group.everyone), default=None)
+        ids = [member.process for member in best.everyone if member.process[0]] if best else []
+        return best if len(ids) == len(set(ids)) or self.case is None else None
 
     @cached_property
     def _pids(self) -> dict[int, list[RankState]]:
-        return grouped((_inner(one.look), one) for one in self.members)
+        return grouped((_inner(member.look), member) for member in self.members)
 
     @cached_property
     def numbers(self) -> dict[Process, int]:
         """The job's rank of each process that the report names."""
         numbers: dict[Process, int] = {}
-        for one in self.report.communicators:
-            for each in one.everyone:
-                states = self._pids.get(each.process[1], [])
+        for group in self.report.communicators:
+            for member in group.everyone:
+                states = self._pids.get(member.process[1], [])
                 if len(states) == 1:
-                    numbers[(*each.process, each.gpu)] = states[0].rank
+                    numbers[(*member.process, member.gpu)] = states[0].rank
         if self.whole is not None:
-            for each in self.whole.everyone:
-                if each.process[0]:
-                    numbers[(*each.process, each.gpu)] = each.rank
+            for member in self.whole.everyone:
+                if member.process[0]:
+                    numbers[(*member.process, member.gpu)] = member.rank
         return numbers
 
     def number(self, group: Communicator, one: Member | Absent) -> int | None:
@@ -118,8 +118,8 @@ class RasView:
 
     def states(self, some: Iterable[int]) -> tuple[RankState, ...]:
         """What is known of these ranks on their nodes."""
-        wanted = set(some)
-        return tuple(one for one in self.members if one.rank in wanted)
+        numbers = set(some)
+        return tuple(member for member in self.members if member.rank in numbers)
 
     def names(self, some: Iterable[int]) -> str:
         """`rank 17 (gpu003, GPU 1)`; the address where the node is not known."""
@@ -132,44 +132,44 @@ class RasView:
 
     def absent(self, *wanted: Absence) -> dict[int, Absence]:
         """The missing ranks of these kinds."""
-        found: dict[int, Absence] = {}
+        absences: dict[int, Absence] = {}
         for group in self.report.communicators:
-            for one in group.absent:
-                rank = self.number(group, one)
-                if rank is not None and one.why in wanted:
-                    found[rank] = one.why
+            for member in group.absent:
+                rank = self.number(group, member)
+                if rank is not None and member.why in wanted:
+                    absences[rank] = member.why
         for _, pid, why in self.report.absent:
             states = self._pids.get(pid, [])
             if len(states) == 1 and why in wanted:
-                found[states[0].rank] = why
-        return dict(sorted(found.items()))
+                absences[states[0].rank] = why
+        return dict(sorted(absences.items()))
 
     def whole_nodes(self, some: Iterable[int]) -> list[str]:
         """Nodes all of whose ranks are among these, if the job has other nodes."""
-        wanted = set(some)
-        by_node = grouped((one.node, one.rank) for one in self.members)
-        full = [node for node, own in by_node.items() if wanted.issuperset(own)]
+        numbers = set(some)
+        by_node = grouped((member.node, member.rank) for member in self.members)
+        full = [node for node, own in by_node.items() if numbers.issuperset(own)]
         return full if len(full) < len(by_node) else []
 
     @cached_property
     def busy(self) -> set[int]:
         """Ranks whose GPU works."""
-        return {one.rank for one in self.members if (one.busy_percent or 0) >= _BUSY}
+        return {member.rank for member in self.members if (member.busy_percent or 0) >= _BUSY}
 
     @cached_property
     def gpu_rests(self) -> set[int]:
         """Ranks whose GPU or process is at rest, while most GPUs work."""
-        known = {one.rank: one.busy_percent for one in self.members}
-        rest = {rank for rank, busy in known.items() if busy is not None and busy < _BUSY}
-        return rest if len(rest) * 2 <= sum(busy is not None for busy in known.values()) else set()
+        load = {member.rank: member.busy_percent for member in self.members}
+        rest = {rank for rank, busy in load.items() if busy is not None and busy < _BUSY}
+        return rest if len(rest) * 2 <= sum(busy is not None for busy in load.values()) else set()
 
     def by_gpu(self, some: set[int]) -> tuple[set[int], set[int]]:
         """Those of these ranks whose GPU or process is at rest, and those whose GPU works."""
         states = self.states(some)
-        halted = {one.rank for one in states if one.look.state in ("stopped", "disk")}
-        known = {one.rank for one in states if one.busy_percent is not None}
+        halted = {member.rank for member in states if member.look.state in ("stopped", "disk")}
+        with_gpu = {member.rank for member in states if member.busy_percent is not None}
         rest = halted | (self.gpu_rests & some)
-        return rest, known - rest
+        return rest, with_gpu - rest
 
     @cached_property
     def foreign(self) -> bool:
@@ -181,15 +181,15 @@ class RasView:
         if self.case is None or not pids or pids & self._pids.keys():
             return False
         looks = self.case.state.looks.values()
-        alone = not any(one.hidden for one in looks)
-        others = {_inner(rank) for one in looks for rank in one.ranks}
+        alone = not any(look.hidden for look in looks)
+        others = {_inner(rank) for look in looks for rank in look.ranks}
         return self.whole is None or not alone or bool(pids & others)
 
     @cached_property
     def processes(self) -> set[tuple[str, int]]:
         """(node's address, pid) of each process that the report names."""
-        named = (each for one in self.report.communicators for each in one.everyone)
-        return {each.process for each in named if each.process[1] >= 0}
+        members = (member for group in self.report.communicators for member in group.everyone)
+        return {member.process for member in members if member.process[1] >= 0}
 
 
 @dataclass
@@ -233,7 +233,7 @@ class Waits:
     def evidence(self, some: Iterable[int]) -> tuple[str, ...]:
         """The counts of up to four communicators in which these ranks differ."""
         sets = (self.behind, self.ahead, self.apart)
-        names = {name for one in some for each in sets for name in each.get(one, ())}
+        names = {name for rank in some for by_rank in sets for name in by_rank.get(rank, ())}
         return tuple(f"RAS: {self.proof[name]}" for name in sorted(names & set(self.proof))[:4])
 
 
@@ -247,19 +247,19 @@ def waits_of(view: RasView) -> Waits:
     unnamed = -1
     for group in view.report.communicators:
         counts: dict[int, dict[str, int]] = {}
-        for one in group.members:
-            number = view.number(group, one)
+        for member in group.members:
+            number = view.number(group, member)
             unnamed -= number is None
             rank = unnamed if number is None else number
-            if sum(one.counts.values()) <= sum(counts.get(rank, one.counts).values()):
-                counts[rank] = one.counts  # of a process with several GPUs the one behind
+            if sum(member.counts.values()) <= sum(counts.get(rank, member.counts).values()):
+                counts[rank] = member.counts  # of a process with several GPUs the one behind
         everyone |= {rank for rank in counts if rank >= 0}
-        if any(sum(each.values()) for each in counts.values()):
+        if any(sum(by_function.values()) for by_function in counts.values()):
             _compare(group.name, counts, waits, missing=bool(group.absent))
         elif any(counts.values()):
             waits.linked.append(set(counts))
-        waits.together |= any(_ALL in each for each in counts.values())
-        waits.unread |= any(not each for each in counts.values())
+        waits.together |= any(_ALL in by_function for by_function in counts.values())
+        waits.unread |= any(not by_function for by_function in counts.values())
     if unnamed < -1:
         waits.linked.append(everyone | {-1})
     return waits
@@ -267,35 +267,37 @@ def waits_of(view: RasView) -> Waits:
 
 def _compare(name: str, members: dict[int, dict[str, int]], waits: Waits, *, missing: bool) -> None:
     vectors = grouped((tuple(sorted(counts.items())), rank) for rank, counts in members.items())
-    totals = {one: sum(number for _, number in one) for one in vectors}
+    totals = {vector: sum(number for _, number in vector) for vector in vectors}
     most, least = max(totals.values()), min(totals.values())
-    usual = max(vectors, key=lambda one: (len(vectors[one]), totals[one]))
-    for one, everyone in vectors.items():
-        some = [rank for rank in everyone if rank >= 0]
+    usual = max(vectors, key=lambda vector: (len(vectors[vector]), totals[vector]))
+    for vector, everyone in vectors.items():
+        job_ranks = [rank for rank in everyone if rank >= 0]
         true_of = (
-            (waits.behind, totals[one] < most),
-            (waits.ahead, totals[one] > least or missing),
-            (waits.apart, not (_below(one, usual) or _below(usual, one))),
+            (waits.behind, totals[vector] < most),
+            (waits.ahead, totals[vector] > least or missing),
+            (waits.apart, not (_below(vector, usual) or _below(usual, vector))),
         )
-        for rank, names in ((rank, names) for names, holds in true_of if holds for rank in some):
+        for rank, names in (
+            (rank, names) for names, holds in true_of if holds for rank in job_ranks
+        ):
             names.setdefault(rank, set()).add(name)
         if len(everyone) * 2 < len(members):
-            for rank in some:
+            for rank in job_ranks:
                 waits.minor[rank] = min(len(everyone), waits.minor.get(rank, len(everyone)))
                 waits.outvoted[rank] += 1
     if len(vectors) == 1 and not missing:
         waits.equal.append(set(members))
     if len(vectors) > 1:
-        ordered = sorted(vectors, key=lambda one: totals[one])
-        waits.levels[name] = [[rank for rank in vectors[one] if rank >= 0] for one in ordered]
+        ordered = sorted(vectors, key=lambda vector: totals[vector])
+        waits.levels[name] = [[rank for rank in vectors[vector] if rank >= 0] for vector in ordered]
         waits.proof[name] = f"communicator {name}: " + "; ".join(
-            f"{_who(vectors[one])} launched {_words(one)}" for one in ordered[:3]
+            f"{_who(vectors[vector])} launched {_words(vector)}" for vector in ordered[:3]
         )
 
 
-def _who(some: list[int]) -> str:
-    named = [rank for rank in some if rank >= 0]
-    return ranks(named) if len(named) == len(some) else count(len(some))
+def _who(members: list[int]) -> str:
+    job_ranks = [rank for rank in members if rank >= 0]
+    return ranks(job_ranks) if len(job_ranks) == len(members) else count(len(members))
 
 
 def _below(low: Counts, high: Counts) -> bool:
@@ -319,26 +321,26 @@ def causes_of(view: RasView, waits: Waits) -> tuple[set[int], set[int]]:
         return resting, set()
     if any(rank in waits.ahead and rank not in waits.behind for rank in waits.minor):
         return set(), set()
-    found: tuple[set[int], set[int]] = set(), set()
+    sides: tuple[set[int], set[int]] = set(), set()
     for linked in _joined(free, waits.linked):
         most = max(len(waits.behind[rank]) for rank in linked)
         top = {rank for rank in linked if len(waits.behind[rank]) == most}
-        found[len(top) > 1 and len(linked) > 1].update(top)
-    causes, candidates = found
-    unnamed = any(min(one) < 0 for one in waits.linked)  # one of these may hold up as many
+        sides[len(top) > 1 and len(linked) > 1].update(top)
+    causes, candidates = sides
+    unnamed = any(min(linked) < 0 for linked in waits.linked)  # one of these may hold up as many
     many = len(causes) > _MOST_BLIND or (unnamed and len(causes) < len(free))
     if many:
         return set(), causes | candidates
     # In a send or receive with a rank that waits, it may wait for that one.
     waiting = {rank for rank in waits.behind if rank in waits.ahead}
-    doubtful = {rank for one in waits.linked if one & waiting for rank in one & causes}
+    doubtful = {rank for linked in waits.linked if linked & waiting for rank in linked & causes}
     surer = causes - doubtful or causes
     return surer, candidates | (causes - surer)
 
 
-def _joined(some: set[int], sets: list[set[int]]) -> list[list[int]]:
+def _joined(members: set[int], sets: list[set[int]]) -> list[list[int]]:
     """Group ranks that are in one of these sets together, directly or through others."""
-    parent = {rank: rank for rank in some}
+    parent = {rank: rank for rank in members}
 
     def root(rank: int) -> int:
         while parent[rank] != rank:
@@ -346,11 +348,11 @@ def _joined(some: set[int], sets: list[set[int]]) -> list[list[int]]:
             rank = parent[rank]
         return rank
 
-    for one in sets:
-        both = sorted(one & some)
+    for linked in sets:
+        both = sorted(linked & members)
         for rank in both[1:]:
             parent[root(rank)] = root(both[0])
-    return list(grouped((root(rank), rank) for rank in sorted(some)).values())
+    return list(grouped((root(rank), rank) for rank in sorted(members)).values())
 
 
 def skipped(view: RasView, waits: Waits) -> set[int]:
@@ -359,11 +361,15 @@ def skipped(view: RasView, waits: Waits) -> set[int]:
     Then it has not stopped: it launched another call in place of the one that it lacks.
     """
     free, members = waits.free, view.members
-    if len(members) < view.world or not all(one.waits for one in members) or free in waits.equal:
+    if (
+        len(members) < view.world
+        or not all(member.waits for member in members)
+        or free in waits.equal
+    ):
         return set()
     lacks = {rank: (len(waits.behind[rank]), waits.outvoted[rank]) for rank in free}
     most = max(lacks.values(), default=(0, 0))
-    few = {rank for rank, one in lacks.items() if one == most}
+    few = {rank for rank, lack in lacks.items() if lack == most}
     return few if len(few) == 1 and most[0] > 1 else set()
 
 
@@ -375,14 +381,20 @@ def in_one_place(view: RasView, waits: Waits) -> set[int]:
     a rank in the same place may have launched another one.
     """
     states = view.states(waits.free)
-    if view.case is None or len(states) < len(waits.free) or not all(one.waits for one in states):
+    if (
+        view.case is None
+        or len(states) < len(waits.free)
+        or not all(member.waits for member in states)
+    ):
         return set()
-    spots = view.case.spots(tuple(one for one in states if one.kind != "p2p"))
-    sizes = [len(one) for one in spots]
+    spots = view.case.spots(tuple(member for member in states if member.kind != "p2p"))
+    sizes = [len(spot) for spot in spots]
     if sizes[1:] == [1] and sizes[0] > 1:
         return {spots[1][0].rank}
     unlisted = not (waits.together or waits.equal)
-    return {one.rank for one in spots[0]} if unlisted and len(sizes) == 1 < sizes[0] else set()
+    return (
+        {member.rank for member in spots[0]} if unlisted and len(sizes) == 1 < sizes[0] else set()
+    )
 
 
 def odd_order(view: RasView, waits: Waits) -> set[int]:
@@ -392,7 +404,7 @@ def odd_order(view: RasView, waits: Waits) -> set[int]:
     such a difference it is the smallest minority. If those that wait for no other rank, also in no
     send or receive, are exactly one communicator, in which all launched the same, its kernel hangs.
     """
-    free = waits.free - {one.rank for one in view.states(waits.free) if one.kind == "p2p"}
+    free = waits.free - {member.rank for member in view.states(waits.free) if member.kind == "p2p"}
     turned: Counter[int] = Counter()
     for name, levels in waits.levels.items():
         late, early = _late_and_early(levels, name, waits)
@@ -412,12 +424,12 @@ def odd_order(view: RasView, waits: Waits) -> set[int]:
         return few if len(few) == 1 or few in waits.equal else set()
     least = min(waits.minor.values(), default=0)
     few = {rank for rank, size in waits.minor.items() if size == least}
-    linked = [one for one in waits.linked if few & one]
+    linked = [group for group in waits.linked if few & group]
     waiting = all(rank in waits.behind and rank not in waits.ahead for rank in few)
-    doubtful = any(len(one & few) > 1 for one in linked)
+    doubtful = any(len(group & few) > 1 for group in linked)
     if waiting:  # perhaps in a send or receive, with one that is behind, too
         others = set(waits.behind) - few
-        doubtful = bool(others) and any(one & others or min(one) < 0 for one in linked)
+        doubtful = bool(others) and any(group & others or min(group) < 0 for group in linked)
     in_kernel = few in waits.equal and not few <= set(waits.ahead)
     return few if in_kernel or (len(few) == 1 and not doubtful) else set()
 
@@ -428,11 +440,11 @@ def _late_and_early(
     """Of each level those that are behind in another communicator, too, and the rest."""
     late = [
         [
-            one
-            for one in level
-            if len(waits.behind.get(one, ())) > (name in waits.behind.get(one, ()))
+            rank
+            for rank in level
+            if len(waits.behind.get(rank, ())) > (name in waits.behind.get(rank, ()))
         ]
         for level in levels
     ]
-    known = {one for level in late for one in level}
-    return late, [[one for one in level if one not in known] for level in levels]
+    all_late = {rank for level in late for rank in level}
+    return late, [[rank for rank in level if rank not in all_late] for level in levels]

@@ -48,8 +48,8 @@ def judge(case: Case) -> Diagnosis | None:
     """No rank is stuck and most moved on: no hang, but some may be slow."""
     if case.stuck or not case.moving or len(case.moving) < _MOST * len(case.members):
         return None
-    if found := _straggler(case) or _slow_gpu(case):
-        return found
+    if diagnosis := _straggler(case) or _slow_gpu(case):
+        return diagnosis
     perhaps = _perhaps(case)
     return Diagnosis(
         category="progresses",
@@ -78,49 +78,53 @@ def slow_ones(
 def _straggler(case: Case) -> Diagnosis | None:
     if case.unreadable:
         return None
-    shares = {one.rank: _share(one) for one in case.readable}
+    shares = {member.rank: _share(member) for member in case.readable}
     sampled = {rank: share for rank, share in shares.items() if share is not None}
     by_cpu = {
-        one.rank: min(one.cpu, 1.0)
-        for one in case.readable
-        if not one.look.gpus and (one.cpu or not one.went_on)  # else its time was not read
+        member.rank: min(member.cpu, 1.0)
+        for member in case.readable
+        if not member.look.gpus and (member.cpu or not member.went_on)  # else its time was not read
     }
     if len(sampled) == len(case.readable) and (slow := slow_ones(sampled)):
         return _diagnose_straggler(case, slow, sampled, _SEEN, 0.85)
     if len(by_cpu) == len(case.readable):
         slow = slow_ones(by_cpu) or slow_ones(by_cpu, gap=_LITTLE, times=_MANY_TIMES)
         slow_set = frozenset(slow)
-        if slow and _met_waiting([one for one in case.readable if one.rank not in slow_set]):
+        if slow and _met_waiting(
+            [member for member in case.readable if member.rank not in slow_set]
+        ):
             return _diagnose_straggler(case, slow, by_cpu, _CPU, 0.7)
     return None
 
 
 def _met_waiting(members: Sequence[RankState]) -> bool:
     """Whether the fast ranks wait in most looks; otherwise they wait for no rank."""
-    places = [place for one in members for place in (one.place, one.before) if place is not None]
+    places = [
+        place for member in members for place in (member.place, member.before) if place is not None
+    ]
     waits = [place for place in places if place.kind in _WAITERS]
     return len(waits) * 2 >= len(places)
 
 
 def _slow_gpu(case: Case) -> Diagnosis | None:
     """Busy GPUs whose clock is far below that of the job's other GPUs slow down all."""
-    found = [(one, gpu) for one in case.members if (gpu := one.gpu_look) is not None]
-    clocks = [gpu.clock_mhz for _, gpu in found if gpu.clock_mhz]
+    pairs = [(member, gpu) for member in case.members if (gpu := member.gpu_look) is not None]
+    clocks = [gpu.clock_mhz for _, gpu in pairs if gpu.clock_mhz]
     if len(clocks) < _PEERS or len(clocks) < len(case.members):
         return None
     usual = median(clocks)
     slow = [
-        (one, gpu)
-        for one, gpu in found
+        (member, gpu)
+        for member, gpu in pairs
         if (gpu.clock_mhz or 0) < _CLOCK * usual and (gpu.busy_percent or 0) >= _AT_WORK
     ]
-    if not slow or len(slow) * 4 > len(found):
+    if not slow or len(slow) * 4 > len(pairs):
         return None
-    members = tuple(one for one, _ in slow)
+    members = tuple(member for member, _ in slow)
     evidence = [
-        f"GPU {gpu.index} of {one.node}: {gpu.clock_mhz} MHz, the others {usual:.0f}"
+        f"GPU {gpu.index} of {member.node}: {gpu.clock_mhz} MHz, the others {usual:.0f}"
         + (f"; throttled: {', '.join(gpu.throttled)}" if gpu.throttled else "")
-        for one, gpu in slow[:6]
+        for member, gpu in slow[:6]
     ]
     return Diagnosis(
         category="straggler",
@@ -138,12 +142,13 @@ def _slow_gpu(case: Case) -> Diagnosis | None:
 def _perhaps(case: Case) -> tuple[Alternative, ...]:
     """A few ranks that worked in both looks while all others waited, or used far more CPU time."""
     own = {
-        one.rank: sum(_works(place) for place in (one.place, one.before)) for one in case.readable
+        member.rank: sum(_works(place) for place in (member.place, member.before))
+        for member in case.readable
     }
     slow = [rank for rank, times in own.items() if times == 2]  # noqa: PLR2004  both looks
     why = "at work in both looks, while the others waited in both"
     if not slow or len(slow) * 2 >= len(own) or sum(own.values()) > 2 * len(slow):
-        by_cpu = {one.rank: one.cpu for one in case.readable if not one.look.gpus}
+        by_cpu = {member.rank: member.cpu for member in case.readable if not member.look.gpus}
         slow = list(slow_ones(by_cpu, gap=_FAINT, times=_MANY_TIMES))
         why = "with far more CPU time than the others, if little"
     if not slow:
@@ -167,17 +172,17 @@ def _diagnose_straggler(
     case: Case, slow: tuple[int, ...], own: Mapping[int, float], unit: str, sure: float
 ) -> Diagnosis:
     slow_set = frozenset(slow)
-    members = tuple(one for one in case.readable if one.rank in slow_set)
-    rest = [own[one.rank] for one in case.readable if one.rank not in slow_set]
+    members = tuple(member for member in case.readable if member.rank in slow_set)
+    rest = [own[member.rank] for member in case.readable if member.rank not in slow_set]
     line = _busiest(members)
     at = f" in {line.function} at {short(line)}" if line is not None else ""
     nodes = _whole_nodes(case, slow)
-    theirs, others = median([own[rank] for rank in slow]), median(rest)
+    slow_median, others = median([own[rank] for rank in slow]), median(rest)
     return Diagnosis(
         category="straggler",
         culprits=rank_names(slow, nodes),
         sentence=f"it progresses, at the pace of {describe_ranks(members)}{at}: "
-        f"{verb(len(slow), 'it works', 'they work')} for {percent(theirs)} of {unit}, the "
+        f"{verb(len(slow), 'it works', 'they work')} for {percent(slow_median)} of {unit}, the "
         f"other {count(len(rest))} for {percent(others)}, "
         f"and then {verb(len(rest), 'waits', 'wait')}",
         advice="compare that rank's data, CPU and GPU with its peers': "
@@ -188,7 +193,10 @@ def _diagnose_straggler(
         ),
         line=line_words(line),
         evidence=(
-            *(f"rank {one.rank}: {percent(own[one.rank])} of {unit}" for one in members[:6]),
+            *(
+                f"rank {member.rank}: {percent(own[member.rank])} of {unit}"
+                for member in members[:6]
+            ),
             f"the others: {percent(min(rest))} to {percent(max(rest))}",
             *_clocks(members),
         ),
@@ -199,30 +207,30 @@ def _diagnose_straggler(
 
 def _busiest(members: tuple[RankState, ...]) -> Frame | None:
     """The user's line that most looks saw them working at."""
-    seen: Counter[Frame] = Counter()
+    by_line: Counter[Frame] = Counter()
     for member in members:
         looks = [
             *member.seen,
-            *((one, 1) for one in (member.place, member.before) if one is not None),
+            *((place, 1) for place in (member.place, member.before) if place is not None),
         ]
         for place, times in looks:
             if place.user is not None and place.kind not in _WAITERS:
-                seen[place.user] += times
-    return max(seen, key=lambda one: (seen[one], one.file, one.line), default=None)
+                by_line[place.user] += times
+    return max(by_line, key=lambda frame: (by_line[frame], frame.file, frame.line), default=None)
 
 
 def _whole_nodes(case: Case, slow: tuple[int, ...]) -> list[str]:
     """Nodes whose ranks, two or more, are all slow."""
     slow_set = frozenset(slow)
-    of_node = grouped((one.node, one.rank) for one in case.members)
+    of_node = grouped((member.node, member.rank) for member in case.members)
     return [node for node, own in of_node.items() if len(own) > 1 and slow_set.issuperset(own)]
 
 
 def _clocks(members: tuple[RankState, ...]) -> list[str]:
     """Why the driver throttles their GPUs."""
-    found = [
-        f"GPU {gpu.index} of {one.node} is throttled: {', '.join(gpu.throttled)}"
-        for one in members
-        if (gpu := one.gpu_look) is not None and gpu.throttled
+    lines = [
+        f"GPU {gpu.index} of {member.node} is throttled: {', '.join(gpu.throttled)}"
+        for member in members
+        if (gpu := member.gpu_look) is not None and gpu.throttled
     ]
-    return list(dict.fromkeys(found))[:4]
+    return list(dict.fromkeys(lines))[:4]
