@@ -32,10 +32,10 @@ def rows(
     category: str, confidence: float, labelled: Iterable[tuple[str, Iterable[str]]], width: int
 ) -> list[str]:
     """The category, then every text, wrapped; a label stands before its first text."""
-    shown = [f"{category}  ({percent(confidence)} sure)" if confidence else category]
+    lines = [f"{category}  ({percent(confidence)} sure)" if confidence else category]
     for label, texts in labelled:
         for number, text in enumerate(texts):
             if text:
                 first = f"{'' if number else label:<10}"
-                shown += wrapped(text, first=first, indent=_INDENT, width=width)
-    return [printable(line) for line in shown]
+                lines += wrapped(text, first=first, indent=_INDENT, width=width)
+    return [printable(line) for line in lines]

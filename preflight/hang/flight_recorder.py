@@ -150,20 +150,20 @@ def read(
         document = _json(data) if data[:1] in b"{ \n" else plain_values(data, allowed)
     except RefusedError as error:
         return Unreadable(f"no recording: {error}")
-    known = document if isinstance(document, dict) else {}
-    every = known.get("entries", [] if "pg_status" in known else None)
+    fields = document if isinstance(document, dict) else {}
+    every = fields.get("entries", [] if "pg_status" in fields else None)
     if not isinstance(every, list):
         return Unreadable("no recording: it has no entries")
-    entries = [one for one in every[-MOST_CALLS:] if isinstance(one, dict)]
+    entries = [entry for entry in every[-MOST_CALLS:] if isinstance(entry, dict)]
     once, reader = _Once(), _Reader()
     picked = reader.calls(entries, once, latest)
     return Recording(
         calls=tuple(picked),
-        members=_members(known.get("pg_config")),
-        enqueued=_enqueued(known.get("pg_status"), reader.names),
+        members=_members(fields.get("pg_config")),
+        enqueued=_enqueued(fields.get("pg_status"), reader.names),
         batched=tuple(sorted(reader.batched)),
         newest_ns=max(
-            (_number(one.get("time_created_ns")) or 0 for one in entries[-8:]), default=0
+            (_number(entry.get("time_created_ns")) or 0 for entry in entries[-8:]), default=0
         ),
         wrapped=reader.first_pending and _is_full(entries),
     )
@@ -197,7 +197,7 @@ class _Reader:
             if call.alone and (
                 parts
                 or call.number in numbers
-                or any(one.function == _BATCH for one in call.frames)
+                or any(frame.function == _BATCH for frame in call.frames)
             ):
                 self.batched.add(call.about)
             numbers |= {call.number} if call.alone else set()
@@ -247,36 +247,36 @@ def _is_full(entries: list[dict[Any, Any]]) -> bool:
 
 def _members(config: Any) -> dict[str, tuple[int, ...]]:
     """`{"5": {"ranks": "[0, 4]"}}`; gloo's has no name and is of any group."""
-    found: dict[str, tuple[int, ...]] = {}
-    read, left = dict[str, tuple[int, ...] | None](), _MEMBERS
-    for name, one in config.items() if isinstance(config, dict) else ():
-        text = one.get("ranks") if isinstance(one, dict) else None
-        if not isinstance(text, str) or not _text(name) or len(found) == _GROUPS:
+    members: dict[str, tuple[int, ...]] = {}
+    by_text, room = dict[str, tuple[int, ...] | None](), _MEMBERS
+    for name, group in config.items() if isinstance(config, dict) else ():
+        text = group.get("ranks") if isinstance(group, dict) else None
+        if not isinstance(text, str) or not _text(name) or len(members) == _GROUPS:
             continue
-        if text not in read and len(text) <= left:
-            left -= len(text)
-            read[text] = _ranks(text)
-        ranks = read.get(text)
+        if text not in by_text and len(text) <= room:
+            room -= len(text)
+            by_text[text] = _ranks(text)
+        ranks = by_text.get(text)
         if ranks is not None:
-            found[_text(name)] = ranks
-    return found
+            members[_text(name)] = ranks
+    return members
 
 
 @lru_cache(16)
 def _ranks(text: str) -> tuple[int, ...] | None:
     """The first group of all dumps of a job is the same, and has thousands of members."""
-    ranks = [whole(each.strip(), 2**31) for each in text.strip("[]").split(",")]
-    known = tuple(sorted(each for each in ranks if each is not None))
-    return known if len(known) == len(ranks) else None
+    ranks = [whole(word.strip(), 2**31) for word in text.strip("[]").split(",")]
+    numbers = tuple(sorted(rank for rank in ranks if rank is not None))
+    return numbers if len(numbers) == len(ranks) else None
 
 
 def _enqueued(status: Any, names: dict[str, str]) -> dict[str, int]:
-    found = {}
-    for pg, one in status.items() if isinstance(status, dict) else ():
-        number = _number(one.get("last_enqueued_collective")) if isinstance(one, dict) else None
+    by_group = {}
+    for pg, info in status.items() if isinstance(status, dict) else ():
+        number = _number(info.get("last_enqueued_collective")) if isinstance(info, dict) else None
         if _text(pg) in names and number is not None and number > 0:
-            found[names[_text(pg)]] = number
-    return found
+            by_group[names[_text(pg)]] = number
+    return by_group
 
 
 def _group(entry: dict[Any, Any]) -> tuple[str, str]:
@@ -346,16 +346,16 @@ def _call(entry: dict[Any, Any], once: _Once) -> Call | None:
 
 def _has_shapes(value: Any, _: _Once) -> bool:
     return isinstance(value, (list, tuple)) and all(
-        isinstance(one, (list, tuple)) for one in value[:_TENSORS]
+        isinstance(shape, (list, tuple)) for shape in value[:_TENSORS]
     )
 
 
 def _types(value: Any, _: _Once) -> tuple[str, ...]:
-    return tuple(_text(one) for one in _list(value, _TENSORS))
+    return tuple(_text(dtype) for dtype in _list(value, _TENSORS))
 
 
 def _lines(value: Any, once: _Once) -> tuple[Line, ...]:
-    return tuple(once(_line, one) for one in _list(value, _FRAMES))
+    return tuple(once(_line, frame) for frame in _list(value, _FRAMES))
 
 
 def _line(frame: Any, _: _Once) -> Line:
@@ -367,8 +367,8 @@ def _line(frame: Any, _: _Once) -> Line:
 
 def _sizes(value: Any, _: _Once) -> tuple[tuple[int, ...], ...]:
     return tuple(
-        tuple(_number(each) or 0 for each in _list(one, _DIMENSIONS))
-        for one in _list(value, _TENSORS)
+        tuple(_number(size) or 0 for size in _list(shape, _DIMENSIONS))
+        for shape in _list(value, _TENSORS)
     )
 
 

@@ -95,18 +95,18 @@ def look(
 
     `job`: the job, if these nodes run several. Never raises for a node that is not ready.
     """
-    gate, asked = Gate(), wanted or LookRequest()
+    gate, request = Gate(), wanted or LookRequest()
     by_name = {host.name: host for host in hosts}
     ends = time.monotonic() + deadline_s
 
     def work(name: str) -> NodeState:
-        return _one(by_name[name], ways, nonce, asked, gate=gate, ends=ends)
+        return _look_at(by_name[name], ways, nonce, request, gate=gate, ends=ends)
 
     answers = fan_out(list(by_name), work, deadline_s=deadline_s, at_most=None, progress=progress)
-    state = JobState(nodes=tuple(_state(name, one) for name, one in answers.items()), job=job)
-    if asked.ras == "never":
+    state = JobState(nodes=tuple(_state(name, answer) for name, answer in answers.items()), job=job)
+    if request.ras == "never":
         return state
-    return replace(state, ras=_ask_ras(state, by_name, ways, nonce, policy=asked.ras, ends=ends))
+    return replace(state, ras=_ask_ras(state, by_name, ways, nonce, policy=request.ras, ends=ends))
 
 
 def look_here(
@@ -119,21 +119,21 @@ def look_here(
     """Look at this machine: at all of its ranks, or at these processes and their fellow ranks."""
     name = sound_name(socket.gethostname(), "localhost")
     here = Host(name=name, address="127.0.0.1", transport="local", python=(sys.executable,))
-    wanted = LookRequest(pids=pids, look_s=look_s, ras=ras)
+    request = LookRequest(pids=pids, look_s=look_s, ras=ras)
     with closing(Ways((here,))) as ways:
-        state = look((here,), ways, secrets.token_hex(16), wanted=wanted, job=job)
+        state = look((here,), ways, secrets.token_hex(16), wanted=request, job=job)
     return replace(state, here=True, narrowed=bool(pids))
 
 
-def _one(
-    host: Host, ways: Ways, nonce: str, wanted: LookRequest, *, gate: Gate, ends: float
+def _look_at(
+    host: Host, ways: Ways, nonce: str, request: LookRequest, *, gate: Gate, ends: float
 ) -> NodeState:
     """Log in and look at one node; every failure is part of the result."""
     connection: Connection | None = None
     try:
         with gate.passage(_left_s(ends)):
             connection = ways.connect(host, min(CONNECT_S, _left_s(ends)))
-        seen = _ask(connection, host, nonce, wanted, min(NODE_S, _left_s(ends)))
+        answer = _ask(connection, host, nonce, request, min(NODE_S, _left_s(ends)))
     except ReachError as error:
         late = connection is not None
         return NodeState(node=host.name, sentence=error.sentence, advice=error.advice, late=late)
@@ -147,18 +147,18 @@ def _one(
     finally:
         if connection is not None:
             connection.close()
-    return NodeState(node=host.name, look=seen)
+    return NodeState(node=host.name, look=answer)
 
 
 def _ask(
-    connection: Connection, host: Host, nonce: str, wanted: LookRequest, timeout_s: float
+    connection: Connection, host: Host, nonce: str, options: LookRequest, timeout_s: float
 ) -> NodeLook:
     request = {
         "nonce": nonce,
         "name": host.name,
         "deadline_s": max(timeout_s - START_S, timeout_s / 2),
-        "look_s": min(wanted.look_s, timeout_s / 2),
-        "pids": list(wanted.pids),
+        "look_s": min(options.look_s, timeout_s / 2),
+        "pids": list(options.pids),
     }
     ends = time.monotonic() + timeout_s
     started = start_payload(connection, host, "stacks", request, timeout_s, limit=LIMIT)
@@ -215,15 +215,15 @@ def _services(state: JobState) -> list[tuple[str, int, str]]:
     """(node, pid, address) of one rank of each node, live ones first; 0: no rank is known."""
     jobs = jobs_of(state)
     job = jobs[0] if len(jobs) == 1 else ""
-    found = []
+    rows = []
     for node, look in state.looks.items():
-        own = [one for one in look.ranks if one.ras and one.job == job]
+        own = [rank for rank in look.ranks if rank.ras and rank.job == job]
         if own:
-            live = min(own, key=lambda one: (one.state in ENDED, one.rank or 0))
-            found.append((live.state in ENDED, node, live.pid, live.ras))
+            live = min(own, key=lambda rank: (rank.state in ENDED, rank.rank or 0))
+            rows.append((live.state in ENDED, node, live.pid, live.ras))
         elif not jobs and look.ras:
-            found.append((False, node, look.ras_pid, look.ras))
-    return [(node, pid, address) for _, node, pid, address in sorted(found, key=lambda one: one[0])]
+            rows.append((False, node, look.ras_pid, look.ras))
+    return [(node, pid, address) for _, node, pid, address in sorted(rows, key=lambda row: row[0])]
 
 
 def _left_s(ends: float) -> float:

@@ -103,10 +103,10 @@ class _Machine:
             elif code == _LIST:
                 stack.append([])
             elif code == _EXTEND:
-                taken, stack = stack, self.below.pop()
+                batch, stack = stack, self.below.pop()
                 if type(stack[-1]) is not list:
                     raise RefusedError(f"byte {at - 1} puts something into what holds nothing")
-                stack[-1].extend(taken)
+                stack[-1].extend(batch)
             elif code == _SHORT:
                 if at + 2 > end:
                     raise IndexError(at)
@@ -174,14 +174,14 @@ class _Machine:
 
     def since_mark(self) -> list[Any]:
         """Pop everything after the last mark."""
-        taken, self.stack = self.stack, self.below.pop()
-        return taken
+        batch, self.stack = self.stack, self.below.pop()
+        return batch
 
     def top(self, kind: type) -> Any:
-        found = self.stack[-1]
-        if type(found) is not kind:
+        value = self.stack[-1]
+        if type(value) is not kind:
             raise RefusedError(f"byte {self.at - 1} puts something into what holds nothing")
-        return found
+        return value
 
     def items(self) -> None:
         items = self.since_mark()
@@ -218,10 +218,10 @@ class _Machine:
     def tuple_of(self, number: int) -> None:
         if len(self.stack) < number:
             raise IndexError(number)
-        taken = tuple(self.stack[len(self.stack) - number :])
+        values = tuple(self.stack[len(self.stack) - number :])
         if number:
             del self.stack[-number:]
-        self.stack.append(taken)
+        self.stack.append(values)
 
     def number(self, size: int) -> None:
         if size > _WIDEST:
@@ -236,8 +236,8 @@ class _Machine:
     def alike(self, at: int) -> tuple[_Shape | None, tuple[Any, ...]]:
         """The shape of the entry that begins here, and the numbers in it."""
         if at > self.end:  # of the entry, if none of its numbers has these bytes
-            found = self.data.find(b"u}(", at)
-            self.end = found if found >= 0 else 2 * len(self.data)
+            place = self.data.find(b"u}(", at)
+            self.end = place if place >= 0 else 2 * len(self.data)
         for shape in self.shapes.get(self.end - at, ()):
             if self.data.startswith(shape.constants[0], at):
                 fields = shape.fields.unpack_from(self.data, at)

@@ -144,26 +144,26 @@ REMOTE = _ERRORS[_REMOTE]
 
 def _from_json(raw: bytes) -> RasReport:
     try:
-        found = msgspec.json.decode(_NO_COMMA.sub(rb"\1,\n\2", raw), type=_Report)
+        report = msgspec.json.decode(_NO_COMMA.sub(rb"\1,\n\2", raw), type=_Report)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         why = printable(str(error))[:120]
         raise ReportError(f"its report is no valid JSON of RAS: {why}") from error
     return RasReport(
-        number=len(found.communicators),
+        number=len(report.communicators),
         communicators=tuple(
             Communicator(
-                name=printable(f"{one.hash} {one.secondary_hash}"),
-                size=one.size,
-                members=tuple(map(_member, one.ranks)),
-                absent=tuple(map(_absent, one.missing_ranks)),
+                name=printable(f"{group.hash} {group.secondary_hash}"),
+                size=group.size,
+                members=tuple(map(_member, group.ranks)),
+                absent=tuple(map(_absent, group.missing_ranks)),
             )
-            for one in found.communicators
+            for group in report.communicators
         ),
     )
 
 
-def _member(one: _Rank) -> Member:
-    state = one.status
+def _member(row: _Rank) -> Member:
+    state = row.status
     failed = [code for code in (state.init_state, state.async_error) if code not in (0, 7)]
     status: Status = "running" if state.init_state == 0 else "init"
     if state.abort_flag:
@@ -171,20 +171,20 @@ def _member(one: _Rank) -> Member:
     elif state.finalize_called or state.destroy_flag:
         status = "finalize"
     return Member(
-        rank=one.rank,
-        process=(printable(one.host), one.pid),
-        gpu=one.cuda_dev,
-        counts=one.collective_counts,
+        rank=row.rank,
+        process=(printable(row.host), row.pid),
+        gpu=row.cuda_dev,
+        counts=row.collective_counts,
         status=status,
         error=_ERRORS.get(failed[0], "Unexpected error") if failed else "",
     )
 
 
-def _absent(one: _Rank) -> Absent:
-    why: Absence = "unresponsive" if one.status.unresponsive else "left"
-    if one.status.considered_dead:
+def _absent(row: _Rank) -> Absent:
+    why: Absence = "unresponsive" if row.status.unresponsive else "left"
+    if row.status.considered_dead:
         why = "dead"
-    return Absent(rank=one.rank, process=(printable(one.host), one.pid), gpu=one.cuda_dev, why=why)
+    return Absent(rank=row.rank, process=(printable(row.host), row.pid), gpu=row.cuda_dev, why=why)
 
 
 _NUMBER = r"(\d{1,15})"
@@ -232,23 +232,23 @@ class _Section:
 
     def communicator(self, dead: set[tuple[str, int]]) -> Communicator:
         """Return it with all of its ranks, those of the largest group without their process."""
-        every = (item for one in self.topics for item in one.values.items())
+        every = (pair for topic in self.topics for pair in topic.values.items())
         left = [rank for rank, value in every if value in ("NOCOMM", "UNKNOWN")]
         missing: dict[int, Absence] = {**self.missing, **dict.fromkeys(left, "left")}
         unknown = (("", -1), -1)
-        known = self.processes
+        processes = self.processes
         return Communicator(
             name=self.name,
             size=self.size,
             members=tuple(
-                self._member(rank, *known.get(rank, unknown))
+                self._member(rank, *processes.get(rank, unknown))
                 for rank in range(self.size)
                 if rank not in missing
             ),
             absent=tuple(
                 Absent(rank=rank, process=process, gpu=gpu, why="dead" if process in dead else why)
                 for rank, why in sorted(missing.items())
-                for process, gpu in [known.get(rank, unknown)]
+                for process, gpu in [processes.get(rank, unknown)]
             ),
         )
 
@@ -286,7 +286,7 @@ def _from_text(raw: bytes) -> RasReport:
     dead = {(host, pid) for host, pid, why in reader.absent if why == "dead"}
     return RasReport(
         number=reader.number,
-        communicators=tuple(one.communicator(dead) for one in reader.sections.values()),
+        communicators=tuple(section.communicator(dead) for section in reader.sections.values()),
         absent=tuple(reader.absent),
     )
 

@@ -59,7 +59,7 @@ class Made(NamedTuple):
     @property
     def shapes(self) -> bool:
         """Whether shapes are to be compared: all ranks make the same operation."""
-        return len({one.op for one in self.calls.values()}) == 1
+        return len({call.op for call in self.calls.values()}) == 1
 
 
 Side = tuple[tuple[int, ...], str]
@@ -73,13 +73,13 @@ def words(call: Call, *, shapes: bool = True) -> str:
         return f"{call.op} ({', '.join(call.parts[:4])}{' ...' * (len(call.parts) > 4)})"  # noqa: PLR2004
     if not shapes or call.op not in _SAME_SHAPES:
         return call.op
-    sizes = ", ".join(str(list(one)) for one in call.sizes[:3]) + " ..." * (len(call.sizes) > 3)  # noqa: PLR2004
+    sizes = ", ".join(str(list(size)) for size in call.sizes[:3]) + " ..." * (len(call.sizes) > 3)  # noqa: PLR2004
     return f"{call.op} of {sizes or 'nothing'} {'/'.join(Counter(call.types))}".rstrip()
 
 
 def sides(calls: Mapping[int, Call]) -> tuple[Side, ...]:
     """(ranks, their call), most ranks first; a call of unknown shapes is as most ranks' calls."""
-    shapes = len({one.op for one in calls.values()}) == 1
+    shapes = len({call.op for call in calls.values()}) == 1
     vague = {rank for rank, call in calls.items() if shapes and call.shapeless}
     by_call = grouped(
         (words(call, shapes=shapes), rank)
@@ -89,7 +89,7 @@ def sides(calls: Mapping[int, Call]) -> tuple[Side, ...]:
     if len(vague) < len(calls):
         max(by_call.values(), key=len).extend(vague)
     ordered = sorted(by_call.items(), key=lambda item: (-len(item[1]), item[1]))
-    return tuple((tuple(sorted(callers)), what) for what, callers in ordered)
+    return tuple((tuple(sorted(callers)), call) for call, callers in ordered)
 
 
 class Usual:
@@ -113,7 +113,7 @@ class Usual:
         if (len(few) + missing) * 2 < total + missing:
             return sorted(few)
         for votes in self._evidence(made):
-            wrong = [ranks for ranks, what in apart if not votes[what]]
+            wrong = [ranks for ranks, call in apart if not votes[call]]
             if len(wrong) == len(apart) - 1:
                 return sorted(rank for ranks in wrong for rank in ranks)
         return self._replaced(made, apart) if len(apart) == 2 else ()  # noqa: PLR2004
@@ -139,11 +139,9 @@ class Usual:
         A pipeline stage makes other calls than the next: the calls around must be equal too.
         """
         call, shapes = made.first, made.shapes
-        near = [
-            one for one in range(made.number - _NEAR, made.number + _NEAR) if one != made.number
-        ]
-        ours = [self._at(made.group, number, shapes=shapes) for number in near]
-        need = min(_CONTEXT, sum(map(bool, ours)))
+        near = [at for at in range(made.number - _NEAR, made.number + _NEAR) if at != made.number]
+        own = [self._at(made.group, number, shapes=shapes) for number in near]
+        need = min(_CONTEXT, sum(map(bool, own)))
         alike: dict[Group, bool] = {}
         votes: Counter[str] = Counter()
         for (group, number), others in self._calls.items():
@@ -155,17 +153,17 @@ class Usual:
             ):  # fmt: skip
                 continue
             if group not in alike:
-                theirs = [self._at(group, each, shapes=shapes) for each in near]
-                known = [one == two for one, two in zip(ours, theirs, strict=True) if one and two]
-                alike[group] = all(known) and len(known) >= need
+                calls = [self._at(group, at, shapes=shapes) for at in near]
+                equal = [a == b for a, b in zip(own, calls, strict=True) if a and b]
+                alike[group] = all(equal) and len(equal) >= need
             if any_number or alike[group]:
-                votes.update(words(one, shapes=shapes) for one in others.values())
+                votes.update(words(call, shapes=shapes) for call in others.values())
         return votes if need or any_number or len(votes) == 1 else Counter()
 
     def _at(self, group: Group, number: int, *, shapes: bool) -> str:
         """What the group called, if all its ranks called the same."""
-        made = self._calls.get((group, number), {})
-        called = {words(one, shapes=shapes) for one in made.values()}
+        calls = self._calls.get((group, number), {})
+        called = {words(call, shapes=shapes) for call in calls.values()}
         return called.pop() if len(called) == 1 else ""
 
     def _habits(self, made: Made) -> Counter[str]:
@@ -211,14 +209,14 @@ class Usual:
     def _meet_again(self, made: Made, ranks: Sequence[int]) -> bool:
         """Whether the ranks make as many calls from here to a last one that is of another group."""
         last = {rank: self._recorded[rank].calls[-1] for rank in ranks}
-        ways = {(made.calls[rank].place, one.place, *_key(one)) for rank, one in last.items()}
+        ways = {(made.calls[rank].place, call.place, *_key(call)) for rank, call in last.items()}
         return len(ways) == 1 and 0 not in min(ways)[:2] and made.first.about not in min(ways)
 
     def comes_next(self, rank: int, call: Call) -> bool:
         """Whether a rank's own earlier calls, of all groups, show that it makes this one next."""
-        made = self._recorded[rank].calls
-        made = made[: made.index(call)] if call in made else made
-        earlier = [f"{one.about} {words(one)}" for one in made]
+        calls = self._recorded[rank].calls
+        calls = calls[: calls.index(call)] if call in calls else calls
+        earlier = [f"{past.about} {words(past)}" for past in calls]
         return {*_followers(earlier)} == {f"{call.about} {words(call)}"}
 
     def _of_rank(self, rank: int, group: Group, number: int) -> str:
@@ -257,9 +255,9 @@ class Usual:
                 near[pair] = self._beside(rank, first, pair)
         later: Counter[object] = Counter()
         for recording in self._recorded.values() if near else ():
-            places = {one: at for at, one in enumerate(map(_key, recording.calls))}
+            places = {key: at for at, key in enumerate(map(_key, recording.calls))}
             for pair, around in near.items():
-                before, after = (places.get(one) for one in pair)
+                before, after = (places.get(key) for key in pair)
                 if before is not None and after is not None and _in_order(around, places):
                     later[pair] += 1 if after < before else -1
         return any(count >= 0 for count in later.values())
@@ -286,30 +284,33 @@ class Usual:
 
     def elsewhere(self, pending: Mapping[int, Sequence[Call]]) -> set[int]:
         """The ranks that make some of these calls as late as most others do, and some not."""
-        others = [one for rank, one in self._recorded.items() if rank not in pending]
+        others = [recording for rank, recording in self._recorded.items() if rank not in pending]
         places = grouped(
-            (_key(call), call.place) for one in others for call in one.calls if call.pending
+            (_key(call), call.place)
+            for recording in others
+            for call in recording.calls
+            if call.pending
         )
         later = defaultdict[int, set[int]](set)
         for rank, calls in pending.items():
             for call in calls:
-                some = places.get(_key(call), [])
-                if len(some) * 2 > len(self._recorded) and len({*some}) == 1:
-                    later[rank].add(call.place - some[0])
-        return {rank for rank, some in later.items() if 0 in some and len(some) > 1}
+                spots = places.get(_key(call), [])
+                if len(spots) * 2 > len(self._recorded) and len({*spots}) == 1:
+                    later[rank].add(call.place - spots[0])
+        return {rank for rank, offsets in later.items() if 0 in offsets and len(offsets) > 1}
 
     def _beside(self, rank: int, call: Call, pair: tuple[_Key, _Key]) -> list[_Key]:
         """The calls that a rank makes around one of its own, in their order."""
         every = self._recorded[rank].calls
         at = every.index(call)
         beside = map(_key, every[max(0, at - _CONTEXT) : at + _CONTEXT])
-        return [one for one in beside if one not in pair]
+        return [key for key in beside if key not in pair]
 
 
 def _in_order(calls: Sequence[_Key], places: Mapping[_Key, int]) -> bool:
     """Whether a rank makes these in this order, as far as it is known: other stages do not."""
-    known = [places[one] for one in calls if one in places]
-    return known == sorted(known)
+    order = [places[key] for key in calls if key in places]
+    return order == sorted(order)
 
 
 def _key(call: Call) -> _Key:
@@ -319,10 +320,10 @@ def _key(call: Call) -> _Key:
 
 def _begun(recording: Recording, like: Call) -> int | None:
     """The place of such a call among a rank's calls; after all if it has not made it yet."""
-    same = [(at, one) for at, one in enumerate(recording.calls) if one.about == like.about]
+    same = [(at, call) for at, call in enumerate(recording.calls) if call.about == like.about]
     if not same:
         return None
-    place = next((at for at, one in same if (one.number, one.op) == (like.number, like.op)), -1)
+    place = next((at for at, call in same if (call.number, call.op) == (like.number, like.op)), -1)
     if place < 0 and same[-1][1].number < like.number:
         return len(recording.calls)
     return place if place >= 0 else None
@@ -332,11 +333,11 @@ def _followers(calls: Sequence[str]) -> Counter[str]:
     """What came after the longest repetition of the last calls."""
     for length in range(min(len(calls) - 1, _LONGEST), 1, -1):
         recent = calls[-length:]
-        found = Counter(
+        followers = Counter(
             calls[place + length]
             for place in range(len(calls) - length)
             if calls[place : place + length] == recent
         )
-        if found and all(recent) and len(set(recent)) > 1:
-            return found
+        if followers and all(recent) and len(set(recent)) > 1:
+            return followers
     return Counter()
