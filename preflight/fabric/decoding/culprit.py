@@ -41,17 +41,17 @@ class Component(Struct, frozen=True):
     @property
     def name(self) -> str:
         """As reports write it: "h3", "h3 rail 2", "h1-h2", "leaf4 rail 2"."""
-        return self._whole if self.rail is None else f"{self._whole} rail {self.rail}"
+        return self._without_rail if self.rail is None else f"{self._without_rail} rail {self.rail}"
 
     @property
     def words(self) -> str:
         """For messages: "h3", "rail 2 of h3", "the path h1-h2", "rail 2 of leaf4"."""
         if self.rail is not None:
-            return f"rail {self.rail} of {self._whole}"
-        return f"the path {self._whole}" if self.kind == "path" else self._whole
+            return f"rail {self.rail} of {self._without_rail}"
+        return f"the path {self._without_rail}" if self.kind == "path" else self._without_rail
 
     @property
-    def _whole(self) -> str:
+    def _without_rail(self) -> str:
         return self.leaf or "-".join(self.nodes)
 
 
@@ -116,18 +116,18 @@ def known(fresh: Culprit, culprits: Sequence[Culprit]) -> bool:
     the same place; most of a leaf's nodes explain the leaf; and one part of a set explains the
     set's wider parts.
     """
-    named = [one.component for one in culprits if one.component is not None]
+    parts = [culprit.component for culprit in culprits if culprit.component is not None]
     # A set in which outright failures leave the culprit open explains its paths, and smaller sets.
     open_set = fresh.component is None and fresh.symptom != "corrupt"
-    named += [
+    parts += [
         part
-        for one in culprits
-        if one.component is None and one.symptom in FAILURES
-        for part in one.among
+        for culprit in culprits
+        if culprit.component is None and culprit.symptom in FAILURES
+        for part in culprit.among
         if open_set or part.kind == "path"
     ]
     return all(
-        _mostly(part, named) or any(_accounts(other, part, fresh.among) for other in named)
+        _mostly(part, parts) or any(_accounts(other, part, fresh.among) for other in parts)
         for part in fresh.among
     )
 
@@ -155,14 +155,16 @@ def _accounts(other: Component, part: Component, among: Sequence[Component]) -> 
     if within(part, other):
         return True
     return within(other, part) and any(
-        within(other, one) and set(other.nodes) == set(one.nodes) for one in among
+        within(other, suspect) and set(other.nodes) == set(suspect.nodes) for suspect in among
     )
 
 
-def _mostly(part: Component, named: Sequence[Component]) -> bool:
+def _mostly(part: Component, parts: Sequence[Component]) -> bool:
     """Whether most nodes under a leaf are named on that rail."""
     if part.kind != "leaf_rail":
         return False
-    own = (one for one in named if one.kind in OF_A_NODE and one.rail in (None, part.rail))
-    bad = {name for one in own for name in one.nodes}
+    own = (
+        member for member in parts if member.kind in OF_A_NODE and member.rail in (None, part.rail)
+    )
+    bad = {name for member in own for name in member.nodes}
     return len(bad.intersection(part.nodes)) > _MOST_SHARE_EXPLAINED * len(part.nodes)

@@ -85,7 +85,7 @@ class RetestComparison:
         if not any(doubts):
             return None
         looks = [self._looks(part, one) for part in one.among]
-        first, again = max(looks, key=lambda both: both[0].events)
+        first, again = max(looks, key=lambda look: look[0].events)
         return replace(
             one,
             events=first.events + again.events,
@@ -93,43 +93,43 @@ class RetestComparison:
             second_look=next(doubt for doubt in doubts if doubt),
         )
 
-    def _doubt(self, part: Component, one: Culprit) -> RetestDoubt:
+    def _doubt(self, part: Component, culprit: Culprit) -> RetestDoubt:
         """Say why its retest does not clear it; "" if it does."""
-        first, again = self._looks(part, one)
+        first, again = self._looks(part, culprit)
         if not again.operations or not first.operations:
             return "none"
         if self._counter_moved(part):
             return "counter_moved"
-        share = max(0.0, first.events / first.operations - one.elsewhere)
+        share = max(0.0, first.events / first.operations - culprit.elsewhere)
         expected = share * min(
             again.operations,
             first.operations * again.loaded_s / first.loaded_s if first.loaded_s else math.inf,
         )
         return "" if _at_most(again.events, expected) <= 1 - POWER else "too_short"
 
-    def _looks(self, part: Component, one: Culprit) -> tuple[_Look, _Look]:
-        late = one.symptom == "late"
+    def _looks(self, part: Component, culprit: Culprit) -> tuple[_Look, _Look]:
+        late = culprit.symptom == "late"
         return _look(self.first, part, late=late), _look(self.again, part, late=late)
 
     def _counter_moved(self, part: Component) -> bool:
         return any(
             moved.proves
-            for one in self._observed.tried
-            if one.round >= self._observed.retested and part.rail in (None, one.rail)
-            for name in one.nodes
+            for result in self._observed.tried
+            if result.round >= self._observed.retested and part.rail in (None, result.rail)
+            for name in result.nodes
             if name in part.nodes
-            for moved in one.end(name).moved
+            for moved in result.end(name).moved
         )
 
 
 def _look(watched: EventCounts, part: Component, *, late: bool) -> _Look:
-    counted = watched.late if late else watched.wire
-    rows = [row for row, place in enumerate(counted.places) if _through(place, part)]
-    single = [row for row in rows if counted.places[row].rail != ALL_RAILS]
+    exposures = watched.late if late else watched.wire
+    rows = [row for row, place in enumerate(exposures.places) if _through(place, part)]
+    single = [row for row in rows if exposures.places[row].rail != ALL_RAILS]
     return _Look(
-        sum(counted.events[row] for row in rows),
-        sum(counted.operations[row] for row in single),
-        sum(counted.loaded_s[row] for row in single),
+        sum(exposures.events[row] for row in rows),
+        sum(exposures.operations[row] for row in single),
+        sum(exposures.loaded_s[row] for row in single),
     )
 
 
@@ -153,8 +153,8 @@ def _at_most(events: int, mean: float) -> float:
 
 def joined(first: Exposures, again: Exposures) -> Exposures:
     """Join the scheduled rounds and the retests."""
-    both = zip(astuple(first), astuple(again), strict=True)
-    return Exposures(*(mine + more for mine, more in both))
+    columns = zip(astuple(first), astuple(again), strict=True)
+    return Exposures(*(column + more for column, more in columns))
 
 
 def hot_again(parts: Parts, rates: Rates, border: int) -> list[Fault]:
@@ -179,7 +179,7 @@ def hot_again(parts: Parts, rates: Rates, border: int) -> list[Fault]:
         ends = (suspects[Key("node", name)] for name in (key.one, key.other))
         if all(_fine(own, through, strength, rates) for own in ends):
             proven.append(Fault(key, through, (), strength, gain, margin))
-    return sorted(proven, key=lambda one: -one.gain)
+    return sorted(proven, key=lambda fault: -fault.gain)
 
 
 def _fine(own: Sequence[int], path: Sequence[int], strength: float, rates: Rates) -> bool:
@@ -199,13 +199,13 @@ def proven(one: Culprit, observed: Observed, trials: Trials) -> Culprit:
     part, name = one.component, one.node
     if part is None or not name or one.symptom == "late":
         return one
-    partners = {each.partner(name) for each in trials.of(name, part.rail)}
+    partners = {trial.partner(name) for trial in trials.of(name, part.rail)}
     fine = trials.fine(part.rail)
     cleared = partners & fine
     if name in observed.silent or (len(partners) > 1 and cleared):
         return replace(one, cleared_partners=len(cleared))
-    others = [Component(part.kind, (each,), part.rail) for each in sorted(partners - fine)]
-    paths = [Component("path", (name, each), part.rail) for each in sorted(partners)]
+    others = [Component(part.kind, (partner,), part.rail) for partner in sorted(partners - fine)]
+    paths = [Component("path", (name, partner), part.rail) for partner in sorted(partners)]
     among = (part, *others, *paths) if len(partners) <= 1 else (part, *others)
     return replace(one, among=among, confidence=_UNPROVEN, cleared_partners=len(cleared))
 
@@ -222,12 +222,14 @@ class Findings(Struct, frozen=True, kw_only=True):
     @property
     def nodes(self) -> frozenset[str]:
         """Every node that is named, or whose rail is."""
-        return frozenset(one.node for one in self.culprits if one.node)
+        return frozenset(culprit.node for culprit in self.culprits if culprit.node)
 
     @property
     def lossy(self) -> frozenset[str]:
         """Nodes that are named for lost or delayed data: all their pairs may suffer."""
-        return frozenset(one.node for one in self.culprits if one.node and one.symptom in EVENTS)
+        return frozenset(
+            culprit.node for culprit in self.culprits if culprit.node and culprit.symptom in EVENTS
+        )
 
 
 @gc_paused()
@@ -245,15 +247,17 @@ def find(
     searches = list(_searches(observed, met, limit))
     outright = bad_by_themselves(observed.tried if seen is None else seen, observed.silent)
     culprits = _with_searched(outright, searches)
-    doubted = [each.parts.component(key) for each in searches for key in each.explained.doubted]
+    doubted = [
+        search.parts.component(key) for search in searches for key in search.explained.doubted
+    ]
     if observed.retested:
         culprits = _not_cleared(culprits, observed, met, limit)
     trials = _trials(culprits, observed)
     culprits = [
-        one
-        if seen is not None and one in outright
-        else _with_pairs(proven(one, observed, trials), trials)
-        for one in culprits
+        culprit
+        if seen is not None and culprit in outright
+        else _with_pairs(proven(culprit, observed, trials), trials)
+        for culprit in culprits
     ]
     if seen is not None:
         culprits = without_effects(culprits, seen)
@@ -269,44 +273,52 @@ def _not_cleared(
 ) -> list[Culprit]:
     """Keep the events of the scheduled rounds, unless a retest has cleared them."""
     second = RetestComparison(observed, met, limit("spike_us"))
-    kept = list(culprits)
+    current = list(culprits)
     # With these events the scheduled rounds alone would have named a part.
-    for one in _with_searched([], _events(second.first, observed, limit)):
-        left, among = second.remaining(one), set(one.among)
-        if left is None:
-            kept = [
-                each
-                for each in kept
-                if each.component or each.symptom != one.symptom or not among.issuperset(each.among)
+    for culprit in _with_searched([], _events(second.first, observed, limit)):
+        remaining, among = second.remaining(culprit), set(culprit.among)
+        if remaining is None:
+            current = [
+                other
+                for other in current
+                if other.component
+                or other.symptom != culprit.symptom
+                or not among.issuperset(other.among)
             ]
-        elif not known(left, kept) and not any(_same_events(one, each) for each in kept):
-            kept = [each for each in kept if not due_to(left, each)]
-            kept.append(left)
-    return kept + [one for one in _seen_again(second, observed, limit) if not known(one, kept)]
+        elif not known(remaining, current) and not any(
+            _same_events(culprit, other) for other in current
+        ):
+            current = [other for other in current if not due_to(remaining, other)]
+            current.append(remaining)
+    return current + [
+        culprit
+        for culprit in _repeated_events(second, observed, limit)
+        if not known(culprit, current)
+    ]
 
 
-def _same_events(one: Culprit, other: Culprit) -> bool:
+def _same_events(culprit: Culprit, other: Culprit) -> bool:
     """Whether all rounds together already suspect the same part, or one within it."""
-    if one.symptom != other.symptom:
+    if culprit.symptom != other.symptom:
         return False
     inner = other.component
-    return any(part in other.among or (inner and within(inner, part)) for part in one.among)
+    return any(part in other.among or (inner and within(inner, part)) for part in culprit.among)
 
 
-def _seen_again(second: RetestComparison, observed: Observed, limit: Limit) -> list[Culprit]:
+def _repeated_events(second: RetestComparison, observed: Observed, limit: Limit) -> list[Culprit]:
     """Return paths whose events came again in their retests."""
-    counted = joined(second.first.wire, second.again.wire)
-    rates, parts = rates_of(counted, limit), Parts(counted.places, observed.leaves)
+    exposures = joined(second.first.wire, second.again.wire)
+    rates, parts = rates_of(exposures, limit), Parts(exposures.places, observed.leaves)
     accepted = hot_again(parts, rates, len(second.first.wire.places))
-    return _with_searched([], [_Search("spikes", SearchResult(accepted, []), parts, counted)])
+    return _with_searched([], [_Search("spikes", SearchResult(accepted, []), parts, exposures)])
 
 
 def _with_searched(culprits: list[Culprit], searches: Iterable[_Search]) -> list[Culprit]:
     """Add the culprits of these searches that earlier culprits do not explain."""
     for search in searches:
-        for one in search.explained.accepted:
-            fresh = _culprit(search, one)
-            culprits = [each for each in culprits if not due_to(fresh, each)]
+        for fault in search.explained.accepted:
+            fresh = _culprit(search, fault)
+            culprits = [culprit for culprit in culprits if not due_to(fresh, culprit)]
             if not known(fresh, culprits):
                 culprits.append(fresh)
     return culprits
@@ -315,22 +327,22 @@ def _with_searched(culprits: list[Culprit], searches: Iterable[_Search]) -> list
 def _trials(culprits: Sequence[Culprit], observed: Observed) -> Trials:
     return Trials(
         observed,
-        suspected={name for one in culprits for part in one.among for name in part.nodes},
-        blamed={one.node for one in culprits if one.node},
+        suspected={name for culprit in culprits for part in culprit.among for name in part.nodes},
+        blamed={culprit.node for culprit in culprits if culprit.node},
     )
 
 
-def _with_pairs(one: Culprit, trials: Trials) -> Culprit:
+def _with_pairs(culprit: Culprit, trials: Trials) -> Culprit:
     """Add a late host's pairs: it is found by its own clock, and its partners waited for it."""
-    if one.pairs:
-        return one
+    if culprit.pairs:
+        return culprit
     waited = {
-        each.nodes: None
-        for part in one.among
+        trial.nodes: None
+        for part in culprit.among
         for name in part.nodes
-        for each in trials.of(name, part.rail)
+        for trial in trials.of(name, part.rail)
     }
-    return replace(one, pairs=tuple(waited))
+    return replace(culprit, pairs=tuple(waited))
 
 
 class _Search(NamedTuple):
@@ -373,47 +385,47 @@ def _searched(
 
 def _wrong(observed: Observed) -> Exposures:
     """Count wrong sums per pair, rail and round that was measured."""
-    whole = [one for one in observed.tried if one.state in ("measured", "corrupt")]
-    if all(one.state == "measured" for one in whole):
+    results = [result for result in observed.tried if result.state in ("measured", "corrupt")]
+    if all(result.state == "measured" for result in results):
         return Exposures()
     return Exposures(
-        places=[Place(one.a, one.b, one.rail) for one in whole],
-        operations=[1] * len(whole),
-        loaded_s=[0.0] * len(whole),
-        events=[int(one.state == "corrupt") for one in whole],
-        worst_us=[0.0] * len(whole),
+        places=[Place(result.a, result.b, result.rail) for result in results],
+        operations=[1] * len(results),
+        loaded_s=[0.0] * len(results),
+        events=[int(result.state == "corrupt") for result in results],
+        worst_us=[0.0] * len(results),
     )
 
 
-def _culprit(search: _Search, one: Fault) -> Culprit:
-    parts, counted = search.parts, search.counted
+def _culprit(search: _Search, fault: Fault) -> Culprit:
+    parts, exposures = search.parts, search.counted
     culprit = Culprit(
-        among=tuple(parts.component(key) for key in (one.key, *one.ties)),
+        among=tuple(parts.component(key) for key in (fault.key, *fault.ties)),
         symptom=search.symptom,
-        confidence=round(1 - math.exp(-max(0.05, one.margin)), 3),
-        pairs=parts.pairs(one.through),
-        strength=one.strength,
+        confidence=round(1 - math.exp(-max(0.05, fault.margin)), 3),
+        pairs=parts.pairs(fault.through),
+        strength=fault.strength,
     )
-    if counted is None:
+    if exposures is None:
         return culprit
-    events = sum(counted.events[row] for row in one.through)
-    operations = sum(counted.operations[row] for row in one.through)
-    others = sum(counted.operations) - operations
+    events = sum(exposures.events[row] for row in fault.through)
+    operations = sum(exposures.operations[row] for row in fault.through)
+    others = sum(exposures.operations) - operations
     return replace(
         culprit,
         events=events,
         operations=operations,
-        worst_us=max(counted.worst_us[row] for row in one.through),
-        elsewhere=(sum(counted.events) - events) / max(1, others),
+        worst_us=max(exposures.worst_us[row] for row in fault.through),
+        elsewhere=(sum(exposures.events) - events) / max(1, others),
     )
 
 
 def _systemic(culprits: Sequence[Culprit], observed: Observed) -> str:
     """Say if too many nodes are at fault; nodes count, since one slow host makes many pairs bad."""
     causes: dict[str, set[str]] = {}
-    for one in culprits:
-        if one.node:
-            causes.setdefault(one.symptom, set()).add(one.node)
+    for culprit in culprits:
+        if culprit.node:
+            causes.setdefault(culprit.symptom, set()).add(culprit.node)
     everyone = len(observed.nodes)
     for nodes in causes.values():
         if shared_cause(len(nodes), everyone):

@@ -129,15 +129,15 @@ class _Suspects:
                 heapq.heappush(queue, (-score, key))  # it was better before others were accepted
                 continue
             if gain <= 0 or score <= self._threshold:
-                left = [key, *(other for _, other in queue)]
-                doubted = self._doubted(left, lambda own: model.fit(own)[1])[:FEW]
+                keys = [key, *(other for _, other in queue)]
+                doubted = self._doubted(keys, lambda own: model.fit(own)[1])[:FEW]
                 if len(accepted) > tried_at and self._several(doubted):
                     tried_at = len(accepted)
-                    queue = self._queue(left)
+                    queue = self._queue(keys)
                     continue
-                doubted = list(dict.fromkeys([*self._hot_once(left), *doubted]))
+                doubted = list(dict.fromkeys([*self._hot_once(keys), *doubted]))
                 break
-            if not model.enough(strength, through[key]) or not self._whole(key):
+            if not model.enough(strength, through[key]) or not self._wholly_bad(key):
                 continue
             near = self._near(key, gain)
             model.accept(through[key], strength)
@@ -166,8 +166,8 @@ class _Suspects:
         aside: set[int] = set()
         for key in doubted:
             own = self._through[key]
-            known = any(alike(key, other) for other in chosen)
-            if not known and len(aside.intersection(own)) * 2 < len(own):
+            same = any(alike(key, other) for other in chosen)
+            if not same and len(aside.intersection(own)) * 2 < len(own):
                 chosen.append(key)
                 aside.update(own)
                 if len(chosen) > 1:
@@ -192,17 +192,17 @@ class _Suspects:
             if loss < -DOUBT and model.enough(model.fit(through[key])[0], through[key])
         ]
 
-    def _hot_once(self, left: Sequence[Key]) -> list[Key]:
+    def _hot_once(self, keys: Sequence[Key]) -> list[Key]:
         """Return paths that only the limit on one round's proof keeps from being suspects.
 
         Strongest first; of a path and its rails only the strongest.
         """
         pairs: dict[tuple[str, str], Key] = {}
-        for key in self._doubted((one for one in left if one.kind == "path"), self._model.hunch):
+        for key in self._doubted((key for key in keys if key.kind == "path"), self._model.hunch):
             pairs.setdefault((key.one, key.other), key)
         return list(pairs.values())[:_MOST_PATHS]
 
-    def _whole(self, key: Key) -> bool:
+    def _wholly_bad(self, key: Key) -> bool:
         """Whether a whole part is bad: most of its members show it, none alone most of it."""
         model, through = self._model, self._through
         members = self._parts.members(key)
@@ -211,21 +211,25 @@ class _Suspects:
         strength, gain = model.fit(through[key])
         own, sharing = set(through[key]), members
         if key.kind == "leaf_rail":
-            nodes = (theirs for other, theirs in through.items() if other.kind in OF_A_NODE)
-            shared = [common for theirs in nodes if len(common := own.intersection(theirs)) > 1]
-            if max((model.fit(sorted(some))[1] for some in shared), default=0.0) >= _SAME * gain:
+            nodes = (rows for other, rows in through.items() if other.kind in OF_A_NODE)
+            shared = [common for rows in nodes if len(common := own.intersection(rows)) > 1]
+            if max((model.fit(sorted(rows))[1] for rows in shared), default=0.0) >= _SAME * gain:
                 return False
             sharing = [*members, *self._outside(members)]
-        seen = [(one, sorted(own.intersection(through[one]))) for one in sharing if one in through]
-        seen.sort(key=lambda two: -model.fit(two[1])[1] if two[1] else 0.0)
+        overlaps = [
+            (member, sorted(own.intersection(through[member])))
+            for member in sharing
+            if member in through
+        ]
+        overlaps.sort(key=lambda two: -model.fit(two[1])[1] if two[1] else 0.0)
         hot = 0
-        left = own
-        for one, theirs in seen:
+        rows_left = own
+        for member, rows in overlaps:
             # What two of them share counts for the more likely one.
-            mine = [number for number in theirs if number in left]
-            if mine and model.shows(mine, strength, through[key]):
-                hot += one in members
-                left = left.difference(mine)
+            fresh = [number for number in rows if number in rows_left]
+            if fresh and model.shows(fresh, strength, through[key]):
+                hot += member in members
+                rows_left = rows_left.difference(fresh)
         together = [number for number in own if self._parts.whole(number)]
         if together and model.shows(together, strength, through[key]):
             return True
@@ -234,8 +238,8 @@ class _Suspects:
     def _outside(self, members: Sequence[Key]) -> list[Key]:
         """Return other suspects of their kind: all of a leaf's nodes meet a bad node elsewhere."""
         like = members[0].kind, members[0].rail
-        known = set(members)
-        return [one for one in self._through if (one.kind, one.rail) == like and one not in known]
+        own = set(members)
+        return [key for key in self._through if (key.kind, key.rail) == like and key not in own]
 
     def _tie(self, key: Key, other: Key) -> float:
         """Return the nats within which both are equal; a wider part, clean elsewhere, gets less."""
@@ -245,11 +249,11 @@ class _Suspects:
         """Return parts that share observations with it, and the gain of each in its place."""
         own = set(self._through[key])
         near: dict[Key, float] = {}
-        for other, theirs in self._through.items():
-            if other == key or own.isdisjoint(theirs) or alike(key, other):
+        for other, rows in self._through.items():
+            if other == key or own.isdisjoint(rows) or alike(key, other):
                 continue
-            gains = self._model.fit(theirs)[1]
+            gains = self._model.fit(rows)[1]
             rival = gains > gain - _RIVAL
-            if gains > 0 and not (rival and not self._whole(other)):
+            if gains > 0 and not (rival and not self._wholly_bad(other)):
                 near[other] = gains
         return near

@@ -63,7 +63,7 @@ def decode(tested: Iterable[PairOutcome], silent: Collection[str] = ()) -> tuple
     `silent`: nodes that stopped answering during the measurement: their bad pairs need no guessing.
     """
     tested = tuple(tested)
-    bad = list(dict.fromkeys(one.nodes for one in tested if one.bad))
+    bad = list(dict.fromkeys(outcome.nodes for outcome in tested if outcome.bad))
     cleared = _cleared(tested, bad)
     partners: dict[str, set[str]] = {}
     for a, b in bad:
@@ -80,10 +80,10 @@ def decode(tested: Iterable[PairOutcome], silent: Collection[str] = ()) -> tuple
     ]
     unexplained = [pair for pair in bad if not nodes.keys() & set(pair)]
     suspects: dict[str, list[Pairing]] = {}
-    for one in tested:
-        if one.bad and one.suspect and one.nodes in unexplained:
-            suspects.setdefault(one.suspect, []).append(one.nodes)
-            unexplained.remove(one.nodes)
+    for outcome in tested:
+        if outcome.bad and outcome.suspect and outcome.nodes in unexplained:
+            suspects.setdefault(outcome.suspect, []).append(outcome.nodes)
+            unexplained.remove(outcome.nodes)
     culprits += [_node(name, own) for name, own in suspects.items()]
     return tuple(culprits + _rest(unexplained, cleared))
 
@@ -109,9 +109,9 @@ def _cleared(tested: Sequence[PairOutcome], bad: Collection[Pairing]) -> set[str
 
     A pair with one bad rail is a bad pair. A partner that lacks a rail says nothing about it.
     """
-    good = [one for one in tested if one.good and one.nodes not in bad]
-    fine = {(name, one.rail) for one in good for name in one.nodes}
-    ill = {(name, one.rail) for one in tested if one.bad for name in one.nodes}
+    good = [outcome for outcome in tested if outcome.good and outcome.nodes not in bad]
+    fine = {(name, outcome.rail) for outcome in good for name in outcome.nodes}
+    ill = {(name, outcome.rail) for outcome in tested if outcome.bad for name in outcome.nodes}
     doubtful = {name for name, _ in ill - fine}
     return {name for name, _ in fine} - doubtful
 
@@ -139,7 +139,7 @@ def _connected(pairs: Sequence[Pairing], cleared: set[str]) -> list[list[Pairing
         joined = [group for group in groups if group[0] & suspects]
         groups = [group for group in groups if group not in joined]
         names = suspects.union(*(group[0] for group in joined))
-        groups.append((names, [each for group in joined for each in group[1]] + [pair]))
+        groups.append((names, [other for group in joined for other in group[1]] + [pair]))
     return [group for _, group in groups]
 
 
@@ -150,40 +150,43 @@ def bad_by_themselves(
 
     A good pair does not clear a GPU that corrupts data now and then.
     """
-    steady = [one for one in tested if one.state != "corrupt"]
-    states = grouped((one.nodes, one.state) for one in steady if one.bad)
+    steady = [outcome for outcome in tested if outcome.state != "corrupt"]
+    states = grouped((outcome.nodes, outcome.state) for outcome in steady if outcome.bad)
     return [
-        replace(one, symptom=_symptom(one, {each for pair in one.pairs for each in states[pair]}))
-        for one in decode(steady, silent)
+        replace(
+            culprit,
+            symptom=_symptom(culprit, {state for pair in culprit.pairs for state in states[pair]}),
+        )
+        for culprit in decode(steady, silent)
     ]
 
 
-def _symptom(one: Culprit, states: Collection[PairState]) -> Symptom:
+def _symptom(culprit: Culprit, states: Collection[PairState]) -> Symptom:
     # Many events of a node can make its paths hang, but not keep them from connecting.
-    if one.kind == "path" and not {"no_connect", "absent"}.isdisjoint(states):
+    if culprit.kind == "path" and not {"no_connect", "absent"}.isdisjoint(states):
         return "no_connect"
     kinds: tuple[Symptom, ...] = ("hung", "no_connect")
-    return next((each for each in kinds if each in states), "broken")
+    return next((kind for kind in kinds if kind in states), "broken")
 
 
 def without_effects(culprits: Sequence[Culprit], seen: Sequence[PairJudgement]) -> list[Culprit]:
     """Drop outright bad paths, and sets, that only show what the samples prove of a node."""
-    bad = [one for one in seen if one.bad and one.state != "corrupt"]
-    proven = [one for one in culprits if one.node and one.symptom not in FAILURES]
+    bad = [row for row in seen if row.bad and row.state != "corrupt"]
+    proven = [culprit for culprit in culprits if culprit.node and culprit.symptom not in FAILURES]
     return [
-        one
-        for one in culprits
-        if one.node
-        or one.symptom not in FAILURES
+        culprit
+        for culprit in culprits
+        if culprit.node
+        or culprit.symptom not in FAILURES
         or not all(
-            any(_explains(each, row, seen) for each in proven)
+            any(_explains(cause, row, seen) for cause in proven)
             for row in bad
-            if row.nodes in one.pairs
+            if row.nodes in culprit.pairs
         )
     ]
 
 
-def _explains(culprit: Culprit, row: PairJudgement, seen: Sequence[PairJudgement]) -> bool:
+def _explains(culprit: Culprit, row: PairJudgement, rows: Sequence[PairJudgement]) -> bool:
     part = culprit.among[0]
     if culprit.node not in row.nodes:
         return False
@@ -191,18 +194,20 @@ def _explains(culprit: Culprit, row: PairJudgement, seen: Sequence[PairJudgement
         return bool(row.slow) or row.state in _BY_LOSS
     if culprit.symptom not in SHIFTS or part.rail not in (None, row.rail):
         return False
-    return bool(row.slow) and row.nodes in culprit.pairs and not _worse(row, part, seen)
+    return bool(row.slow) and row.nodes in culprit.pairs and not _worse(row, part, rows)
 
 
-def _worse(row: PairJudgement, part: Component, seen: Sequence[PairJudgement]) -> bool:
+def _worse(row: PairJudgement, part: Component, rows: Sequence[PairJudgement]) -> bool:
     """Whether it is much slower than the other pairs of the node."""
     if row.slow == "reach":
         return False
     others = [
-        one.times_slower(row.slow)
-        for one in seen
-        if part.nodes[0] in one.nodes and part.rail in (None, one.rail) and one.nodes != row.nodes
+        other.times_slower(row.slow)
+        for other in rows
+        if part.nodes[0] in other.nodes
+        and part.rail in (None, other.rail)
+        and other.nodes != row.nodes
     ]
-    known = [times for times in others if times is not None]
+    peers = [times for times in others if times is not None]
     times = row.times_slower(row.slow)
-    return times is None or not known or times > _WORSE * median(known)
+    return times is None or not peers or times > _WORSE * median(peers)

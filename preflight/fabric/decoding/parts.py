@@ -103,12 +103,12 @@ class Parts:
 
     def suspects(self, hot: Iterable[int]) -> dict[Key, list[int]]:
         """Return parts of outlying observations, each with all observations through it."""
-        wanted = dict.fromkeys(key for number in hot for key in self.of(self._places[number]))
-        of_nodes = self._of_nodes({key.one for key in wanted if key.kind == "node"})
-        of_leaves = self._of_leaves([key for key in wanted if key.kind == "leaf_rail"])
+        keys = dict.fromkeys(key for number in hot for key in self.of(self._places[number]))
+        of_nodes = self._of_nodes({key.one for key in keys if key.kind == "node"})
+        of_leaves = self._of_leaves([key for key in keys if key.kind == "leaf_rail"])
         return {
             key: of_leaves[key] if key.kind == "leaf_rail" else self._within(key, of_nodes[key.one])
-            for key in wanted
+            for key in keys
         }
 
     def _of_nodes(self, names: Collection[str]) -> dict[str, list[int]]:
@@ -134,14 +134,14 @@ class Parts:
 
     def _of_leaves(self, keys: Collection[Key]) -> dict[Key, list[int]]:
         through: dict[Key, list[int]] = {key: [] for key in keys}
-        wanted: dict[tuple[str | None, int], Key] = {(key.one, key.rail): key for key in keys}
+        by_leaf: dict[tuple[str | None, int], Key] = {(key.one, key.rail): key for key in keys}
         leaf_of = self._leaves.get
         for number, (a, b, rail) in enumerate(self._places if keys else ()):
             if not b or rail == ALL_RAILS:
                 continue
-            one, other = leaf_of(a), leaf_of(b)
-            for leaf in (one,) if one == other else (one, other):
-                key = wanted.get((leaf, rail if self._many_rails else -1))
+            leaf_a, leaf_b = leaf_of(a), leaf_of(b)
+            for leaf in (leaf_a,) if leaf_a == leaf_b else (leaf_a, leaf_b):
+                key = by_leaf.get((leaf, rail if self._many_rails else -1))
                 if key is not None:
                     through[key].append(number)
         return through
@@ -275,10 +275,16 @@ def meetings(observed: Observed) -> Meetings:
 
 def usable(observed: Observed) -> Iterator[Digest]:
     """Yield the digests of pairs that were measured completely."""
-    out = {(one.a, one.b, one.rail, one.round) for one in observed.tried if one.state != "measured"}
-    for one in observed.digests:
-        if one.operations and not (out and (one.a, one.b, one.rail, one.round) in out):
-            yield one
+    out = {
+        (result.a, result.b, result.rail, result.round)
+        for result in observed.tried
+        if result.state != "measured"
+    }
+    for digest in observed.digests:
+        if digest.operations and not (
+            out and (digest.a, digest.b, digest.rail, digest.round) in out
+        ):
+            yield digest
 
 
 def _together(rows: Mapping[tuple[str, str, int, int], int]) -> list[list[int]]:
@@ -297,18 +303,18 @@ class Trials:
         """`suspected`: nodes whose trials are needed; `blamed`: nodes that clear no partner."""
         self._of: dict[str, list[PairResult]] = defaultdict(list)
         self._fine: dict[int, set[str]] = defaultdict(set)
-        for one in observed.tried if suspected else ():
-            a, b = one.a, one.b
+        for result in observed.tried if suspected else ():
+            a, b = result.a, result.b
             if a in suspected:
-                self._of[a].append(one)
+                self._of[a].append(result)
             if b in suspected:
-                self._of[b].append(one)
-            if one.state == "measured" and a not in blamed and b not in blamed:
-                self._fine[one.rail].update((a, b))
+                self._of[b].append(result)
+            if result.state == "measured" and a not in blamed and b not in blamed:
+                self._fine[result.rail].update((a, b))
 
     def of(self, name: str, rail: int | None) -> list[PairResult]:
         """Return one node's trials, on one rail or on all, in order."""
-        return [one for one in self._of[name] if rail in (None, one.rail)]
+        return [result for result in self._of[name] if rail in (None, result.rail)]
 
     def fine(self, rail: int | None) -> set[str]:
         """Return nodes that were fine there with another node, both not blamed."""

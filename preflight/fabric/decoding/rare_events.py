@@ -74,7 +74,7 @@ def watch(met: Meetings, least_us: float) -> EventCounts:
             places.append(Place(a, b, ALL_RAILS))
             operations.append(max(operations))
             loaded_s.append(max(loaded_s))
-        own = [each for row in rows if row in marks for each in marks[row]]
+        own = [mark for row in rows if row in marks for mark in marks[row]]
         for host, exposures in (("", watched.wire), (a, watched.late), (b, watched.late)):
             where = [alone(host, "", place.rail) for place in places] if host else places
             first = exposures.add(where, operations, loaded_s)
@@ -89,32 +89,32 @@ def _marks(
     marks: dict[int, list[tuple[str, Mark]]] = {}
     for row, digest in met.standing_out:
         limit_us = limits_us[digest.size_bytes, digest.phase]
-        for one in digest.standouts:
-            longest = max(one.first_us, one.second_us)
+        for standout in digest.standouts:
+            longest = max(standout.first_us, standout.second_us)
             if longest > limit_us:
-                mark = Mark(one.at_s, digest.rail, longest)
-                late = _began_late(digest, one) or _stood_still(digest, one)
+                mark = Mark(standout.at_s, digest.rail, longest)
+                late = _began_late(digest, standout) or _stood_still(digest, standout)
                 marks.setdefault(row, []).append((late, mark))
     return marks
 
 
-def _stood_still(digest: Digest, one: Standout) -> str:
+def _stood_still(digest: Digest, standout: Standout) -> str:
     """Return the end whose standstill explains it; if both stood still, the machine is shared."""
-    enough_us = _EXPLAINS * (max(one.first_us, one.second_us) - digest.p50_us)
-    still = one.first_stall_us >= enough_us, one.second_stall_us >= enough_us
+    enough_us = _EXPLAINS * (max(standout.first_us, standout.second_us) - digest.p50_us)
+    still = standout.first_stall_us >= enough_us, standout.second_stall_us >= enough_us
     if still[0] == still[1]:
         return ""
     return digest.a if still[0] else digest.b
 
 
-def _began_late(digest: Digest, one: Standout) -> str:
+def _began_late(digest: Digest, standout: Standout) -> str:
     """Return the end whose own gap explains why the other end waited."""
-    excess_us = abs(one.first_us - one.second_us)
-    if one.first_us > one.second_us:
-        host, gap_us = digest.b, one.second_gap_us - one.first_gap_us
+    excess_us = abs(standout.first_us - standout.second_us)
+    if standout.first_us > standout.second_us:
+        host, gap_us = digest.b, standout.second_gap_us - standout.first_gap_us
     else:
-        host, gap_us = digest.a, one.first_gap_us - one.second_gap_us
-    one_sided = one.network_us < excess_us
+        host, gap_us = digest.a, standout.first_gap_us - standout.second_gap_us
+    one_sided = standout.network_us < excess_us
     return host if one_sided and gap_us >= _EXPLAINS * excess_us else ""
 
 
@@ -258,7 +258,7 @@ class Rates(Model):
         return self._fit(through, math.inf)[1]
 
     def _fit(self, through: Sequence[int], most: float) -> tuple[float, float]:
-        own, rest = self._both(through)
+        own, rest = self._own_and_rest(through)
         if own.events <= 0 or (not self._never and rest.rows < self._least_peers):
             return 0.0, 0.0
         base = self._base(rest)
@@ -286,7 +286,7 @@ class Rates(Model):
 
     def shows(self, some: Sequence[int], strength: float, beside: Sequence[int]) -> bool:
         """Whether these fit a fault of that strength better than none; `beside`: good ones."""
-        base = self._base(self._both(beside)[1])
+        base = self._base(self._own_and_rest(beside)[1])
         gain = 0.0
         for row in some:
             added = strength * self._operations[row]
@@ -303,12 +303,12 @@ class Rates(Model):
 
     def enough(self, strength: float, through: Sequence[int]) -> bool:
         """Whether it has more than a few events, and clearly more than all others."""
-        seen = sum([self._events[row] for row in through])
+        events = sum([self._events[row] for row in through])
         if self._never:
-            return seen > 0
-        _, rest = self._both(through)
+            return events > 0
+        _, rest = self._own_and_rest(through)
         usual = (rest.events + _SEEN) / max(1, rest.operations)
-        return seen >= LEAST_EVENTS and strength >= max(self._effect, _ADDS * usual)
+        return events >= LEAST_EVENTS and strength >= max(self._effect, _ADDS * usual)
 
     def _base(self, rest: _Count) -> float:
         """Return the usual rate, from the rest of the fabric."""
@@ -317,7 +317,7 @@ class Rates(Model):
         doubt = 1.0 if rest.rows >= LEAST_PEERS else _DOUBT
         return max(LEAST_RATE, doubt * (rest.events + _SEEN) / rest.operations)
 
-    def _both(self, through: Sequence[int]) -> tuple[_Count, _Count]:
+    def _own_and_rest(self, through: Sequence[int]) -> tuple[_Count, _Count]:
         """Return what went through a part, and what it is compared with: all else not left out."""
         own = self._count(through)
         aside = self._count(list(self._aside.difference(through)))
@@ -327,23 +327,23 @@ class Rates(Model):
             len(self._events) - own.rows - aside.rows,
         )
 
-    def _count(self, some: Sequence[int]) -> _Count:
+    def _count(self, rows: Sequence[int]) -> _Count:
         return _Count(
-            sum([self._operations[row] for row in some]),
-            sum([self._events[row] for row in some]) - sum([self._known[row] for row in some]),
-            len(some),
+            sum([self._operations[row] for row in rows]),
+            sum([self._events[row] for row in rows]) - sum([self._known[row] for row in rows]),
+            len(rows),
         )
 
     def _beyond_chance(self, own: _Count, rest: _Count) -> float:
         """Return the nats by which two rates fit better than one; few calm pairs prove nothing."""
         if own.events <= 0 or rest.operations <= 0:
             return 0.0
-        mine, others = own.events / own.operations, rest.events / rest.operations
+        own_rate, rest_rate = own.events / own.operations, rest.events / rest.operations
         together = (own.events + rest.events) / (own.operations + rest.operations)
-        one = min(together, max(self._usual, others))
-        nats = own.events * math.log(mine / one) - (mine - one) * own.operations
-        nats += rest.events * math.log(others / one) if others else 0.0
-        return nats - (others - one) * rest.operations
+        common = min(together, max(self._usual, rest_rate))
+        nats = own.events * math.log(own_rate / common) - (own_rate - common) * own.operations
+        nats += rest.events * math.log(rest_rate / common) if rest_rate else 0.0
+        return nats - (rest_rate - common) * rest.operations
 
     def _scatter(self, through: Sequence[int]) -> float:
         """Return the dispersion of the rest, or the trimmed whole's if as good and cheaper."""
@@ -355,27 +355,29 @@ class Rates(Model):
         rest = [row for row in range(len(self._events)) if row not in own]
         if len(rest) < _FEW_PEERS:
             free = max(1, len(rest) + len(through) - 2)
-            found = (self._pearson(rest) + self._pearson(through)) / free
+            scatter = (self._pearson(rest) + self._pearson(through)) / free
         else:
-            found = _dispersion(
+            scatter = _dispersion(
                 [self._events[row] for row in rest],
                 [self._known[row] for row in rest],
                 [self._operations[row] for row in rest],
             )
-        return max(self._least_scatter, found)
+        return max(self._least_scatter, scatter)
 
-    def _pearson(self, some: Sequence[int]) -> float:
+    def _pearson(self, rows: Sequence[int]) -> float:
         """Return the squared distances from one common rate, in units of Poisson's law."""
-        count = self._count(some)
+        count = self._count(rows)
         rate = max(LEAST_RATE, count.events / max(1, count.operations))
         total = 0.0
-        for row in some:
+        for row in rows:
             mean = self._known[row] + rate * self._operations[row]
             total += (self._events[row] - mean) ** 2 / max(mean, _SEEN)
         return total
 
 
-def _dispersion(events: Sequence[int], known: Sequence[float], operations: Sequence[int]) -> float:
+def _dispersion(
+    events: Sequence[int], by_faults: Sequence[float], operations: Sequence[int]
+) -> float:
     """Return how much more than Poisson's law counts scatter; 1 if they follow it.
 
     With enough counts it uses the median and the deviation below it, as nearly half of the pairs
@@ -383,7 +385,7 @@ def _dispersion(events: Sequence[int], known: Sequence[float], operations: Seque
     """
     if not events:
         return 1.0
-    counts = [seen - of_faults for seen, of_faults in zip(events, known, strict=True)]
+    counts = [count - of_faults for count, of_faults in zip(events, by_faults, strict=True)]
     middle = median(counts)
     if middle >= _COUNTED:
         away = _NORMAL * median([middle - count for count in counts if count <= middle])
@@ -396,5 +398,5 @@ def _dispersion(events: Sequence[int], known: Sequence[float], operations: Seque
     total = 0.0
     for row in calmer:
         healthy = base * operations[row]
-        total += (counts[row] - healthy) ** 2 / max(healthy + known[row], _SEEN)
+        total += (counts[row] - healthy) ** 2 / max(healthy + by_faults[row], _SEEN)
     return max(1.0, total / max(1, len(calmer) - 1))

@@ -100,16 +100,16 @@ def sensitivity(
     rates, model = rates_of(wire, limit), shifts_of(met, observed, "slow", limit)
     through = _through(wire)
     threshold = math.log((len(through) + len(set(wire.places))) / SHARE)
-    judged = _Rule(rates, threshold, model)
+    rule = _Rule(rates, threshold, model)
     every = sum(place.rail != ALL_RAILS for place in wire.places)
     order = {name: at for at, name in enumerate(observed.nodes)}
     looks = [
-        _missed(node, rail, load, judged, peers=every - load.pairs)
+        _missed(node, rail, load, rule, peers=every - load.pairs)
         for (node, rail), load in sorted(
-            through.items(), key=lambda one: (order[one[0][0]], one[0])
+            through.items(), key=lambda entry: (order[entry[0][0]], entry[0])
         )
     ]
-    looks.sort(key=lambda one: one.one_in if one.one_in is not None else 0.0)
+    looks.sort(key=lambda look: look.one_in if look.one_in is not None else 0.0)
     return _by_size(looks[:most], usable(observed), watched.limits_us, rates.least)
 
 
@@ -147,10 +147,10 @@ class _Rule:
         self.events = cache(self._needed)
         self.slower = cache(self._least_loss)
 
-    def _needed(self, each: int, pairs: int) -> int | None:
+    def _needed(self, operations: int, pairs: int) -> int | None:
         """Return how many events in so many operations of each pair name the endpoint."""
         counts = range(LEAST_EVENTS, _MOST_EVENTS)
-        gain = partial(self._rates.gain_of, operations=each, pairs=pairs)
+        gain = partial(self._rates.gain_of, operations=operations, pairs=pairs)
         place = bisect_right(counts, self._threshold, key=gain)
         return counts[place] if place < len(counts) else None
 
@@ -170,8 +170,8 @@ class _Rule:
 
 def _missed(node: str, rail: int, load: _Load, rule: _Rule, *, peers: int) -> SensitivityRow:
     loaded_s = sum(load.loaded_s)
-    judged = peers >= LEAST_PEERS  # without peers only floors and failures count
-    events = rule.events(load.operations // load.pairs, load.pairs) if judged else None
+    has_peers = peers >= LEAST_PEERS  # without peers only floors and failures count
+    events = rule.events(load.operations // load.pairs, load.pairs) if has_peers else None
     mean = rule.mean(events, load) if events is not None else None
     return SensitivityRow(
         node=node,
@@ -181,7 +181,7 @@ def _missed(node: str, rail: int, load: _Load, rule: _Rule, *, peers: int) -> Se
         pairs=load.pairs,
         one_in=None if mean is None else round(load.operations / mean, 1),
         every_s=None if mean is None else round(loaded_s / mean, 4),
-        slower=rule.slower(load.pairs) if judged else None,
+        slower=rule.slower(load.pairs) if has_peers else None,
         events=events,
     )
 
@@ -196,7 +196,7 @@ def _by_size(
 
     `least`: added events per operation, of all sizes, below which no part is named.
     """
-    own: dict[Endpoint, dict[int, list[Digest]]] = {(one.node, one.rail): {} for one in looks}
+    own: dict[Endpoint, dict[int, list[Digest]]] = {(look.node, look.rail): {} for look in looks}
     for digest in digests:
         for name in digest.nodes:
             sizes = own.get((name, digest.rail))
@@ -204,13 +204,13 @@ def _by_size(
                 sizes.setdefault(digest.size_bytes, []).append(digest)
     return tuple(
         replace(
-            one,
+            look,
             sizes=tuple(
-                _at_size(one, rows, max(limits_us[size, row.phase] for row in rows), least)
-                for size, rows in sorted(own[one.node, one.rail].items())
+                _at_size(look, rows, max(limits_us[size, row.phase] for row in rows), least)
+                for size, rows in sorted(own[look.node, look.rail].items())
             ),
         )
-        for one in looks
+        for look in looks
     )
 
 
@@ -325,25 +325,25 @@ def _events(met: Meetings, keys: Sequence[MeetingKey], least_us: float) -> dict[
     Events on most of a pair's rails at once are in its last row.
     """
     wire, late, _ = watch(met, least_us)
-    found: dict[MeetingKey, Events] = {}
+    by_key: dict[MeetingKey, Events] = {}
     first = 0
     for rows in met.together:
         width = len(rows) + (len(rows) > 1)
         for at, row in enumerate(rows):
             own = {at, width - 1}
-            on_wire = [first + each for each in own]
-            of_hosts = [2 * first + host * width + each for host in (0, 1) for each in own]
-            found[keys[row]] = Events(
-                wire=sum(wire.events[each] for each in on_wire),
-                late=sum(late.events[each] for each in of_hosts),
+            on_wire = [first + offset for offset in own]
+            of_hosts = [2 * first + host * width + offset for host in (0, 1) for offset in own]
+            by_key[keys[row]] = Events(
+                wire=sum(wire.events[index] for index in on_wire),
+                late=sum(late.events[index] for index in of_hosts),
                 operations=met.operations[row],
                 longest_us=max(
-                    *(wire.worst_us[each] for each in on_wire),
-                    *(late.worst_us[each] for each in of_hosts),
+                    *(wire.worst_us[index] for index in on_wire),
+                    *(late.worst_us[index] for index in of_hosts),
                 ),
             )
         first += width
-    return found
+    return by_key
 
 
 def _slower(keys: Sequence[MeetingKey], model: Shifts) -> Slower:

@@ -83,21 +83,21 @@ class Shifts(Model):
         self.effect = effect
         """In log time, the least shift that matters."""
         self._floor = floor
-        self._whole = self._base_of(self._logs)
+        self._overall = self._base_of(self._logs)
 
     @property
     def scatter(self) -> float:
         """The scatter of good observations, in log time."""
-        return self._whole.scatter
+        return self._overall.scatter
 
     @property
     def stands_out(self) -> float:
         """The excess, in log time, by which an observation stands out of the usual scatter."""
-        return min(self.effect, HOT * self._whole.scatter)
+        return min(self.effect, HOT * self._overall.scatter)
 
     def hot(self) -> list[int]:
         """Observations that stand out: their parts are examined."""
-        least = self._whole.log + self.stands_out
+        least = self._overall.log + self.stands_out
         fastest = median(sorted(self._logs)[: max(1, len(self._logs) // 4)]) if self._logs else 0.0
         bound = min(least, fastest + self.effect)
         return [row for row, log in enumerate(self._logs) if log > bound]
@@ -137,8 +137,10 @@ class Shifts(Model):
         """Expect the shift of its slowest part in each observation."""
         for row in through:
             self._expected[row] = max(self._expected[row], strength)
-        rest = [log for log, known in zip(self._logs, self._expected, strict=True) if not known]
-        self._whole = self._base_of(rest or self._logs)
+        rest = [
+            log for log, expected in zip(self._logs, self._expected, strict=True) if not expected
+        ]
+        self._overall = self._base_of(rest or self._logs)
 
     def enough(self, strength: float, through: Sequence[int]) -> bool:
         """Whether the shift is large enough to matter."""
@@ -157,7 +159,7 @@ class Shifts(Model):
     def _base(self, through: Sequence[int]) -> _Base | None:
         """Return what does not go through the part and is not slow for a known reason."""
         if len(self._logs) - len(through) > _MANY_PEERS and len(through) * 10 < len(self._logs):
-            return self._whole
+            return self._overall
         own = self._aside.union(through)
         rest = [
             log for row, log in enumerate(self._logs) if row not in own and not self._expected[row]
@@ -258,8 +260,12 @@ def log_times(
         for row, time_us in zip(rows, times_us, strict=True):
             own[row] = math.log(time_us / typical_us)
     # No list per pair: for 131,072 pairs a few numbers are cheap, lists are not.
-    each = list(gathered.values())
-    logs = each[0] if len(each) == 1 else [_median(some) for some in zip(*each, strict=True)]
+    columns = list(gathered.values())
+    logs = (
+        columns[0]
+        if len(columns) == 1
+        else [_median(values) for values in zip(*columns, strict=True)]
+    )
     who = {met.places[rows[0]][:2] for rows in met.together}
     return LogTimes(
         [place for place, log in zip(met.places, logs, strict=False) if log is not None],
@@ -270,8 +276,8 @@ def log_times(
 
 
 def _median(logs: Iterable[float | None]) -> float | None:
-    known = [log for log in logs if log is not None]
-    return median(known) if known else None
+    present = [log for log in logs if log is not None]
+    return median(present) if present else None
 
 
 def _groups(
@@ -281,18 +287,18 @@ def _groups(
     groups: dict[_Kind, _Group] = {}
     for (size_bytes, phase), column in met.columns.items():
         if wanted(size_bytes):
-            whole = _Group(column.rows, _times_us(size_bytes, column))
+            group = _Group(column.rows, _times_us(size_bytes, column))
             if not near:
-                groups[size_bytes, phase, False] = whole
+                groups[size_bytes, phase, False] = group
                 continue
-            for same in {near[row] for row in whole.rows}:
-                groups[size_bytes, phase, same] = _only(whole, near, same=same)
+            for same in {near[row] for row in group.rows}:
+                groups[size_bytes, phase, same] = _only(group, near, same=same)
     return groups
 
 
-def _only(whole: _Group, near: Sequence[bool], *, same: bool) -> _Group:
-    kept = [near[row] is same for row in whole.rows]
-    return _Group(list(compress(whole.rows, kept)), list(compress(whole.times_us, kept)))
+def _only(group: _Group, near: Sequence[bool], *, same: bool) -> _Group:
+    mask = [near[row] is same for row in group.rows]
+    return _Group(list(compress(group.rows, mask)), list(compress(group.times_us, mask)))
 
 
 def _slow_leaves(
