@@ -150,12 +150,12 @@ class PlanDigest:
             return event
         return event if event.plan == self._digest(event, who) else Trouble(OTHER_PLAN)
 
-    def _digest(self, seen: PairSeen, who: Roster) -> str:
-        whole: dict[str, Any] = {
-            **next((order for first, order in reversed(self._orders) if seen.round >= first), {}),
-            "round": seen.round,
-            "ends": [seen.a, seen.b],
-            "numbers": [who.names.index(seen.a), who.names.index(seen.b)],
+    def _digest(self, pair: PairSeen, who: Roster) -> str:
+        plan: dict[str, Any] = {
+            **next((order for first, order in reversed(self._orders) if pair.round >= first), {}),
+            "round": pair.round,
+            "ends": [pair.a, pair.b],
+            "numbers": [who.names.index(pair.a), who.names.index(pair.b)],
         }
-        text = json.dumps(whole, sort_keys=True, separators=(",", ":"))
+        text = json.dumps(plan, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode("ascii")).hexdigest()[:32]

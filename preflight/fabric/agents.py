@@ -114,16 +114,16 @@ class Agents:
         self.own.close()
         with self._lock:
             self._closed = True
-            left = list(self._sessions)
-        busy = [name for name in left if name not in self._idle]
-        for name in set(left) - set(busy):
+            names = list(self._sessions)
+        busy = [name for name in names if name not in self._idle]
+        for name in set(names) - set(busy):
             self.send(name, {"finish": True})
         self._dismiss_all(busy)
-        self._join([self._threads[name] for name in left], _LEAVING_S)
-        self._dismiss_all(left)
+        self._join([self._threads[name] for name in names], _LEAVING_S)
+        self._dismiss_all(names)
 
     def _dismiss_all(self, names: Iterable[str]) -> None:
-        self._join(_started(partial(self.dismiss, name) for name in names), _CLOSING_S)
+        self._join(_start_threads(partial(self.dismiss, name) for name in names), _CLOSING_S)
 
     @staticmethod
     def _join(threads: Iterable[threading.Thread], within_s: float) -> None:
@@ -176,7 +176,7 @@ class Agents:
         raise WireError(f"its sweep sent more than the {self._most_events} events it could need")
 
 
-def _started(works: Iterable[Callable[[], None]]) -> list[threading.Thread]:
+def _start_threads(works: Iterable[Callable[[], None]]) -> list[threading.Thread]:
     threads = [threading.Thread(target=work, daemon=True) for work in works]
     for thread in threads:
         thread.start()
@@ -254,7 +254,7 @@ class RankAgents:
 
     def close(self) -> None:
         """End all ranks' sessions, in parallel."""
-        for thread in _started(session.close for session in self._sessions):
+        for thread in _start_threads(session.close for session in self._sessions):
             thread.join()
 
     def _listen(self, rail: int) -> None:
@@ -300,8 +300,8 @@ class RankAgents:
 
     def _all_ready(self) -> bytes:
         ready = [self._ready[rail] for rail in sorted(self._ready)]
-        cuda = all(one.cuda for one in ready)
-        gpus = sum(min(one.gpus, 1) for one in ready) if cuda else 0
+        cuda = all(rank.cuda for rank in ready)
+        gpus = sum(min(rank.gpus, 1) for rank in ready) if cuda else 0
         return msgspec.json.encode(Ready(ready[0].torch, cuda, gpus, len(ready)))
 
     def _start_others(self, port: int) -> None:
@@ -330,5 +330,5 @@ class RankAgents:
 
 def _of_rank(rail: int, event: Trouble | NoTorch | Busy | Taken) -> Event:
     """Return the event with the rank named in its error."""
-    named = event.error if "local rank" in event.error else f"local rank {rail}: {event.error}"
-    return msgspec.structs.replace(event, error=named[:_ERROR_LIMIT])
+    error = event.error if "local rank" in event.error else f"local rank {rail}: {event.error}"
+    return msgspec.structs.replace(event, error=error[:_ERROR_LIMIT])

@@ -89,8 +89,8 @@ class Accounts(Generic[Where, Whose]):
 
     def keep(self, where: Where, whose: Whose, name: str, seen: Account) -> bool:
         """Keep one account; False if that end was not asked for it or cannot have measured it."""
-        asked, most = self._asked.get(where, ((), {}))
-        if whose not in asked or whose in self.ends[where] or not fits(seen, self._backend, most):
+        ends, most = self._asked.get(where, ((), {}))
+        if whose not in ends or whose in self.ends[where] or not fits(seen, self._backend, most):
             return False
         self.ends[where][whose] = _as_end(name, seen)
         return True
@@ -178,10 +178,10 @@ def fits(seen: Account, backend: str, most: Mapping[Kind, int]) -> bool:
     )
 
 
-def _as_end(name: str, seen: Account) -> End:
+def _as_end(name: str, account: Account) -> End:
     """Convert an account to a sample's end."""
-    own = (each for each in End.__struct_fields__ if each != "node")
-    return End(name, **{each: getattr(seen, each) for each in own})
+    own = (field for field in End.__struct_fields__ if field != "node")
+    return End(name, **{field: getattr(account, field) for field in own})
 
 
 _FEW = 64  # only the last stragglers are examined pair by pair
@@ -274,19 +274,19 @@ class SweepAccounts:
 
     def _take_log(self, name: str, log: NcclLog) -> bool:
         """Keep the latest log of each of a rail's first processes."""
-        asked = self._who.keep_logs and log.rail < self._who.rails
-        earlier = sum(one[:2] == (name, log.rail) for one in self.logs)
-        if asked and ((name, log.rail, log.pid) in self.logs or earlier < LOGS_EACH):
+        expected = self._who.keep_logs and log.rail < self._who.rails
+        earlier = sum(key[:2] == (name, log.rail) for key in self.logs)
+        if expected and ((name, log.rail, log.pid) in self.logs or earlier < LOGS_EACH):
             self.logs[name, log.rail, log.pid] = NcclLogText(name, log.rail, log.text)
-        return asked
+        return expected
 
-    def _take_pair(self, name: str, seen: PairSeen) -> bool:
-        if not self._pairs.take(name, seen):
+    def _take_pair(self, name: str, account: PairSeen) -> bool:
+        if not self._pairs.take(name, account):
             return False
-        ends = self._pairs.ends[seen.round, seen.rail, seen.a, seen.b]
+        ends = self._pairs.ends[account.round, account.rail, account.a, account.b]
         self._uncompacted.append((ends, name))
-        self._to_come[seen.round, seen.a, seen.b] -= 1
-        self.complete += not self._to_come[seen.round, seen.a, seen.b]
+        self._to_come[account.round, account.a, account.b] -= 1
+        self.complete += not self._to_come[account.round, account.a, account.b]
         return True
 
     def compact_one(self) -> bool:
@@ -337,8 +337,8 @@ class SweepAccounts:
         return {
             name
             for (_, _, a, b), ends in self._pairs.ends.items()
-            for name, other in ((a, b), (b, a))
-            if name not in ends and other not in off
+            for name, partner in ((a, b), (b, a))
+            if name not in ends and partner not in off
         }
 
     def pairs(self, unfinished: str = "") -> tuple[PairSamples, ...]:
@@ -348,17 +348,17 @@ class SweepAccounts:
         reason, and its node is not blamed.
         """
         silence, backend = self.silence(), self._who.backend
-        found = []
-        for (number, rail, a, b), kept in self._pairs.ends.items():
-            if number < self.scheduled or self._counts(kept, unfinished):
-                ends = self._excused(a, b, kept, silence, unfinished)
-                found.append(PairSamples(a, b, rail, number, backend, ends.get(a), ends.get(b)))
-        return tuple(found)
+        pairs = []
+        for (number, rail, a, b), accounts in self._pairs.ends.items():
+            if number < self.scheduled or self._counts(accounts, unfinished):
+                ends = self._excused(a, b, accounts, silence, unfinished)
+                pairs.append(PairSamples(a, b, rail, number, backend, ends.get(a), ends.get(b)))
+        return tuple(pairs)
 
     def _counts(self, retested: dict[str, End], unfinished: str) -> bool:
         """Whether a retest counts: one that we cut short does not."""
-        whole = len(retested) > 1
-        return whole or (bool(retested) and not unfinished and not self.cut)
+        complete = len(retested) > 1
+        return complete or (bool(retested) and not unfinished and not self.cut)
 
     def unsettled(self) -> tuple[Pairing, ...]:
         """Return the pairs whose retests were all cut short for lack of time."""
@@ -366,14 +366,14 @@ class SweepAccounts:
             (key[2:], ends) for key, ends in self._pairs.ends.items() if key[0] >= self.scheduled
         ]
         settled = {pair for pair, ends in again if len(ends) == len(pair)}
-        left = dict.fromkeys(pair for pair, _ in again if pair not in settled)
-        return tuple(left) if self.cut else ()
+        pairs = dict.fromkeys(pair for pair, _ in again if pair not in settled)
+        return tuple(pairs) if self.cut else ()
 
     def silence(self) -> Silence:
         """Return which nodes broke off, and which only waited for them."""
         if not self._who.names:  # the time was up before anyone was ready
             return Silence()
-        ends = (end for kept in self._pairs.ends.values() for end in kept.values())
+        ends = (end for accounts in self._pairs.ends.values() for end in accounts.values())
         measured = {end.node for end in ends if end.state == "measured"}
         return who_broke_off(
             self._words,
@@ -397,9 +397,9 @@ class SweepAccounts:
         waited = [f"{name} {silence.victims[name]}" for name in (a, b) if name in silence.victims]
         if not waited and host not in silence.culprits:
             return ends
-        lost = f"{host}, which hosted the sweep's store, was lost"
+        loss = f"{host}, which hosted the sweep's store, was lost"
         error = (
-            waited[0] if waited and silence.culprits else lost if silence.culprits else NO_CULPRIT
+            waited[0] if waited and silence.culprits else loss if silence.culprits else NO_CULPRIT
         )
         return {name: End(node=name, state="not_run", error=error) for name in (a, b)} | good
 

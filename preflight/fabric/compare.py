@@ -34,24 +34,23 @@ class Peers:
     def __init__(self, measured: Sequence[tuple[PairSamples, Summary]]) -> None:
         self._measured = measured
         by_size = grouped(
-            (one.size_bytes, (one, pair.nodes))
-            for pair, summary in measured
-            for one in summary.sizes
+            (at.size_bytes, (at, pair.nodes)) for pair, summary in measured for at in summary.sizes
         )
         self._speeds = {
-            at: LeaveOut((one.busbw_gbs, nodes) for one, nodes in own)
-            for at, own in by_size.items()
+            size_bytes: LeaveOut((at.busbw_gbs, nodes) for at, nodes in own)
+            for size_bytes, own in by_size.items()
         }
         self._times = {
-            at: LeaveOut((one.p50_us, nodes) for one, nodes in own) for at, own in by_size.items()
+            size_bytes: LeaveOut((at.p50_us, nodes) for at, nodes in own)
+            for size_bytes, own in by_size.items()
         }
 
     def busbw(self, pair: PairSamples, size_bytes: int) -> tuple[float | None, str]:
         """Return the GB/s to compare with, and what they are."""
-        others = self._speeds[size_bytes]
+        speeds = self._speeds[size_bytes]
         ends = pair.nodes
         # One of two peers may be bad itself: compare with the better one.
-        gbs = others.median(ends, between=1.0)
+        gbs = speeds.median(ends, between=1.0)
         if gbs is not None:
             return gbs, INDEPENDENT
         rails: list[float] = []
@@ -135,12 +134,12 @@ def bound_of(pair: PairSamples, at: SizeSummary, yardstick: Yardstick) -> Bound:
     if peers_gbs is not None:
         bounds.append((peers_gbs * ratio, f"{ratio:g} of the {which}", "peers"))
     if at.size_bytes >= _ABSOLUTE_FROM or at.size_bytes < yardstick.top_bytes:
-        known = _expected(pair, yardstick.expected)
-        if known is None and which != INDEPENDENT:
-            known = _history(pair, at, yardstick.earlier, limit)
-        if known is not None:
-            bounds.append(known)
-        if known is None or known[2] == "history":
+        reference = _expected(pair, yardstick.expected)
+        if reference is None and which != INDEPENDENT:
+            reference = _history(pair, at, yardstick.earlier, limit)
+        if reference is not None:
+            bounds.append(reference)
+        if reference is None or reference[2] == "history":
             words = f"shipped floor for {pair.backend}"
             bounds.append((yardstick.floor_gbs, words, "least"))
     if not bounds:
@@ -162,12 +161,13 @@ def floor_of(measured: Sequence[Summary], backend: str, limit: Callable[[str], f
     floor, it is not lowered: that fabric is not good.
     """
     largest = [summary.sizes[-1] for summary in measured if summary.sizes]
-    speeds = [one.best_gbs for one in largest if one.size_bytes >= wire_from(backend)]
+    speeds = [at.best_gbs for at in largest if at.size_bytes >= wire_from(backend)]
     if not speeds:
         return 0.0
     floor = limit("floor_gbs")
     fast = nearest_rank(speeds, _FAST) * (1 - limit("slow_effect"))
-    return floor if sum(one < floor for one in speeds) > _MOSTLY * len(speeds) else min(floor, fast)
+    below = sum(speed < floor for speed in speeds)
+    return floor if below > _MOSTLY * len(speeds) else min(floor, fast)
 
 
 def _expected(
@@ -176,17 +176,17 @@ def _expected(
     """Return the lower of both ends' expected values, as the slower end decides; else floors."""
     ends = [expected[name] for name in pair.nodes if name in expected]
     own = [
-        (one.allreduce_min_gbs, f"expected by {one.origin or 'the inventory'}")
-        for one in ends
-        if one.allreduce_min_gbs is not None
+        (end.allreduce_min_gbs, f"expected by {end.origin or 'the inventory'}")
+        for end in ends
+        if end.allreduce_min_gbs is not None
     ]
     if own:
         return (*min(own), "inventory")
-    floors = [floor for one in ends if (floor := rail_floor(one)) is not None]
+    floors = [floor for end in ends if (floor := rail_floor(end)) is not None]
     # A floor is known if both ends' NICs are; gloo over TCP does not reach a NIC's rate.
     if pair.backend != "nccl" or len(floors) < len(pair.nodes):
         return None
-    floor = min(floors, key=lambda one: one.value)
+    floor = min(floors, key=lambda floor: floor.value)
     return floor.value, floor.origin, "platform"
 
 
@@ -197,12 +197,12 @@ def _history(
     limit: Callable[[str], float],
 ) -> tuple[float, str, Yard] | None:
     """Return a share of what the pair reached before, if it was measured often enough."""
-    known = earlier.get(speed_key(pair, at.size_bytes), ())
+    speeds = earlier.get(speed_key(pair, at.size_bytes), ())
     ratio = limit("history_ratio")
-    if len(known) < _FEW_RUNS:
+    if len(speeds) < _FEW_RUNS:
         return None
-    words = f"{ratio:g} of its median in {len(known)} earlier runs, no peers"
-    return median(known) * ratio, words, "history"
+    words = f"{ratio:g} of its median in {len(speeds)} earlier runs, no peers"
+    return median(speeds) * ratio, words, "history"
 
 
 def speed_key(pair: PairSamples, size_bytes: int) -> str:
@@ -276,8 +276,8 @@ def compare(
     `observed`: the same sweep, condensed. `earlier`: what pairs reached in earlier runs, GB/s by
     `speed_key`.
     """
-    known = grouped((one.key, one) for one in observed.digests)
-    summaries = [(pair, summarise(pair, known.get(pair.key, ()))) for pair in sweep.pairs]
+    digests = grouped((digest.key, digest) for digest in observed.digests)
+    summaries = [(pair, summarise(pair, digests.get(pair.key, ()))) for pair in sweep.pairs]
     measured = [(pair, summary) for pair, summary in summaries if summary.state == "measured"]
     backend = sweep.pairs[0].backend if sweep.pairs else ""
     limit = thresholds.of(backend)
@@ -289,15 +289,17 @@ def compare(
         earlier or {},
         limit,
     )
-    return tuple(_seen(pair, summary, yardstick, sweep) for pair, summary in summaries)
+    return tuple(_judge_pair(pair, summary, yardstick, sweep) for pair, summary in summaries)
 
 
-def _seen(pair: PairSamples, summary: Summary, yardstick: Yardstick, sweep: Sweep) -> PairJudgement:
-    one = PairJudgement(*pair.key, state=summary.state, summary=summary)
+def _judge_pair(
+    pair: PairSamples, summary: Summary, yardstick: Yardstick, sweep: Sweep
+) -> PairJudgement:
+    judgement = PairJudgement(*pair.key, state=summary.state, summary=summary)
     if summary.state != "measured" or not summary.sizes:
         if lost := lost_accounts(pair, sweep.troubles):
-            one = replace(one, summary=replace(summary, error=lost_words(lost)))
-        return replace(one, suspect=failed_by_itself(pair), lost=lost, bypass=bypass(pair))
+            judgement = replace(judgement, summary=replace(summary, error=lost_words(lost)))
+        return replace(judgement, suspect=failed_by_itself(pair), lost=lost, bypass=bypass(pair))
     least, most = summary.sizes[0], summary.sizes[-1]
     bound = bound_of(pair, most, yardstick)
     peers_us = yardstick.peers.latency(pair, least.size_bytes)
@@ -311,7 +313,7 @@ def _seen(pair: PairSamples, summary: Summary, yardstick: Yardstick, sweep: Swee
     elif _stopped_early(pair, most.size_bytes, yardstick):
         slow = "reach"
     return replace(
-        one,
+        judgement,
         at_bytes=most.size_bytes,
         busbw_gbs=most.busbw_gbs,
         bound=bound,
@@ -343,4 +345,4 @@ def _how_far(pair: PairSamples, reached: int, top: int) -> str:
 
 
 def _spent_s(end: End) -> float:
-    return sum(sum(one.times_us) + sum(one.gaps_us) for one in end.timings) / 1e6
+    return sum(sum(timing.times_us) + sum(timing.gaps_us) for timing in end.timings) / 1e6

@@ -39,12 +39,12 @@ _LATEST_S = 1e12  # as far as a node's clock is believed in a run
 
 def refuse_ladder(ladder: Sequence[Rung]) -> None:
     """Refuse sizes that cannot be measured; UsageError as below."""
-    for number, one in enumerate(ladder):
+    for number, rung in enumerate(ladder):
         where = f"ladder[{number}]"
-        if not 1 <= one.size_bytes <= _SIZE:
-            raise absurd(where, f"a size of {one.size_bytes} bytes", "correct size_bytes")
-        if one.iterations < 1 or one.warmup < 0:
-            what = f"{one.warmup} warm-ups and {one.iterations} iterations"
+        if not 1 <= rung.size_bytes <= _SIZE:
+            raise absurd(where, f"a size of {rung.size_bytes} bytes", "correct size_bytes")
+        if rung.iterations < 1 or rung.warmup < 0:
+            what = f"{rung.warmup} warm-ups and {rung.iterations} iterations"
             raise absurd(where, what, "correct them")
 
 
@@ -52,8 +52,10 @@ def refuse_end(where: str, end: End, name: str, partner: str = "") -> None:
     """Refuse an impossible account, or one of another node; UsageError names place and remedy."""
     if end.node != name:
         what = f"it is the account of {end.node[:60]!a}, not of {name}"
-        both = end.node == partner
-        raise absurd(where, what, "swap them" if both else "correct node, or leave the entry out")
+        of_partner = end.node == partner
+        raise absurd(
+            where, what, "swap them" if of_partner else "correct node, or leave the entry out"
+        )
     if not 0 <= end.started_s <= _LATEST_S:
         what = f"it started at {end.started_s:g} s"
         raise absurd(where, what, "correct started_s: seconds since 1970")
@@ -108,26 +110,34 @@ def _refuse_standouts(where: str, digest: Digest) -> None:
         raise absurd(where, what, "correct either")
     if count > KEPT:
         raise absurd(where, f"{count} standouts", f"keep the longest {KEPT}")
-    known: set[int] = set()
-    for number, one in enumerate(digest.standouts):
+    operations: set[int] = set()
+    for number, standout in enumerate(digest.standouts):
         place = f"{where}.standouts[{number}]"
-        if one.operation in known:
-            raise absurd(place, f"operation {one.operation} stands twice", "leave one of them out")
-        known.add(one.operation)
-        _refuse_standout(place, one, digest)
+        if standout.operation in operations:
+            raise absurd(
+                place, f"operation {standout.operation} stands twice", "leave one of them out"
+            )
+        operations.add(standout.operation)
+        _refuse_standout(place, standout, digest)
 
 
-def _refuse_standout(where: str, one: Standout, digest: Digest) -> None:
-    if not 0 <= one.operation < digest.operations:
-        what = f"operation {one.operation} of {digest.operations}"
+def _refuse_standout(where: str, standout: Standout, digest: Digest) -> None:
+    if not 0 <= standout.operation < digest.operations:
+        what = f"operation {standout.operation} of {digest.operations}"
         raise absurd(where, what, "they are counted from 0: correct either")
-    if one.network_us > _ROUNDED * digest.most_us:
-        what = f"{one.network_us:g} us at both ends, and most_us is {digest.most_us:g}"
+    if standout.network_us > _ROUNDED * digest.most_us:
+        what = f"{standout.network_us:g} us at both ends, and most_us is {digest.most_us:g}"
         raise absurd(where, what, "correct either")
-    if not 0 <= one.at_s <= _LATEST_S:
-        raise absurd(where, f"at {one.at_s:g} s", "correct at_s: seconds since 1970")
-    stalls = (one.first_stall_us, one.second_stall_us)
-    times = (one.first_us, one.second_us, one.first_gap_us, one.second_gap_us, *stalls)
+    if not 0 <= standout.at_s <= _LATEST_S:
+        raise absurd(where, f"at {standout.at_s:g} s", "correct at_s: seconds since 1970")
+    stalls = (standout.first_stall_us, standout.second_stall_us)
+    times = (
+        standout.first_us,
+        standout.second_us,
+        standout.first_gap_us,
+        standout.second_gap_us,
+        *stalls,
+    )
     if not all(0 <= time_us <= _LONGEST_US for time_us in times):
         raise absurd(where, "a time is negative or over 1e12 us", "correct it")
 
@@ -149,14 +159,14 @@ def refuse_left_out(sweep: Sweep) -> None:
                 where = _where("pairs", number, pair)
                 what = f"{end.node} has an account of it and stands in left_out"
                 raise absurd(where, what, "leave one of them out")
-    for number, one in enumerate(sweep.inside):
-        if one.node in sweep.left_out:
-            where = f"inside[{number}] ({one.node[:60]!a})"
+    for number, samples in enumerate(sweep.inside):
+        if samples.node in sweep.left_out:
+            where = f"inside[{number}] ({samples.node[:60]!a})"
             raise absurd(where, "it stands in left_out too", "leave one of them out")
     paired = {name for around in sweep.rounds for pair in around for name in pair}
     # In a single round a node may have had no pair, and may have been the store's host.
     all_paired = sum(bool(around) for around in sweep.rounds) > 1
-    there = paired.union(sweep.troubles, (one.node for one in sweep.inside))
+    there = paired.union(sweep.troubles, (samples.node for samples in sweep.inside))
     for out, host in sweep.cut_off.items():
         where = f"cut_off ({out[:60]!a})"
         if out not in sweep.left_out:
@@ -177,9 +187,9 @@ class _Meetings:
         self._partner: dict[tuple[int, int, str], str] = {}
         self.taken: set[tuple[str, str, int, int]] = set()
 
-    def take(self, where: str, one: PairSamples | PairResult) -> None:
+    def take(self, where: str, pair: PairSamples | PairResult) -> None:
         """Note one pair; UsageError if it is impossible."""
-        a, b, rail, number = one.a, one.b, one.rail, one.round
+        a, b, rail, number = pair.a, pair.b, pair.rail, pair.round
         for name in (a, b):
             if name not in self._nodes:
                 raise absurd(where, f"{name!a} is not one of the nodes", "name it among them")
@@ -207,7 +217,7 @@ def refuse_absurd_sweep(sweep: Sweep) -> None:
         what = f"backends are mixed ({', '.join(sorted(backends))!a})"
         raise absurd("pairs", what, "store one sweep per file")
     refuse_ladder(sweep.ladder)
-    for where, pair in _taken("pairs", sweep.pairs, meetings):
+    for where, pair in _consistent_pairs("pairs", sweep.pairs, meetings):
         if pair.round >= len(scheduled) or frozenset(pair.nodes) not in scheduled[pair.round]:
             what = f"{pair.a}-{pair.b} is not in rounds[{pair.round}]"
             raise absurd(where, what, "correct the rounds: ranks disagree about them")
@@ -219,35 +229,36 @@ def refuse_absurd_sweep(sweep: Sweep) -> None:
 
 
 def _refuse_insides(sweep: Sweep, backends: Collection[str]) -> None:
-    _refuse_names("inside", [one.node for one in sweep.inside])
-    known: set[str] = set()
-    for number, one in enumerate(sweep.inside):
-        where = f"inside[{number}] ({one.node[:60]!a})"
-        if one.node in known:
+    _refuse_names("inside", [samples.node for samples in sweep.inside])
+    names: set[str] = set()
+    for number, samples in enumerate(sweep.inside):
+        where = f"inside[{number}] ({samples.node[:60]!a})"
+        if samples.node in names:
             raise absurd(where, "it stands twice there", "leave one of them out")
-        known.add(one.node)
-        refuse_backend(where, one.backend)
-        if backends and one.backend not in backends:
-            what = f"its backend is {one.backend[:60]!a}, that of the pairs is not"
+        names.add(samples.node)
+        refuse_backend(where, samples.backend)
+        if backends and samples.backend not in backends:
+            what = f"its backend is {samples.backend[:60]!a}, that of the pairs is not"
             raise absurd(where, what, "store one sweep per file")
-        within(where, "rail", max((*one.numbers, len(one.rails) - 1)), _RAILS)
-        if one.numbers and (
-            len(one.numbers) != len(one.rails) or list(one.numbers) != sorted(set(one.numbers))
+        within(where, "rail", max((*samples.numbers, len(samples.rails) - 1)), _RAILS)
+        if samples.numbers and (
+            len(samples.numbers) != len(samples.rails)
+            or list(samples.numbers) != sorted(set(samples.numbers))
         ):
-            raise absurd(where, f"numbers {list(one.numbers)}", "one per rail, ascending")
-        for rail, end in enumerate(one.rails):
+            raise absurd(where, f"numbers {list(samples.numbers)}", "one per rail, ascending")
+        for rail, end in enumerate(samples.rails):
             if end is not None:
-                refuse_end(f"{where}.rails[{rail}]", end, one.node)
+                refuse_end(f"{where}.rails[{rail}]", end, samples.node)
 
 
 def _refuse_domains(sweep: Sweep) -> None:
     _refuse_names("domains", sweep.domains)
-    for where, pair in _taken("domain", sweep.domain, _Meetings(sweep.domains)):
+    for where, pair in _consistent_pairs("domain", sweep.domain, _Meetings(sweep.domains)):
         if sweep.domains[pair.a] != sweep.domains[pair.b]:
             raise absurd(where, "its nodes are of two domains", "correct domains")
 
 
-def _taken(
+def _consistent_pairs(
     what: str, pairs: Sequence[PairSamples], meetings: _Meetings
 ) -> Iterator[tuple[str, PairSamples]]:
     """Yield each pair with its place; refuse its backend and key before, and its ends after."""
@@ -263,21 +274,21 @@ def _taken(
 
 
 def _rounds(sweep: Sweep) -> list[set[frozenset[str]]]:
-    found = []
+    rounds = []
     for number, around in enumerate(sweep.rounds):
         often = Counter(name for pair in around for name in pair)
         twice = next((name for name, times in often.items() if times > 1), None)
         if twice is not None:
             what = f"{twice!a} stands twice"
             raise absurd(f"rounds[{number}]", what, "pairs of a round are disjoint: correct it")
-        found.append({frozenset(pair) for pair in around})
+        rounds.append({frozenset(pair) for pair in around})
     _refuse_names(
         "rounds", dict.fromkeys(name for around in sweep.rounds for pair in around for name in pair)
     )
     _refuse_names("left_out", sweep.left_out)
     _refuse_names("cut_off", [*sweep.cut_off, *sweep.cut_off.values()])
     _refuse_names("troubles", sweep.troubles)
-    return found
+    return rounds
 
 
 def refuse_absurd(observed: Observed) -> None:
@@ -323,5 +334,5 @@ def _refuse_names(where: str, names: Collection[str]) -> None:
             raise absurd(where, what, "letters, digits, '-' and '.' only") from error
 
 
-def _where(what: str, number: int, one: PairSamples | Digest | PairResult) -> str:
-    return f"{what}[{number}] ({one.name[:60]!a})"
+def _where(what: str, number: int, entry: PairSamples | Digest | PairResult) -> str:
+    return f"{what}[{number}] ({entry.name[:60]!a})"

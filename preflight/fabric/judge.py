@@ -81,20 +81,20 @@ def unblamed_troubles(
     """Return a pair for each node in trouble that no pair blames, so that it is not ready."""
     blamed = {
         name
-        for one in pairs.values()
-        if one.bad or one.trouble
-        for name in (one.a, one.b)
-        if one.blamed == name or name in one.culprits
+        for pair in pairs.values()
+        if pair.bad or pair.trouble
+        for name in (pair.a, pair.b)
+        if pair.blamed == name or name in pair.culprits
     }
-    found: dict[Pairing, Pair] = {}
-    for name in (each for each in sweep.troubles if each in names and each not in blamed):
-        own = [one for ends, one in pairs.items() if name in ends and ends not in found]
-        own.sort(key=lambda one: (bool(one.blamed), one.state != "not_run"))
-        other = next((each for each in names if each != name), None)
+    by_ends: dict[Pairing, Pair] = {}
+    for name in (name for name in sweep.troubles if name in names and name not in blamed):
+        own = [pair for ends, pair in pairs.items() if name in ends and ends not in by_ends]
+        own.sort(key=lambda pair: (bool(pair.blamed), pair.state != "not_run"))
+        other = next((node for node in names if node != name), None)
         if own or other is not None:
             ends = (own[0].a, own[0].b) if own else ordered((name, other or name), names.index)
-            found[ends] = _troubled(ends, [name], sweep)
-    return found
+            by_ends[ends] = _troubled(ends, [name], sweep)
+    return by_ends
 
 
 def _troubled(ends: Pairing, culprits: Sequence[str], sweep: Sweep) -> Pair:
@@ -118,8 +118,8 @@ def _reasons(culprits: Sequence[str], sweep: Sweep) -> str:
     if len(reasons) == 1 and len(alike) > 1 and set(alike).issuperset(culprits):
         return f"{fold(alike)} were left out: {reasons.pop()}"
     if len(culprits) > 1:
-        each = "; ".join(f"{name}: {_reason(sweep, name)}" for name in culprits)
-        return f"{' and '.join(culprits)} were left out: {each}"
+        details = "; ".join(f"{name}: {_reason(sweep, name)}" for name in culprits)
+        return f"{' and '.join(culprits)} were left out: {details}"
     (name,) = culprits
     what = "was left out" if name in sweep.left_out else "fell out of the sweep"
     return f"{name} {what}: {_reason(sweep, name)}"
@@ -167,44 +167,53 @@ def judge_sweep(
     """
     names = [host.name for host in hosts]
     observed = observed or observe(sweep)
-    seen = cleared_by_retests(compare(sweep, observed, hosts, earlier, thresholds=limit), observed)
-    found, hidden, doubted = _named(seen, observed, sweep, hosts, limit)
-    by_pair = grouped((one.nodes, one) for one in seen)
+    judgements = cleared_by_retests(
+        compare(sweep, observed, hosts, earlier, thresholds=limit), observed
+    )
+    all_blames, hidden, doubted = _blames_and_doubts(judgements, observed, sweep, hosts, limit)
+    by_pair = grouped((pair.nodes, pair) for pair in judgements)
     backends = {pair.nodes: pair.backend for pair in sweep.pairs}
-    blamed = _by_pair(found, by_pair, doubted)
-    shown = {pair for one in hidden for pair in one.pairs}
+    blamed = _by_pair(all_blames, by_pair, doubted)
+    hidden_pairs = {pair for blame in hidden for pair in blame.pairs}
     pairs = {
         ends: _undetermined(
             _pair(
                 rails, backends[ends], blamed[ends],
-                hidden=ends in shown, doubt=doubted.get(ends, ""),
+                hidden=ends in hidden_pairs, doubt=doubted.get(ends, ""),
             ),
             sweep,
         )
         for ends, rails in by_pair.items()
     }  # fmt: skip
-    left = left_out(sweep, names, pairs)
-    pairs |= {ends: one if one.trouble else _undetermined(one, sweep) for ends, one in left.items()}
-    pairs = {ends: _partial(one, sweep) for ends, one in pairs.items()}
+    out = left_out(sweep, names, pairs)
+    pairs |= {
+        ends: pair if pair.trouble else _undetermined(pair, sweep) for ends, pair in out.items()
+    }
+    pairs = {ends: _partial(pair, sweep) for ends, pair in pairs.items()}
     inside = judge_inside(sweep, hosts, limit)
     domains = judge_domains(sweep, hosts, limit)
     return Decoded(
-        seen, found, pairs | unblamed_troubles(sweep, names, pairs), observed, inside, domains
+        judgements,
+        all_blames,
+        pairs | unblamed_troubles(sweep, names, pairs),
+        observed,
+        inside,
+        domains,
     )
 
 
 def _by_pair(
-    found: Sequence[Blame], tried: Collection[Pairing], doubted: Collection[Pairing]
+    all_blames: Sequence[Blame], tried: Collection[Pairing], doubted: Collection[Pairing]
 ) -> dict[Pairing, list[Blame]]:
     """Return the blames of each pair; a pair without a fault of its own gets its node's."""
     blamed: dict[Pairing, list[Blame]] = {ends: [] for ends in tried}
-    for one in found:
-        for ends in one.pairs:
-            blamed.setdefault(ends, []).append(one)
+    for blame in all_blames:
+        for ends in blame.pairs:
+            blamed.setdefault(ends, []).append(blame)
     for ends in tried:
         own = blamed[ends]
-        if ends not in doubted and all(one.kind == "systemic" for one in own):
-            own += [one for one in found if not set(ends).isdisjoint(one.nodes)]
+        if ends not in doubted and all(blame.kind == "systemic" for blame in own):
+            own += [blame for blame in all_blames if not set(ends).isdisjoint(blame.nodes)]
     return blamed
 
 
@@ -246,34 +255,34 @@ def _pair(
     doubt: str,
 ) -> Pair:
     """Build the pair from its worst rail."""
-    steady = [one for one in rails if not (one.once or one.hung_once)] or rails
-    worst = min(steady, key=lambda one: (not one.bad, one.busbw_gbs or 0.0))
+    steady = [row for row in rails if not (row.once or row.hung_once)] or rails
+    worst = min(steady, key=lambda row: (not row.bad, row.busbw_gbs or 0.0))
     pair = Pair(
         **{name: getattr(worst, name) for name in _AS_SEEN},
         backend=backend,
-        rails=len({one.rail for one in rails}),
+        rails=len({row.rail for row in rails}),
         peers_gbs=worst.bound.peers_gbs,
         limit_gbs=worst.bound.gbs,
         limit_origin=worst.bound.origin,
         decided_by=worst.bound.decided_by,
         error=worst.summary.error,
-        note=next((f"slow once: {gbs(one.busbw_gbs or 0.0)}" for one in rails if one.once), ""),
+        note=next((f"slow once: {gbs(row.busbw_gbs or 0.0)}" for row in rails if row.once), ""),
         short=worst.how_far if worst.at_bytes < wire_from(backend) else "",
     )
-    own = [one for one in blamed if one.kind != "systemic"]
+    own = [blame for blame in blamed if blame.kind != "systemic"]
     if not own or not (worst.bad or hidden):
         past = bool(worst.bypass)
         return replace(pair, advice=_PAST_NICS if past else "", trouble=past, doubt=doubt)
     # The advice on a shared cause replaces advice to drain so many nodes.
-    shared = [one for one in blamed if one.kind == "systemic"][:1]
-    sentences = dict.fromkeys(one.sentence for one in (*own, *shared))
+    shared = [blame for blame in blamed if blame.kind == "systemic"][:1]
+    sentences = dict.fromkeys(blame.sentence for blame in (*own, *shared))
     return replace(
         pair,
-        blamed=components(one.component for one in own),
+        blamed=components(blame.component for blame in own),
         why="; ".join(filter(None, (*sentences, doubt))),
-        advice="; ".join(dict.fromkeys(one.advice for one in shared or own)),
-        culprits=_together(one.nodes for one in own) if len(own) > 1 else own[0].culprits,
-        suspects=_together(one.suspects for one in own),
+        advice="; ".join(dict.fromkeys(blame.advice for blame in shared or own)),
+        culprits=_together(blame.nodes for blame in own) if len(own) > 1 else own[0].culprits,
+        suspects=_together(blame.suspects for blame in own),
         events=0 if worst.bad else own[0].events,
         operations=0 if worst.bad else own[0].operations,
     )
@@ -283,8 +292,8 @@ def _together(several: Iterable[Sequence[str]]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for names in several for name in names))
 
 
-def _named(
-    seen: Sequence[PairJudgement],
+def _blames_and_doubts(
+    judgements: Sequence[PairJudgement],
     observed: Observed,
     sweep: Sweep,
     hosts: Sequence[Host],
@@ -296,41 +305,43 @@ def _named(
     the samples prove of a node. Paths that were bad for a while come last.
     Then again the blames that a single pair need not show, and why pairs cannot be judged.
     """
-    culprits = find(observed, limit, seen).culprits
-    outright = [one for one in culprits if one.symptom in FAILURES]
+    culprits = find(observed, limit, judgements).culprits
+    outright = [culprit for culprit in culprits if culprit.symptom in FAILURES]
     fallen = fallback_blames(sweep, hosts)
-    plain = blames(outright, seen, sweep, [host.name for host in hosts], culprits)
-    doubted = doubts(plain, seen, sweep)
+    plain = blames(outright, judgements, sweep, [host.name for host in hosts], culprits)
+    doubted = doubts(plain, judgements, sweep)
     gross = _under_their_causes(fallen, without_doubts(plain, doubted))
-    left = [
-        one for one in culprits if one.symptom not in FAILURES and not _fallen_back(one, fallen)
+    unblamed = [
+        culprit
+        for culprit in culprits
+        if culprit.symptom not in FAILURES and not _by_fallback(culprit, fallen)
     ]
-    subtle = statistical_blames(left, culprits, observed, seen)
-    unsure = doubts(subtle, seen, sweep)
+    subtle = statistical_blames(unblamed, culprits, observed, judgements)
+    unsure = doubts(subtle, judgements, sweep)
     hidden = without_doubts(subtle, unsure)
-    hidden += list(transient_paths(seen, observed, (*gross, *hidden), limit))
+    hidden += list(transient_paths(judgements, observed, (*gross, *hidden), limit))
     return (*gross, *hidden), (*fallen, *hidden), doubted | unsure
 
 
-def _fallen_back(one: Culprit, fallen: Sequence[Blame]) -> bool:
+def _by_fallback(culprit: Culprit, fallen: Sequence[Blame]) -> bool:
     """Whether all parts that it may mean are slow because their data went another way."""
     names = {name for blame in fallen for name in (blame.node, *blame.culprits)}
-    if one.component is None and one.symptom != "corrupt":
+    if culprit.component is None and culprit.symptom != "corrupt":
         names.update(name for blame in fallen for name in blame.suspects)
     pairs = {pair for blame in fallen for pair in blame.pairs}
     return all(
         (part.kind == "path" and part.nodes in pairs) or names.issuperset(part.nodes)
-        for part in one.among
+        for part in culprit.among
     )
 
 
 def _under_their_causes(causes: Sequence[Blame], effects: Sequence[Blame]) -> tuple[Blame, ...]:
     """Merge slow or broken pairs into the blame of their known cause: one fault is one blame."""
-    left = list(effects)
-    found: list[Blame] = []
+    remaining = list(effects)
+    faults: list[Blame] = []
     for cause in causes:
-        own = [one for one in left if set(one.pairs) <= set(cause.pairs)]
-        left = [one for one in left if one not in own]
-        same = [one.sentence for one in own if one.component == cause.component]
-        found.append(replace(cause, sentence="; ".join([cause.sentence, *same])))
-    return (*found, *left)
+        own = [effect for effect in remaining if set(effect.pairs) <= set(cause.pairs)]
+        remaining = [effect for effect in remaining if effect not in own]
+        same = [effect.sentence for effect in own if effect.component == cause.component]
+        faults.append(replace(cause, sentence="; ".join([cause.sentence, *same])))
+    return (*faults, *remaining)

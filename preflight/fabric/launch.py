@@ -117,7 +117,7 @@ def sweep(
     """
     stage = _Stage(plan, hosts, nonce, deadline_s, hooks)
     try:
-        whole = stage.run(start)
+        result = stage.run(start)
         stage.agents.close()
     except KeyboardInterrupt:
         try:
@@ -128,7 +128,7 @@ def sweep(
     except BaseException:
         stage.agents.close()
         raise
-    return whole
+    return result
 
 
 class _Stage:
@@ -245,7 +245,7 @@ class _Stage:
 
     def _retest(self, collected: SweepAccounts) -> None:
         """Measure again the pairs that `suspects` names, until none; nodes that left stay out."""
-        left = MOST_ROUNDS
+        rounds_left = MOST_ROUNDS
         suspects = self._hooks.suspects
         while suspects is not None and not self._cut.why and not collected.cut:
             able = collected.resting - collected.lost - collected.stuck
@@ -253,18 +253,18 @@ class _Stage:
             if host not in able:
                 return
             there = [name for name in self._who.names if name in able]
-            rounds = fitting(suspects(self._result()), there, left)
+            rounds = fitting(suspects(self._result()), there, rounds_left)
             if not rounds:
                 return
             more = with_more(self._who, self._plan, rounds)
             if self._cut.left_s < self._pace.room_s(more):
-                self._unsettled = tuple(dict.fromkeys(pair for each in rounds for pair in each))
+                self._unsettled = tuple(dict.fromkeys(pair for around in rounds for pair in around))
                 return
-            left -= len(rounds)
+            rounds_left -= len(rounds)
             first, self._who = len(self._who.rounds), more
             collected.ask_more(self._who)
-            gone = [place for place, name in enumerate(self._who.names) if name not in able]
-            self.agents.send(host, {"gone": gone})
+            places = [place for place, name in enumerate(self._who.names) if name not in able]
+            self.agents.send(host, {"gone": places})
             for name in able:
                 order = measuring_order(self._who, name, first)
                 self._plan_digest.add_order(order, first)

@@ -88,8 +88,8 @@ def measure_inside(samples: InsideSamples, limit: Thresholds = SHIPPED) -> NodeA
     """Join the accounts of all rails."""
     ends = samples.rails
     state = worst_state(ends)
-    whole = [end for end in ends if end is not None]
-    columns = _columns(whole) if state == "measured" else {}
+    accounts = [end for end in ends if end is not None]
+    columns = _columns(accounts) if state == "measured" else {}
     if state == "measured" and not columns:
         state = "error"
     sizes = tuple(size_of(at, rows, len(ends)) for at, rows in columns.items())
@@ -100,8 +100,8 @@ def measure_inside(samples: InsideSamples, limit: Thresholds = SHIPPED) -> NodeA
         state=state,
         sizes=sizes,
         events=_events(limit.of(samples.backend), columns, sizes, tuple(samples.numbered)),
-        net=" / ".join(dict.fromkeys(end.net for end in whole if end.net)),
-        cpu_wait_us=sum(m.by * 1e6 for end in whole for m in end.moved if m.name == CPU_WAIT),
+        net=" / ".join(dict.fromkeys(end.net for end in accounts if end.net)),
+        cpu_wait_us=sum(m.by * 1e6 for end in accounts for m in end.moved if m.name == CPU_WAIT),
     )
 
 
@@ -119,7 +119,9 @@ def _events(
 ) -> Events:
     count, operations, worst_us, lost_us = 0, 0, 0.0, 0.0
     late: dict[int, int] = {}
-    for rails, usual_us in zip(columns.values(), (one.p50_us for one in sizes), strict=True):
+    for rails, usual_us in zip(
+        columns.values(), (summary.p50_us for summary in sizes), strict=True
+    ):
         cut_us = max(limit("spike_us"), SPIKE_MEDIANS * usual_us)
         operations += min(len(rail.gaps_us) for rail in rails)
         if all(max(rail.times_us) <= cut_us for rail in rails):
@@ -148,14 +150,14 @@ class PeerNodes:
     """
 
     def __init__(self, nodes: Sequence[NodeAllreduce], limit: Thresholds) -> None:
-        self._names = {one.name for one in nodes}
+        self._names = {node.name for node in nodes}
         self.limit = limit
         self._summaries = grouped(
-            (each.size_bytes, (one.name, each)) for one in nodes for each in one.sizes
+            (summary.size_bytes, (node.name, summary)) for node in nodes for summary in node.sizes
         )
-        self._largest = LeaveOut((one.sizes[-1].size_bytes, [one.name]) for one in nodes)
-        self._ways = Counter(one.net for one in nodes if one.net)
-        self._worst = nlargest(2, nodes, key=lambda one: one.events.lost_us)
+        self._largest = LeaveOut((node.sizes[-1].size_bytes, [node.name]) for node in nodes)
+        self._ways = Counter(node.net for node in nodes if node.net)
+        self._worst = nlargest(2, nodes, key=lambda node: node.events.lost_us)
         self._ranked: dict[tuple[int, str | float], LeaveOut] = {}
 
     def count(self, own: NodeAllreduce) -> int:
@@ -175,7 +177,7 @@ class PeerNodes:
             return Bound(), beyond
         bounds: list[tuple[float, str]] = []
         peers_gbs = None
-        middle = self._median(own, top, "speed", lambda one: math.log(one.best_gbs))
+        middle = self._median(own, top, "speed", lambda summary: math.log(summary.best_gbs))
         if middle is not None:
             peers_gbs = math.exp(middle)
             share = self._share(own, top, middle)
@@ -184,22 +186,22 @@ class PeerNodes:
             origin = expectation.origin or "the inventory"
             bounds.append((expectation.intra_node_min_gbs, f"expected by {origin}"))
         elif own.backend == "nccl":
-            known = gpu_floor(expectation, "all_reduce", algorithm="ring")
-            if known is not None and top >= known.from_bytes:
-                bounds.append((known.value, known.origin))
+            floor = gpu_floor(expectation, "all_reduce", algorithm="ring")
+            if floor is not None and top >= floor.from_bytes:
+                bounds.append((floor.value, floor.origin))
         bounds.append((limit("inside_floor_gbs"), f"shipped floor for {own.backend}"))
         gbs, origin = max(bounds)
         return Bound(gbs, origin, peers_gbs, peers_are=INDEPENDENT), 0
 
     def latency_us(self, own: NodeAllreduce) -> float | None:
         """Return the peers' median at the node's smallest size; None if there are too few."""
-        return self._median(own, own.sizes[0].size_bytes, "time", lambda one: one.p50_us)
+        return self._median(own, own.sizes[0].size_bytes, "time", lambda summary: summary.p50_us)
 
     def worst_events(self, own: NodeAllreduce) -> Events | None:
         """Return the events of the worst peer; None if there are too few."""
         if self.count(own) < FEWEST:
             return None
-        return next(one.events for one in self._worst if one.name != own.name)
+        return next(node.events for node in self._worst if node.name != own.name)
 
     def way(self, own: NodeAllreduce) -> str:
         """What carries the data of most peers; "" if no majority does the same."""
@@ -210,7 +212,7 @@ class PeerNodes:
         """Return the share of the peers' median that is still good: within scatter and effect."""
         limit = self.limit.of(own.backend)
         mad = self._median(
-            own, size_bytes, middle, lambda one: abs(math.log(one.best_gbs) - middle)
+            own, size_bytes, middle, lambda summary: abs(math.log(summary.best_gbs) - middle)
         )
         assert mad is not None
         return healthy_share(mad, effect=limit("slow_effect"), scatter=limit("inside_scatter"))
@@ -231,7 +233,7 @@ class PeerNodes:
             return None
         key = size_bytes, what
         if key not in self._ranked:
-            self._ranked[key] = LeaveOut((value(one), [name]) for name, one in summaries)
+            self._ranked[key] = LeaveOut((value(summary), [name]) for name, summary in summaries)
         return self._ranked[key].median([own.name])
 
 
@@ -272,24 +274,24 @@ def judge_inside(
     sweep: Sweep, hosts: Sequence[Host], limit: Thresholds = SHIPPED
 ) -> dict[str, Inside]:
     """Judge every node of the fleet, by name; those that were not measured get the reason."""
-    samples = {one.node: one for one in sweep.inside}
-    measured = {name: measure_inside(one, limit) for name, one in samples.items()}
+    samples = {inside.node: inside for inside in sweep.inside}
+    results = {name: measure_inside(inside, limit) for name, inside in samples.items()}
     fleet = {host.name: host for host in hosts}
     alike = grouped(
         ((fleet[name].group, own.rails), own)
-        for name, own in measured.items()
+        for name, own in results.items()
         if name in fleet and own.state == "measured"
     )
     peers = {key: PeerNodes(nodes, limit) for key, nodes in alike.items()}
-    found: dict[str, Inside] = {}
+    judgements: dict[str, Inside] = {}
     for name, host in fleet.items():
-        one = _missing(name, samples.get(name), sweep)
-        if one is None:
-            own = measured[name]
-            others = peers.get((host.group, own.rails)) or PeerNodes((), limit)
-            one = _judged(own, samples[name], others, host, short=name in sweep.short)
-        found[name] = replace(one, lacks=sweep.short.get(name, ""))
-    return found
+        judgement = _missing(name, samples.get(name), sweep)
+        if judgement is None:
+            own = results[name]
+            peer_nodes = peers.get((host.group, own.rails)) or PeerNodes((), limit)
+            judgement = _judge_node(own, samples[name], peer_nodes, host, short=name in sweep.short)
+        judgements[name] = replace(judgement, lacks=sweep.short.get(name, ""))
+    return judgements
 
 
 def held_to_nvlink(inside: Inside, gpus: Sequence[Gpu], share: float) -> Inside:
@@ -321,9 +323,9 @@ def below_nvlinks(
 
 def _missing(name: str, samples: InsideSamples | None, sweep: Sweep) -> Inside | None:
     """Say why there is nothing to judge; None if there is."""
-    whole = samples is not None and all(end is not None for end in samples.rails)
+    complete = samples is not None and all(end is not None for end in samples.rails)
     rails = len(samples.rails) if samples is not None else 0
-    if whole:
+    if complete:
         return None
     if name in sweep.troubles:
         why, advice = (
@@ -338,7 +340,7 @@ def _missing(name: str, samples: InsideSamples | None, sweep: Sweep) -> Inside |
     return Inside(state="one_rail") if samples is None else None
 
 
-def _judged(
+def _judge_node(
     own: NodeAllreduce, samples: InsideSamples, peers: PeerNodes, host: Host, *, short: bool
 ) -> Inside:
     """Judge one node; a `short` one only by failures: limits are for nodes with all rails."""
@@ -381,11 +383,11 @@ def _broken(plain: Inside, own: NodeAllreduce, samples: InsideSamples) -> Inside
     if own.state == "corrupt":
         what, advice = "sums came out wrong", CORRUPT_ADVICE
     else:
-        known = advice_on(own.name, errors[first]) if guilty else ""
-        did, advice = ("broke off", known) if known else (_DID[own.state], _STUCK)
+        remedy = advice_on(own.name, errors[first]) if guilty else ""
+        did, advice = ("broke off", remedy) if remedy else (_DID[own.state], _STUCK)
         what = f"the all-reduce among its {own.rails} rails {did}"
-    named = guilty if len(guilty) < own.rails else []
-    where = f" on {_rails(named, own.backend)} of {own.name}" if named else ""
+    rails = guilty if len(guilty) < own.rails else []
+    where = f" on {_rails(rails, own.backend)} of {own.name}" if rails else ""
     reason = f"{_rails([first], own.backend)}: {errors[first]}"
     return replace(
         plain, reason=reason, why=f"{what}{where} ({reason})", advice=advice.format(own.name)
@@ -397,8 +399,8 @@ def _guilty(errors: Mapping[int, str], state: str) -> list[int]:
     if state == "corrupt":
         return [rail for rail, error in errors.items() if "WRONG" in error] or list(errors)
     for words in (NEVER, *OWN_CAUSES, _STOPPED, STOOD_STILL):
-        if shown := [rail for rail, error in errors.items() if words in error]:
-            return shown
+        if rails := [rail for rail, error in errors.items() if words in error]:
+            return rails
     failed = [rail for rail, error in errors.items() if _failed_itself(error)]
     return failed or sorted({int(m[1]) for error in errors.values() if (m := _AWAITED(error))})
 
@@ -412,8 +414,8 @@ def _slow(own: NodeAllreduce, bound: Bound, beyond: int) -> str:
     """Judge its fastest operation: a slow link slows all, a busy machine only some."""
     top = own.sizes[-1]
     if beyond:
-        reached, wanted = size(top.size_bytes), size(beyond)
-        return f"only {reached} of the {wanted} that its peers came to, in the time for it"
+        reached, peers_reached = size(top.size_bytes), size(beyond)
+        return f"only {reached} of the {peers_reached} that its peers came to, in the time for it"
     if bound.gbs is None or top.best_gbs >= bound.gbs:
         return ""
     reached = f"median {gbs(top.busbw_gbs)} at {size(top.size_bytes)}"

@@ -73,19 +73,19 @@ def judge_domains(
         domain for name, domain in sweep.domains.items() if name not in sweep.left_out
     )
     best = {
-        (name, rail): max(each.best_gbs for each in rails[rail])
+        (name, rail): max(pair.best_gbs for pair in rails[rail])
         for name, rails in met.items()
         for rail in rails
     }
-    found: dict[str, OverNvlink] = {}
+    judgements: dict[str, OverNvlink] = {}
     for name in (host.name for host in hosts if host.name in sweep.domains):
         domain = sweep.domains[name]
         plain = OverNvlink(state="alone", domain=domain, nodes=members[domain])
         peers = [value for (other, _), value in best.items() if other != name and value]
         usual = median(peers) if len(peers) >= _LEAST_PEERS else None
         missing = _missing(name, plain, met, sweep)
-        found[name] = missing or _judged(name, met, usual, plain, limit)
-    return found
+        judgements[name] = missing or _judge_node(name, met, usual, plain, limit)
+    return judgements
 
 
 def over_nvlink(one: OverNvlink, gpus: Sequence[Gpu], share: float) -> OverNvlink:
@@ -109,7 +109,7 @@ def _missing(name: str, plain: OverNvlink, met: ByNode, sweep: Sweep) -> OverNvl
     cut = sweep.unfinished and any(
         name in pair.nodes and _cut(pair, sweep) for pair in sweep.domain
     )
-    if name in met and (not cut or any(_wrong(name, one) for one in chain(*met[name].values()))):
+    if name in met and (not cut or any(_wrong(name, pair) for pair in chain(*met[name].values()))):
         return None
     if why := sweep.waited.get(name) or sweep.unfinished:
         return replace(plain, state="not_run", reason=why, stopped=True)
@@ -118,23 +118,23 @@ def _missing(name: str, plain: OverNvlink, met: ByNode, sweep: Sweep) -> OverNvl
 
 def _met(sweep: Sweep, limit: Thresholds) -> dict[str, dict[int, list[_Met]]]:
     """Return results by node and rail, without pairs that did not begin or were cut short."""
-    found: dict[str, dict[int, list[_Met]]] = {}
+    met: dict[str, dict[int, list[_Met]]] = {}
     for pair in sweep.domain:
         if not pair.ends or _cut(pair, sweep):
             continue
         ends = {pair.a: pair.first, pair.b: pair.second}
         errors = {name: NEVER if end is None else end.error for name, end in ends.items()}
-        both = InsideSamples(f"{pair.a}-{pair.b}", pair.backend, (pair.first, pair.second))
-        measured = measure_inside(both, limit)
-        if measured.state == "not_run":
+        samples = InsideSamples(f"{pair.a}-{pair.b}", pair.backend, (pair.first, pair.second))
+        result = measure_inside(samples, limit)
+        if result.state == "not_run":
             continue
         for name, partner in (pair.nodes, (pair.b, pair.a)):
             own, other = errors[name], errors[partner]
             error = f"{name}: {own}" if own else f"{partner}: {other}" if other else ""
             fault = "MNNVL" in own and "MNNVL" not in other
-            one = _Met(partner, measured, error, fault)
-            found.setdefault(name, {}).setdefault(pair.rail, []).append(one)
-    return found
+            neighbour = _Met(partner, result, error, fault)
+            met.setdefault(name, {}).setdefault(pair.rail, []).append(neighbour)
+    return met
 
 
 def _cut(pair: PairSamples, sweep: Sweep) -> bool:
@@ -142,7 +142,7 @@ def _cut(pair: PairSamples, sweep: Sweep) -> bool:
     return bool(sweep.unfinished) and (pair.first is None or pair.second is None)
 
 
-def _judged(
+def _judge_node(
     name: str, met: ByNode, peers_gbs: float | None, plain: OverNvlink, limit: Thresholds
 ) -> OverNvlink:
     """Judge a node by its worst rail.
@@ -153,44 +153,44 @@ def _judged(
     rails = met[name]
     plain = replace(plain, rails=len(rails), peers_gbs=peers_gbs)
     for rail, neighbours in rails.items():
-        for each in neighbours:
-            if _wrong(name, each):
-                one = _on_rail(plain, rail, neighbours, each)
-                sums = f"sums over NVLink with {each.partner} came out wrong on GPU {rail}"
-                why, advice = f"{sums} ({each.error})", CORRUPT_ADVICE.format(name)
-                return replace(one, why=why, advice=advice, proven=True)
-    rail = min(rails, key=lambda at: max(each.best_gbs for each in rails[at]))
-    best = max(rails[rail], key=lambda each: each.best_gbs)
+        for pair in neighbours:
+            if _wrong(name, pair):
+                node = _on_rail(plain, rail, neighbours, pair)
+                sums = f"sums over NVLink with {pair.partner} came out wrong on GPU {rail}"
+                why, advice = f"{sums} ({pair.error})", CORRUPT_ADVICE.format(name)
+                return replace(node, why=why, advice=advice, proven=True)
+    rail = min(rails, key=lambda at: max(pair.best_gbs for pair in rails[at]))
+    best = max(rails[rail], key=lambda pair: pair.best_gbs)
     least = limit("nccl.peers_ratio") * (peers_gbs or 0.0)
-    one = _on_rail(plain, rail, rails[rail], best)
-    partners_fine = all(_fine(met, partner, rail, least, but=name) for partner in one.partners)
-    one = replace(one, proven=partners_fine or any(each.own_fault for each in rails[rail]))
-    if one.state == "broken":
+    node = _on_rail(plain, rail, rails[rail], best)
+    partners_fine = all(_fine(met, partner, rail, least, but=name) for partner in node.partners)
+    node = replace(node, proven=partners_fine or any(pair.own_fault for pair in rails[rail]))
+    if node.state == "broken":
         end = _ENDS.get(best.measured.state, "did not come about")
-        partners = " and ".join(one.partners)
+        partners = " and ".join(node.partners)
         why = f"the all-reduce of GPU {rail} over NVLink with {partners} {end} ({best.error})"
-        return replace(one, why=why, advice=_BROKEN.format(name))
+        return replace(node, why=why, advice=_BROKEN.format(name))
     if not best.best_gbs:
-        why = f"{_reached(one)}, not over NVLink, which joins the {one.nodes} nodes of its domain"
-        return replace(one, why=why, advice=_FELL_BACK.format(name))
+        why = f"{_reached(node)}, not over NVLink, which joins the {node.nodes} nodes of its domain"
+        return replace(node, why=why, advice=_FELL_BACK.format(name))
     if best.best_gbs < least:
         usual = f"the median of the others is {gbs(peers_gbs or 0.0)}"
-        why = f"{_reached(one)}; {usual}, at least {gbs(least)} is expected"
-        return replace(one, why=why, advice=_SLOW)
+        why = f"{_reached(node)}; {usual}, at least {gbs(least)} is expected"
+        return replace(node, why=why, advice=_SLOW)
     if why := _bad_path(name, met, least):
-        return replace(one, why=why, advice="run again", proven=False)
-    return one
+        return replace(node, why=why, advice="run again", proven=False)
+    return node
 
 
-def _on_rail(one: OverNvlink, rail: int, neighbours: Sequence[_Met], judged: _Met) -> OverNvlink:
+def _on_rail(node: OverNvlink, rail: int, neighbours: Sequence[_Met], decisive: _Met) -> OverNvlink:
     """Fill in what was measured on one rail, with the neighbour by which the node is judged."""
-    largest = judged.measured.sizes[-1] if judged.measured.sizes else None
+    largest = decisive.measured.sizes[-1] if decisive.measured.sizes else None
     return replace(
-        one,
-        state="measured" if judged.measured.state == "measured" else "broken",
+        node,
+        state="measured" if decisive.measured.state == "measured" else "broken",
         rail=rail,
-        partners=tuple(each.partner for each in neighbours),
-        way=judged.measured.net,
+        partners=tuple(pair.partner for pair in neighbours),
+        way=decisive.measured.net,
         at_bytes=largest.size_bytes if largest else 0,
         best_gbs=largest.best_gbs if largest else None,
     )
@@ -199,27 +199,27 @@ def _on_rail(one: OverNvlink, rail: int, neighbours: Sequence[_Met], judged: _Me
 def _bad_path(name: str, met: ByNode, least: float) -> str:
     """Name the first neighbour with which this node alone is not good; "" if there is none."""
     for rail, neighbours in met[name].items():
-        for each in neighbours:
-            if not _good(each, least) and _fine(met, each.partner, rail, least, but=name):
-                seen = each.error or f"{gbs(each.best_gbs)} over {each.measured.net}"
-                return f"GPU {rail} with {each.partner}: {seen}; both are fine with another node"
+        for pair in neighbours:
+            if not _good(pair, least) and _fine(met, pair.partner, rail, least, but=name):
+                result = pair.error or f"{gbs(pair.best_gbs)} over {pair.measured.net}"
+                return f"GPU {rail} with {pair.partner}: {result}; both are fine with another node"
     return ""
 
 
 def _fine(met: ByNode, name: str, rail: int, least: float, *, but: str) -> bool:
     """Whether that rail of a node is good with a node other than `but`."""
     several = met.get(name, {}).get(rail, ())
-    return any(each.partner != but and _good(each, least) for each in several)
+    return any(pair.partner != but and _good(pair, least) for pair in several)
 
 
-def _good(each: _Met, least: float) -> bool:
-    return bool(each.best_gbs) and each.best_gbs >= least
+def _good(pair: _Met, least: float) -> bool:
+    return bool(pair.best_gbs) and pair.best_gbs >= least
 
 
-def _wrong(name: str, each: _Met) -> bool:
-    return each.measured.state == "corrupt" and each.error.startswith(f"{name}: ")
+def _wrong(name: str, pair: _Met) -> bool:
+    return pair.measured.state == "corrupt" and pair.error.startswith(f"{name}: ")
 
 
-def _reached(one: OverNvlink) -> str:
-    reached = f"{gbs(one.best_gbs or 0.0)} at best at {size(one.at_bytes)}"
-    return f"{reached} on GPU {one.rail} with {' and '.join(one.partners)}, over {one.way}"
+def _reached(node: OverNvlink) -> str:
+    reached = f"{gbs(node.best_gbs or 0.0)} at best at {size(node.at_bytes)}"
+    return f"{reached} on GPU {node.rail} with {' and '.join(node.partners)}, over {node.way}"

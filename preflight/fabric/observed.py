@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 def starts_s(started_s: float, timing: Timing) -> Iterator[float]:
     """Yield when each operation began, by the clock of `started_s`."""
-    resumed = {one.operation: started_s + one.at_s for one in timing.resumed}
+    resumed = {resume.operation: started_s + resume.at_s for resume in timing.resumed}
     clock_s = started_s + timing.began_s
     for number, (time_us, gap_us) in enumerate(zip(timing.times_us, timing.gaps_us, strict=False)):
         clock_s = resumed.get(number, clock_s) + gap_us / 1e6
@@ -57,7 +57,11 @@ class StallOverlap:
         if end is None or timing is None or not end.stalls:
             return
         self._times = _merged(
-            [(one.at_s, one.at_s + one.ms / 1e3) for one in end.stalls if one.what != "starved"]
+            [
+                (stall.at_s, stall.at_s + stall.ms / 1e3)
+                for stall in end.stalls
+                if stall.what != "starved"
+            ]
         )
         self._timing = timing
         self._starts_s = list(starts_s(end.started_s, timing))
@@ -148,19 +152,19 @@ def _by_kind(end: End | None) -> dict[tuple[int, Phase], Timing]:
 
 
 def _digest(pair: PairSamples, first: Timing | None, second: Timing | None) -> Digest:
-    mine, other = first or second, second or first
-    assert mine is not None
+    timing, other = first or second, second or first
+    assert timing is not None
     assert other is not None
-    network = shortest_us((mine, other))
+    network = shortest_us((timing, other))
     ranked = sorted(network)  # once, for all that follows
     typical = median(ranked)
     cut = CUT_MEDIANS * typical
     return Digest(
         *pair.key,
-        size_bytes=mine.size_bytes,
-        phase=mine.phase,
+        size_bytes=timing.size_bytes,
+        phase=timing.phase,
         operations=len(network),
-        loaded_s=max(sum(mine.times_us), sum(other.times_us)) / 1e6,
+        loaded_s=max(sum(timing.times_us), sum(other.times_us)) / 1e6,
         best_us=ranked[0],
         p50_us=typical,
         p99_us=nearest_rank(ranked, 0.99),
@@ -174,20 +178,20 @@ def _digest(pair: PairSamples, first: Timing | None, second: Timing | None) -> D
 def _standouts(
     pair: PairSamples, first: Timing | None, second: Timing | None, cut_us: float
 ) -> tuple[Standout, ...]:
-    mine, other = first or second, second or first
-    assert mine is not None
+    timing, other = first or second, second or first
+    assert timing is not None
     assert other is not None
-    if max(mine.times_us) <= cut_us and max(other.times_us) <= cut_us:
+    if max(timing.times_us) <= cut_us and max(other.times_us) <= cut_us:
         return ()
     end = pair.first if first is not None else pair.second
-    times_us, others_us = mine.times_us, other.times_us
+    times_us, others_us = timing.times_us, other.times_us
     over = [
         number
-        for number, both in enumerate(zip(times_us, others_us, strict=False))
-        if max(both) > cut_us
+        for number, pair_us in enumerate(zip(times_us, others_us, strict=False))
+        if max(pair_us) > cut_us
     ]
-    kept = nlargest(KEPT, over, key=lambda number: min(times_us[number], others_us[number]))
-    began_s = list(starts_s(end.started_s if end is not None else 0.0, mine))
+    longest = nlargest(KEPT, over, key=lambda number: min(times_us[number], others_us[number]))
+    began_s = list(starts_s(end.started_s if end is not None else 0.0, timing))
     still, their_still = StallOverlap(pair.first, first), StallOverlap(pair.second, second)
     return tuple(
         Standout(
@@ -195,12 +199,12 @@ def _standouts(
             number,
             times_us[number],
             others_us[number],
-            mine.gaps_us[number],
+            timing.gaps_us[number],
             other.gaps_us[number],
             still.us(number),
             their_still.us(number),
         )
-        for number in sorted(kept)
+        for number in sorted(longest)
     )
 
 
@@ -212,12 +216,14 @@ def summarise(pair: PairSamples, known: Iterable[Digest] = ()) -> Summary:
         if way
         else errors_words({end.node: end.error for end in pair.ends})
     )
-    ladder = [one for one in known or digests(pair) if one.phase == "ladder"]
+    ladder = [digest for digest in known or digests(pair) if digest.phase == "ladder"]
     sizes = (
         SizeSummary.of(
-            one.size_bytes, one.operations, (one.best_us, one.p50_us, one.p99_us, one.most_us)
+            digest.size_bytes,
+            digest.operations,
+            (digest.best_us, digest.p50_us, digest.p99_us, digest.most_us),
         )
-        for one in sorted(ladder, key=lambda one: one.size_bytes)
+        for digest in sorted(ladder, key=lambda digest: digest.size_bytes)
     )
     return Summary(joint_state(pair), tuple(sizes), error)
 
@@ -310,25 +316,25 @@ def observe(sweep: Sweep) -> Observed:
 
     If an end's account is missing, the other's times alone prove nothing: none are kept.
     """
-    taken = [
+    pairs = [
         (pair, lost_accounts(pair, sweep.troubles))
         for pair in sweep.pairs
         if joint_state(pair) != "not_run"
     ]
-    known = {name: None for around in sweep.rounds for pair in around for name in pair}
-    known |= {one.node: None for one in sweep.inside}
+    names = {name: None for around in sweep.rounds for pair in around for name in pair}
+    names |= {inside.node: None for inside in sweep.inside}
     return Observed(
-        nodes=tuple(name for name in known if name not in sweep.left_out),
-        backend=taken[0][0].backend if taken else "",
-        tried=tuple(_tried(pair, lost) for pair, lost in taken),
-        digests=tuple(one for pair, lost in taken if not lost for one in digests(pair)),
+        nodes=tuple(name for name in names if name not in sweep.left_out),
+        backend=pairs[0][0].backend if pairs else "",
+        tried=tuple(_pair_result(pair, lost) for pair, lost in pairs),
+        digests=tuple(digest for pair, lost in pairs if not lost for digest in digests(pair)),
         leaves=dict(sweep.leaves),
         silent=dict(sweep.troubles),
         retested=sweep.retested,
     )
 
 
-def _tried(pair: PairSamples, lost: tuple[str, ...]) -> PairResult:
+def _pair_result(pair: PairSamples, lost: tuple[str, ...]) -> PairResult:
     return PairResult(
         *pair.key,
         state="not_run" if lost else joint_state(pair),
@@ -342,15 +348,17 @@ def _tried(pair: PairSamples, lost: tuple[str, ...]) -> PairResult:
 def _besides_times(end: End | None) -> EndResult:
     if end is None:
         return EndResult()
-    stalls = grouped((one.what, one.ms) for one in end.stalls)
-    stood = tuple(StallTotal(what, len(each), max(each)) for what, each in stalls.items())
+    stalls = grouped((stall.what, stall.ms) for stall in end.stalls)
+    stood = tuple(
+        StallTotal(what, len(times_ms), max(times_ms)) for what, times_ms in stalls.items()
+    )
     return EndResult(end.error, end.moved, end.net, stood)
 
 
 def failed_by_itself(pair: PairSamples) -> str:
     """Return the end whose own measuring process hung or died, according to its supervisor."""
     for words in (OWN_CAUSES, _DIED, (_STOPPED,), (STOOD_STILL,)):
-        own = [end for end in pair.ends if any(each in end.error for each in words)]
+        own = [end for end in pair.ends if any(word in end.error for word in words)]
         if own:
             return own[0].node if len(own) == 1 and not _waited(own[0], pair) else ""
     return ""
@@ -363,5 +371,5 @@ def _waited(end: End, pair: PairSamples) -> bool:
     """
     other = pair.second if end is pair.first else pair.first
     fine = other is not None and other.state == "measured"
-    known = fine or _STOPPED in end.error
-    return pair.backend == "nccl" and STOOD_STILL in end.error and not known
+    own_cause = fine or _STOPPED in end.error
+    return pair.backend == "nccl" and STOOD_STILL in end.error and not own_cause

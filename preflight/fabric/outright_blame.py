@@ -58,20 +58,20 @@ def blames(
     `proven`: what all samples together prove; if a node is slow or loses data, some of its pairs
     are bad for that reason, which is not a second fault.
     """
-    bad = [one for one in seen if one.bad and one.state != "corrupt"]
+    bad = [pair for pair in seen if pair.bad and pair.state != "corrupt"]
     place = {name: number for number, name in enumerate(names)}
     culprits = [
-        (one, tuple(sorted(one.nodes, key=lambda name: place.get(name, len(place)))))
-        for one in outright
+        (culprit, tuple(sorted(culprit.nodes, key=lambda name: place.get(name, len(place)))))
+        for culprit in outright
     ]
-    all_bad = len(bad) > 1 and not any(one.good for one in seen)
-    nodes = {name for one in seen for name in one.nodes}
-    more = more_partners(len(nodes), len({one.nodes for one in seen}))
-    bad_nodes = frozenset(one.node for one, _ in culprits if one.node)
+    all_bad = len(bad) > 1 and not any(pair.good for pair in seen)
+    nodes = {name for pair in seen for name in pair.nodes}
+    more = more_partners(len(nodes), len({pair.nodes for pair in seen}))
+    bad_nodes = frozenset(culprit.node for culprit, _ in culprits if culprit.node)
     why = "no good pair" if all_bad else "too few pairs"
     context = _Context(bad, sweep, proven, bad_nodes, why, more)
-    single = [_blame_of(one, own, context) for one, own in culprits]
-    causes = [_cause(one, bad) for one, _ in culprits]
+    single = [_blame_of(culprit, own, context) for culprit, own in culprits]
+    causes = [_cause(culprit, bad) for culprit, _ in culprits]
     return (*_systemic(single, causes, bad, len(nodes)), *single)
 
 
@@ -91,15 +91,15 @@ class _Context(NamedTuple):
 def _blame_of(culprit: Culprit, names: tuple[str, ...], context: _Context) -> Blame:
     """Blame one culprit; `names`: its nodes in fleet order."""
     sweep, troubles, name = context.sweep, context.sweep.troubles, culprit.node
-    mine = [one for one in context.bad if one.nodes in culprit.pairs]
+    pairs = [pair for pair in context.bad if pair.nodes in culprit.pairs]
     # Without those that are bad because their other end stopped answering.
     silent = troubles.keys() - set(names)
-    mine = [one for one in mine if silent.isdisjoint(one.nodes)] or mine
+    pairs = [pair for pair in pairs if silent.isdisjoint(pair.nodes)] or pairs
     if name:
-        mine = _on_own_rails(mine)
-    alone = [one for one in mine if not context.bad_nodes.issuperset(one.nodes)]
-    worst = _worst(alone or mine)
-    rails = sorted({one.rail for one in mine if one.bad})
+        pairs = _on_own_rails(pairs)
+    alone = [pair for pair in pairs if not context.bad_nodes.issuperset(pair.nodes)]
+    worst = _worst(alone or pairs)
+    rails = sorted({pair.rail for pair in pairs if pair.bad})
     several = any(pair.rail for pair in sweep.pairs)
     where = f" on rail {', '.join(map(str, rails))}" if several else ""
     ends = _ends(worst, sweep, name)
@@ -108,17 +108,17 @@ def _blame_of(culprit: Culprit, names: tuple[str, ...], context: _Context) -> Bl
         worst = replace(worst, state=cause.state)
     what = _what(worst, name, troubles, where)
     if name:
-        partners = len({one.partner(name) for one in mine})
-        each = with_partners(f"{name} is {'slow' if worst.slow else 'bad'}", partners) + where
-        sentence = f"{what}; {each}"
+        partners = len({pair.partner(name) for pair in pairs})
+        extent = with_partners(f"{name} is {'slow' if worst.slow else 'bad'}", partners) + where
+        sentence = f"{what}; {extent}"
         if worst.suspect == name and not culprit.cleared_partners:
             how = "stood still" if STOOD_STILL in worst.summary.error else "died"
             how = "failed" if cause is not None else how
             sentence = f"{what}; only the process on {name} {how}"
         if worst.state == "absent" and name in troubles:
-            sentence = f"it fell out of the sweep: {troubles[name]}; {each}"
+            sentence = f"it fell out of the sweep: {troubles[name]}; {extent}"
     elif culprit.kind == "path":
-        sentence = f"{what}; {both_fine(names, {one.rail for one in mine}, context.proven)}"
+        sentence = f"{what}; {both_fine(names, {pair.rail for pair in pairs}, context.proven)}"
     else:
         sentence = f"{what}; {context.why_open} to tell a node from the path between them"
     one_rail = several and len(rails) == 1 and not name
@@ -141,11 +141,11 @@ def _parts(kind: str, names: tuple[str, ...]) -> tuple[Component, ...]:
     return tuple(Component("node", (name,)) for name in names)
 
 
-def _on_own_rails(mine: Sequence[PairJudgement]) -> list[PairJudgement]:
+def _on_own_rails(pairs: Sequence[PairJudgement]) -> list[PairJudgement]:
     """Return a node's bad pairs, without rails that are bad with few partners: those are theirs."""
-    partners = Counter(one.rail for one in mine)
+    partners = Counter(pair.rail for pair in pairs)
     most = max(partners.values())
-    return [one for one in mine if 2 * partners[one.rail] > most]
+    return [pair for pair in pairs if 2 * partners[pair.rail] > most]
 
 
 def _ends(worst: PairJudgement, sweep: Sweep, name: str) -> list[End]:
@@ -158,10 +158,10 @@ def _ends(worst: PairJudgement, sweep: Sweep, name: str) -> list[End]:
 
 def _own_cause(ends: Sequence[End]) -> End | None:
     """Return the end that reports its own fault, if the other end only failed because of it."""
-    owns = [end for end in ends if any(each in end.error for each in OWN_CAUSES)]
+    owns = [end for end in ends if any(cause in end.error for cause in OWN_CAUSES)]
     ports = [end for end in ends if end.error and on_port("", end.error, "")]
-    found = owns or ports
-    return found[-1] if found and found[-1].state != "measured" else None
+    culprits = owns or ports
+    return culprits[-1] if culprits and culprits[-1].state != "measured" else None
 
 
 def _advice(
@@ -183,10 +183,10 @@ def _advice(
     if cause is None and worst.slow:
         advice = on_slow_ports(nets)
     if culprit.kind == "path" and worst.state != "corrupt":
-        both = " and ".join(names)
+        nodes = " and ".join(names)
         look = advice.removesuffix("; run again").removesuffix("; exclude it")
-        apart = f"{look}, and what lies between; until then keep {both} in different jobs"
-        return apart if advice else _PATH_ADVICE.format(both)
+        apart = f"{look}, and what lies between; until then keep {nodes} in different jobs"
+        return apart if advice else _PATH_ADVICE.format(nodes)
     advice = advice or (_SLOW_ADVICE if worst.slow else after_signal(worst.summary.error))
     advice = (advice or _STATES[worst.state]["advice"]).format(
         either(names), ports(nets) or "its link"
@@ -198,9 +198,9 @@ def _worst(bad: Sequence[PairJudgement]) -> PairJudgement:
     """Wrong data before hangs before slowness; among the slow, the slowest."""
     return min(
         bad,
-        key=lambda one: (
-            _WORST.index(one.state) if one.state in _WORST else len(_WORST),
-            one.busbw_gbs or 0.0,
+        key=lambda pair: (
+            _WORST.index(pair.state) if pair.state in _WORST else len(_WORST),
+            pair.busbw_gbs or 0.0,
         ),
     )
 
@@ -228,7 +228,7 @@ def _what(worst: PairJudgement, name: str, troubles: Mapping[str, str], where: s
 
 def _cause(culprit: Culprit, bad: Sequence[PairJudgement]) -> str:
     """What the worst of a node's pairs has: faults of different kinds share no cause."""
-    worst = _worst([one for one in bad if one.nodes in culprit.pairs])
+    worst = _worst([pair for pair in bad if pair.nodes in culprit.pairs])
     return ("slow" if worst.slow else worst.state) if culprit.node else ""
 
 
@@ -237,7 +237,7 @@ def _systemic(
 ) -> list[Blame]:
     """Say that so many faults at once are more likely one cause; counted on nodes, not pairs."""
     most = max((causes.count(cause) for cause in causes if cause), default=0)
-    everyone = bool(single) and nodes >= LEAST and {n for one in bad for n in one.nodes}
+    everyone = bool(single) and nodes >= LEAST and {n for pair in bad for n in pair.nodes}
     if shared_cause(most, nodes):
         sentence = f"{most} of {nodes} nodes are blamed at once"
     elif everyone and not most and len(everyone) == nodes:
@@ -250,6 +250,6 @@ def _systemic(
             sentence=f"{sentence}: one shared cause is likelier than that many faults",
             confidence=_SYSTEMIC,
             advice="check what they share (switch, configuration, image); drain none for this",
-            pairs=tuple(dict.fromkeys(one.nodes for one in bad)),
+            pairs=tuple(dict.fromkeys(pair.nodes for pair in bad)),
         )
     ]

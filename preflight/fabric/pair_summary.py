@@ -73,7 +73,7 @@ class Summary(Struct, frozen=True):
 
     def size(self, size_bytes: int) -> SizeSummary | None:
         """Return the summary of that size; None if it was not measured."""
-        return next((one for one in self.sizes if one.size_bytes == size_bytes), None)
+        return next((at for at in self.sizes if at.size_bytes == size_bytes), None)
 
 
 def wire_from(backend: str) -> int:
@@ -120,9 +120,9 @@ def lost_accounts(pair: PairSamples, silent: Collection[str]) -> tuple[str, ...]
     None if an end stopped answering, or if the other end reports an error.
     """
     ends = {pair.a: pair.first, pair.b: pair.second}
-    lost = tuple(name for name, end in ends.items() if end is None)
+    missing = tuple(name for name, end in ends.items() if end is None)
     fine = all(end.state == "measured" for end in ends.values() if end is not None)
-    return lost if fine and set(lost).isdisjoint(silent) else ()
+    return missing if fine and set(missing).isdisjoint(silent) else ()
 
 
 def lost_words(lost: Sequence[str]) -> str:
@@ -133,10 +133,10 @@ def lost_words(lost: Sequence[str]) -> str:
 
 def errors_words(errors: Mapping[str, str]) -> str:
     """Join both ends' errors; once, if both report the same."""
-    known = {node: error for node, error in errors.items() if error}
-    if len(known) > 1 and len(set(known.values())) == 1:
-        return next(iter(known.values()))
-    return "; ".join(f"{node}: {error}" for node, error in known.items())
+    by_node = {node: error for node, error in errors.items() if error}
+    if len(by_node) > 1 and len(set(by_node.values())) == 1:
+        return next(iter(by_node.values()))
+    return "; ".join(f"{node}: {error}" for node, error in by_node.items())
 
 
 def size_of(size_bytes: int, timings: Sequence[Timing], ranks: int = 2) -> SizeSummary:
@@ -300,10 +300,10 @@ def _one_word_each(words: Iterable[Word], host: str) -> dict[str, Word]:
     """Keep one message per node: its first, unless a later one is about the node itself."""
     words_by_node: dict[str, Word] = {}
     for word in words:
-        known = words_by_node.get(word.node)
+        earlier = words_by_node.get(word.node)
         storeless = words_by_node.get(host, _FINE).kind == "gone" and word.kind == "error"
         this = Word(word.node, "silent", word.reason) if storeless else word
-        if known is None or (this.own and not known.own):
+        if earlier is None or (this.own and not earlier.own):
             words_by_node[word.node] = this
     return words_by_node
 

@@ -88,15 +88,17 @@ def both_fine(
 ) -> str:
     """Say which ends of a bad path are fine with others, and which have another fault."""
     a, b = ends
-    named = [one.component for one in culprits if one.component and one.node in ends]
-    there = [part for part in named if part.rail is None or not {None, part.rail}.isdisjoint(rails)]
+    parts = [
+        culprit.component for culprit in culprits if culprit.component and culprit.node in ends
+    ]
+    there = [part for part in parts if part.rail is None or not {None, part.rail}.isdisjoint(rails)]
     ill = [name for name in ends if any(name in part.nodes for part in there)]
     if len(ill) == len(ends):
         return f"{a} and {b} also have faults of their own"
     if ill:
         return f"{b if ill == [a] else a} is fine with others, {ill[0]} also has another fault"
     on = ", ".join(str(rail) for rail in sorted(rail for rail in rails if rail is not None))
-    where = f"on rail {on} " if named and on else ""
+    where = f"on rail {on} " if parts and on else ""
     return f"{where}{a} and {b} are both fine with others"
 
 
@@ -133,9 +135,9 @@ def advice_on(name: str, error: str) -> str:
         return _ANOTHER_VERSION.format(name)
     if NO_GPU_MEMORY in error:
         return _NO_MEMORY.format(name)
-    if any(each in error for each in _NO_CUDA):
+    if any(phrase in error for phrase in _NO_CUDA):
         return _LOOK_AT_DRIVER.format(name)
-    return _MAKE_ROOM.format(name) if any(each in error for each in _NO_ROOM) else ""
+    return _MAKE_ROOM.format(name) if any(phrase in error for phrase in _NO_ROOM) else ""
 
 
 _PORT = re.compile(r"(?:\bon dev |\bhca )([A-Za-z0-9_.-]+)(?::(\d+))?")
@@ -183,8 +185,8 @@ def on_slow_ports(nets: Mapping[str, str]) -> str:
 
 def _carriers(nets: Mapping[str, str]) -> dict[str, re.Match[str]]:
     """The RDMA device of each node; empty if one of them used something else."""
-    found = {name: match for name, net in nets.items() if (match := _CARRIER.match(net))}
-    return found if len(found) == len(nets) else {}
+    matches = {name: match for name, net in nets.items() if (match := _CARRIER.match(net))}
+    return matches if len(matches) == len(nets) else {}
 
 
 def after_signal(error: str) -> str:

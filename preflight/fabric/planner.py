@@ -83,33 +83,33 @@ class _Queue:
 
     def take(self, count: int, only: set[int] | None = None) -> list[int]:
         """Take the longest untested rounds; `only` from these spans."""
-        taken: list[int] = []
+        numbers: list[int] = []
         for _ in range(count):
             heads = [
-                (self._age[left[-1]], self._joined[span], self._place[left[-1]], span)
-                for span, left in self._spans.items()
-                if left and (only is None or span in only)
+                (self._age[rounds[-1]], self._joined[span], self._place[rounds[-1]], span)
+                for span, rounds in self._spans.items()
+                if rounds and (only is None or span in only)
             ]
             if not heads:
                 break
             span = min(heads)[-1]
-            taken.append(self._spans[span].pop())
+            numbers.append(self._spans[span].pop())
             self._joined[span] = self._now
-        return taken
+        return numbers
 
     def take_suspected(self, past: Past) -> list[int]:
         """Take the longest untested round with a suspected pair, if there is one."""
-        held: dict[int, int] = {}
+        counts: dict[int, int] = {}
         for a, b in past.suspects:
             try:
                 number = self._frame.holding(a, b)
             except KeyError:
                 continue  # a name that is not in this fleet
             if a != b and number in self._age:
-                held[number] = held.get(number, 0) + 1
-        if not held:
+                counts[number] = counts.get(number, 0) + 1
+        if not counts:
             return []
-        number = min(held, key=lambda one: (self._age[one], -held[one], self._place[one]))
+        number = min(counts, key=lambda n: (self._age[n], -counts[n], self._place[n]))
         span = self._frame.span(number)
         self._spans[span].remove(number)
         self._joined[span] = self._now
@@ -143,26 +143,26 @@ def plan(
     """
     frame, every = frame_of(nodes, leaves), rounds_among(len(nodes))
     most = every if past is not None else default_rounds(len(nodes))
-    wanted = rounds_wanted(extent, every, fits=min(most, rounds_that_fit(budget_s, cost)))
-    known = past or Past()
+    count = rounds_wanted(extent, every, fits=min(most, rounds_that_fit(budget_s, cost)))
+    earlier = past or Past()
     numbers: tuple[int, ...] = ()
-    if wanted >= every:
+    if count >= every:
         # One circle of all nodes needs the fewest rounds, whatever the sizes of the leaves.
-        whole = circle(sorted(nodes), nodes)
-        tested = known if frame.in_leaf == len(frame.numbers) else Past()
-        rounds = tuple(map(whole.pairs, choose(whole, tested, every, seed)))
+        one_circle = circle(sorted(nodes), nodes)
+        tested = earlier if frame.in_leaf == len(frame.numbers) else Past()
+        rounds = tuple(map(one_circle.pairs, choose(one_circle, tested, every, seed)))
     else:
-        numbers = choose(frame, known, wanted, seed)
+        numbers = choose(frame, earlier, count, seed)
         rounds = cover_unpaired(fill(tuple(map(frame.pairs, numbers)), nodes), nodes)
     return Planned(
         rounds=rounds,
         numbers=numbers,
-        total=len(frame.numbers) if wanted < every else every,
+        total=len(frame.numbers) if count < every else every,
         seed=seed,
         leaves=dict(leaves),
         topology=topology,
-        earlier=dict(known.speeds) if wanted >= every else {},
-        units=dict(known.units),
+        earlier=dict(earlier.speeds) if count >= every else {},
+        units=dict(earlier.units),
     )
 
 
@@ -231,7 +231,7 @@ def unread_words(sweep: Sweep) -> tuple[str, ...]:
         if end.unread
         for why in end.unread.split("; ")
     )
-    return tuple(_unread(why, seen) for why, seen in turns.items())
+    return tuple(_unread(why, places) for why, places in turns.items())
 
 
 def _unread(why: str, turns: Sequence[tuple[str, int, int]]) -> str:
@@ -265,10 +265,10 @@ def coverage(
     if past is None:
         return now
     frame = frame_of(nodes, planned.leaves)
-    known = sum(past.done[number].pairs for number in frame.numbers if number in past.done)
+    pairs_known = sum(past.done[number].pairs for number in frame.numbers if number in past.done)
     return replace(
         now,
-        pairs_known=min(max(known, now.pairs_run), pairs),
+        pairs_known=min(max(pairs_known, now.pairs_run), pairs),
         runs_left=_runs_left(frame, past, len(planned.numbers or planned.rounds)),
         leaf_pairs_known=max(now.leaf_pairs_run, _leaf_pairs_known(frame, past, leaves)),
     )
@@ -290,13 +290,13 @@ def after(
     """
     frame, tested = frame_of(nodes, planned.leaves), pairs_tested(sweep)
     run = past.runs + 1
-    found = Counter(frame.holding(*pair) for pair in tested)
+    counts = Counter(frame.holding(*pair) for pair in tested)
     done = dict(past.done)
-    for number in planned.numbers or found:
-        if found[number] * 2 >= len(frame.pairs(number)):
+    for number in planned.numbers or counts:
+        if counts[number] * 2 >= len(frame.pairs(number)):
             before = done[number].pairs if number in done else 0
             # A node that is down tonight may have been measured before.
-            done[number] = RoundRecord(run, max(found[number], before))
+            done[number] = RoundRecord(run, max(counts[number], before))
     still = [pair for pair in past.suspects if pair not in tested]
     suspects = tuple(dict.fromkeys([*bad, *still]))[:MOST_SUSPECTS]
     cost = _cost(sweep, seconds)
@@ -331,12 +331,12 @@ def _cost(sweep: Sweep, seconds: float) -> Cost | None:
         if end.state == "measured"
     )
     rates = []
-    for seen in met.values():
-        (first, began_s), (last, ended_s) = min(seen), max(seen)
+    for turns in met.values():
+        (first, began_s), (last, ended_s) = min(turns), max(turns)
         if last > first:
             rates.append((ended_s - began_s) / (last - first))
     round_s = median(rates) if rates else 0.0
-    had_a_turn = {number for seen in met.values() for number, _ in seen}
+    had_a_turn = {number for turns in met.values() for number, _ in turns}
     spent_s = round_s * len(had_a_turn)
     # A clock that was set meanwhile is not used.
     return Cost(round_s, seconds - spent_s) if round_s > 0 and spent_s <= seconds else None
@@ -357,25 +357,25 @@ def _leaf_pairs_known(frame: Frame, past: Past, leaves: Mapping[str, str]) -> in
     for number in frame.numbers[frame.in_leaf :]:
         if number in past.done:
             span = frame.span(number)
-            held = best.get(span, number)
-            best[span] = max(number, held, key=lambda one: past.done[one].pairs)
-    known = 0
+            before = best.get(span, number)
+            best[span] = max(number, before, key=lambda n: past.done[n].pairs)
+    count = 0
     for number in best.values():
         pairs = frame.pairs(number)
         joined = _joined(pairs, leaves)
         lacking = len(pairs) - past.done[number].pairs
-        known += max(0, len(joined) - lacking // min(joined.values(), default=1))
-    return known
+        count += max(0, len(joined) - lacking // min(joined.values(), default=1))
+    return count
 
 
 def _runs_left(frame: Frame, past: Past, rounds: int) -> int | None:
     """Return how many runs like this one it takes until each round is measured once."""
-    left = [number for number in frame.numbers if number not in past.done]
-    across = sum(number >= frame.in_leaf for number in left)
-    each = rounds - bool(past.suspects)
-    if not left:
+    untested = [number for number in frame.numbers if number not in past.done]
+    across = sum(number >= frame.in_leaf for number in untested)
+    per_run = rounds - bool(past.suspects)
+    if not untested:
         return 0
-    if each < 1:
+    if per_run < 1:
         return None
-    elsewhere = each - reserved(frame, rounds)
-    return max(-(-len(left) // each), -(-across // elsewhere) if elsewhere > 0 else 0)
+    elsewhere = per_run - reserved(frame, rounds)
+    return max(-(-len(untested) // per_run), -(-across // elsewhere) if elsewhere > 0 else 0)

@@ -48,17 +48,17 @@ def fitting(rounds: Rounds, able: Sequence[str], most: int) -> Rounds:
     `able` is in fleet order, and in each pair the earlier node comes first, as in every round.
     """
     place = {name: at for at, name in enumerate(able)}
-    done: list[tuple[Pairing, ...]] = []
+    possible: list[tuple[Pairing, ...]] = []
     for around in rounds[:most]:
-        taken: set[str] = set()
-        kept: list[Pairing] = []
-        for one, other in around:
-            if one != other and {one, other} <= place.keys() and not taken & {one, other}:
-                taken |= {one, other}
-                kept.append(ordered((one, other), place.__getitem__))
-        if kept:
-            done.append(tuple(kept))
-    return tuple(done)
+        busy: set[str] = set()
+        pairs: list[Pairing] = []
+        for a, b in around:
+            if a != b and {a, b} <= place.keys() and not busy & {a, b}:
+                busy |= {a, b}
+                pairs.append(ordered((a, b), place.__getitem__))
+        if pairs:
+            possible.append(tuple(pairs))
+    return tuple(possible)
 
 
 def with_more(who: Roster, plan: SweepPlan, rounds: Rounds) -> Roster:
@@ -83,14 +83,14 @@ def slow_parts(sweep: Sweep, observed: Observed) -> list[Component]:
 
     And all nodes of a set that contains a slow one: with other partners they can be separated.
     """
-    seen = compare(sweep, observed, thresholds=SHIPPED)
-    slow = {one.nodes for one in seen if one.slow}
+    judgements = compare(sweep, observed, thresholds=SHIPPED)
+    slow = {pair.nodes for pair in judgements if pair.slow}
     return [
         part
-        for one in decode(seen, sweep.troubles)
-        if not one.node and set(one.pairs) <= slow
-        for part in one.among
-        if part.kind == ("path" if one.component else "node")
+        for culprit in decode(judgements, sweep.troubles)
+        if not culprit.node and set(culprit.pairs) <= slow
+        for part in culprit.among
+        if part.kind == ("path" if culprit.component else "node")
     ]
 
 
@@ -103,27 +103,27 @@ def cleared_by_retests(
     """
     if not observed.retested:
         return tuple(seen)
-    again = grouped((one.path, one.good) for one in seen if one.round >= observed.retested)
+    again = grouped((pair.path, pair.good) for pair in seen if pair.round >= observed.retested)
     moved = counters_again(observed)
     cleared = {path for path, good in again.items() if path not in moved and all(good)}
-    return tuple(_taken_back(one) if one.path in cleared else one for one in seen)
+    return tuple(_withdraw(pair) if pair.path in cleared else pair for pair in seen)
 
 
 def counters_again(observed: Observed) -> dict[tuple[str, str, int], dict[str, None]]:
     """Return, by path, the error counters that moved in any measurement of a retested path."""
-    again = {one.path for one in observed.tried if 0 < observed.retested <= one.round}
+    again = {result.path for result in observed.tried if 0 < observed.retested <= result.round}
     moved: dict[tuple[str, str, int], dict[str, None]] = {}
-    for one in observed.tried:
-        for each in (*one.first.moved, *one.second.moved):
-            if one.path in again and each.proves:
-                moved.setdefault(one.path, {})[each.name] = None
+    for result in observed.tried:
+        for counter in (*result.first.moved, *result.second.moved):
+            if result.path in again and counter.proves:
+                moved.setdefault(result.path, {})[counter.name] = None
     return moved
 
 
-def _taken_back(one: PairJudgement) -> PairJudgement:
-    if one.state == "hung":
-        return replace(one, hung_once=True)
-    return replace(one, slow="", once=one.slow) if one.slow else one
+def _withdraw(pair: PairJudgement) -> PairJudgement:
+    if pair.state == "hung":
+        return replace(pair, hung_once=True)
+    return replace(pair, slow="", once=pair.slow) if pair.slow else pair
 
 
 PARTNERS = 2
@@ -147,16 +147,16 @@ def suspects(sweep: Sweep) -> Rounds:
         return ()
     open_ones = [
         part
-        for one in findings.culprits
-        if one.component is None and one.symptom in (*SHIFTS, *EVENTS)
-        for part in one.among
+        for culprit in findings.culprits
+        if culprit.component is None and culprit.symptom in (*SHIFTS, *EVENTS)
+        for part in culprit.among
     ]
-    wanted = list(dict.fromkeys([*open_ones, *findings.doubted]))
+    candidates = list(dict.fromkeys([*open_ones, *findings.doubted]))
     blamed = findings.nodes
-    parts = [part for part in wanted if blamed.isdisjoint(part.nodes)]
+    parts = [part for part in candidates if blamed.isdisjoint(part.nodes)]
     # A worker that failed once was replaced: its other pairs can be measured normally.
     slow = [part for part in slow_parts(sweep, observed) if findings.lossy.isdisjoint(part.nodes)]
-    parts = _once_each([*parts, *slow, *_named_once(findings, observed)])
+    parts = _once_each([*parts, *slow, *_paths_of_one_round(findings, observed)])
     parts, beside = parts[:MOST], [part for part in parts[MOST:] if part.kind == "path"]
     doubtful = {name for part in parts for name in part.nodes}
     cleared = [name for name in observed.nodes if name not in doubtful | blamed]
@@ -164,23 +164,23 @@ def suspects(sweep: Sweep) -> Rounds:
     return _with_room(rounds, [ordered(part.nodes, observed.nodes.index) for part in beside])
 
 
-def _named_once(findings: Findings, observed: Observed) -> list[Component]:
+def _paths_of_one_round(findings: Findings, observed: Observed) -> list[Component]:
     """Return paths that are named as slow, or that hung in their only round.
 
     If a hang may also be of one of the ends, retesting the path shows whether it comes again.
     """
-    hung = {one.nodes for one in observed.tried if one.state == "hung"}
+    hung = {result.nodes for result in observed.tried if result.state == "hung"}
     paths = [
         part
-        for one in findings.culprits
-        if (one.symptom in SHIFTS and one.component)
-        or (one.symptom in FAILURES and not hung.isdisjoint(one.pairs))
-        for part in one.among
+        for culprit in findings.culprits
+        if (culprit.symptom in SHIFTS and culprit.component)
+        or (culprit.symptom in FAILURES and not hung.isdisjoint(culprit.pairs))
+        for part in culprit.among
         if part.kind == "path"
     ]
     rounds: dict[frozenset[str], set[int]] = {frozenset(part.nodes): set() for part in paths}
-    for each in observed.tried:
-        rounds.get(frozenset(each.nodes), set()).add(each.round)
+    for result in observed.tried:
+        rounds.get(frozenset(result.nodes), set()).add(result.round)
     blamed = findings.nodes
     return [
         part
@@ -191,11 +191,11 @@ def _named_once(findings: Findings, observed: Observed) -> list[Component]:
 
 def _once_each(parts: Sequence[Component]) -> list[Component]:
     """Keep each path once, whatever its rails: a round measures all of them."""
-    found: dict[tuple[object, ...], Component] = {}
+    by_key: dict[tuple[object, ...], Component] = {}
     for part in parts:
         key = ("path", frozenset(part.nodes)) if part.kind == "path" else (part,)
-        found.setdefault(key, part)
-    return list(found.values())
+        by_key.setdefault(key, part)
+    return list(by_key.values())
 
 
 def _with_room(rounds: Rounds, paths: Sequence[Pairing]) -> Rounds:
@@ -219,18 +219,18 @@ def _pairs(part: Component, cleared: Sequence[str], nodes: Sequence[str]) -> Ite
             yield ordered((part.nodes[0], partner), nodes.index)
 
 
-def _rounds(wanted: Sequence[Sequence[Pairing]]) -> Rounds:
+def _rounds(pairs_by_part: Sequence[Sequence[Pairing]]) -> Rounds:
     """Lay them out so that no node is in two pairs at once."""
     rounds: list[list[Pairing]] = []
-    for around in zip_longest(*wanted):
-        for pair in (one for one in around if one is not None):
-            free = (each for each in rounds if _is_free(each, pair))
-            found = next(free, None)
-            if found is None:
+    for around in zip_longest(*pairs_by_part):
+        for pair in (pair for pair in around if pair is not None):
+            free = (pairs for pairs in rounds if _is_free(pairs, pair))
+            free_round = next(free, None)
+            if free_round is None:
                 rounds.append([pair])
             else:
-                found.append(pair)
-    return tuple(tuple(each) for each in rounds)
+                free_round.append(pair)
+    return tuple(tuple(pairs) for pairs in rounds)
 
 
 def _is_free(around: Sequence[Pairing], pair: Pairing) -> bool:
@@ -256,26 +256,30 @@ def doubts(
     blames: Iterable[Blame], seen: Sequence[PairJudgement], sweep: Sweep
 ) -> dict[Pairing, str]:
     """Return, by pair, why a path that was slow in its only round cannot be judged."""
-    slow = [one for one in blames if one.kind == "path" and not one.events]
-    readings: dict[Pairing, list[PairJudgement]] = {ends: [] for one in slow for ends in one.pairs}
-    for each in seen:
-        if each.nodes in readings and each.state != "not_run":
-            readings[each.nodes].append(each)
-    found: dict[Pairing, str] = {}
-    for one in slow:
-        own = [each for ends in one.pairs for each in readings[ends]]
-        own = [each for each in own if one.rail in (None, each.rail)]
-        sizes = [size for each in own for size in each.summary.sizes[-1:]]
+    slow = [blame for blame in blames if blame.kind == "path" and not blame.events]
+    readings: dict[Pairing, list[PairJudgement]] = {
+        ends: [] for blame in slow for ends in blame.pairs
+    }
+    for pair in seen:
+        if pair.nodes in readings and pair.state != "not_run":
+            readings[pair.nodes].append(pair)
+    reasons: dict[Pairing, str] = {}
+    for blame in slow:
+        own = [pair for ends in blame.pairs for pair in readings[ends]]
+        own = [pair for pair in own if blame.rail in (None, pair.rail)]
+        sizes = [size for pair in own for size in pair.summary.sizes[-1:]]
         # It has no other fault, and only one round.
-        once = len({each.round for each in own}) == 1
-        if sizes and once and all(each.state == "measured" for each in own):
-            waiting = set(sweep.unsettled).issuperset(one.pairs)
+        once = len({pair.round for pair in own}) == 1
+        if sizes and once and all(pair.state == "measured" for pair in own):
+            waiting = set(sweep.unsettled).issuperset(blame.pairs)
             why = "no time to look again" if waiting else "not measured again"
             often = f"slow once in {sizes[0].iterations} operations"
-            found |= dict.fromkeys(one.pairs, f"{often}, {why}: {one.sentence}")
-    return found
+            reasons |= dict.fromkeys(blame.pairs, f"{often}, {why}: {blame.sentence}")
+    return reasons
 
 
 def without_doubts(blames: Iterable[Blame], doubted: Collection[Pairing]) -> list[Blame]:
     """Return the blames that are not only a doubt about a path."""
-    return [one for one in blames if one.kind != "path" or set(doubted).isdisjoint(one.pairs)]
+    return [
+        blame for blame in blames if blame.kind != "path" or set(doubted).isdisjoint(blame.pairs)
+    ]

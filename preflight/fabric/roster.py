@@ -117,9 +117,9 @@ def _expected(
 
 def _places(bus_ids: tuple[str, ...], lists: Counter[tuple[str, ...]]) -> tuple[int, ...] | None:
     """Return their places in a complete node's longest list that holds them all in that order."""
-    for every, _ in sorted(lists.items(), key=lambda each: (-len(each[0]), -each[1])):
+    for every, _ in sorted(lists.items(), key=lambda entry: (-len(entry[0]), -entry[1])):
         if bus_ids and set(bus_ids) <= set(every):
-            places = tuple(every.index(each) for each in bus_ids)
+            places = tuple(every.index(bus_id) for bus_id in bus_ids)
             if list(places) == sorted(places):
                 return places
     return None
@@ -270,7 +270,7 @@ def go_order(
 
     `more`: it must wait for more rounds after these.
     """
-    other = next((each for each in who.names if each != name), name)
+    other = next((node for node in who.names if node != name), name)
     return {
         "run": nonce,
         "index": who.names.index(name),
@@ -278,8 +278,8 @@ def go_order(
         "rails": who.rails,
         "missing": [
             number * who.rails + rail
-            for number, each in enumerate(who.names)
-            for rail in who.missing.get(each, ())
+            for number, node in enumerate(who.names)
+            for rail in who.missing.get(node, ())
         ],
         "backend": who.backend,
         "address": hosts[name].address,

@@ -251,8 +251,8 @@ class TimeInterner:
         )
 
     def _shared(self, values: tuple[float, ...]) -> tuple[float, ...]:
-        known = self._kept.setdefault if len(self._kept) < self._most else self._kept.get
-        return tuple(map(known, values, values))
+        lookup = self._kept.setdefault if len(self._kept) < self._most else self._kept.get
+        return tuple(map(lookup, values, values))
 
 
 @contextmanager

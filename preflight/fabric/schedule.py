@@ -76,8 +76,8 @@ def circle_rounds(nodes: Sequence[str], limit: int | None = None) -> Rounds:
     An odd fleet gets a phantom: each node sits out one round. Fewer than two nodes: no rounds.
     """
     frame = circle(nodes)
-    wanted = default_rounds(len(nodes)) if limit is None else limit
-    return tuple(frame.pairs(number) for number in frame.numbers[: max(0, wanted)])
+    count = default_rounds(len(nodes)) if limit is None else limit
+    return tuple(frame.pairs(number) for number in frame.numbers[: max(0, count)])
 
 
 def rounds_among(members: int) -> int:
@@ -95,8 +95,8 @@ def round_of_positions(number: int, positions: int) -> list[tuple[int, int]]:
     circle = positions - 1
     pairs = [(number, circle)]
     for step in range(1, positions // 2):
-        one, other = (number + step) % circle, (number - step) % circle
-        pairs.append((min(one, other), max(one, other)))
+        a, b = (number + step) % circle, (number - step) % circle
+        pairs.append((min(a, b), max(a, b)))
     return sorted(pairs)
 
 
@@ -142,13 +142,13 @@ class Frame:
 
     def holding(self, a: str, b: str) -> int:
         """Return the number of the round that holds this pair; KeyError for an unknown node."""
-        (one, i), (other, j) = self._at[a], self._at[b]
-        if one == other:
-            return number_of(i, j, positions(len(self._leaves[one])))
-        if self._smaller_first(one, other) != (one, other):
-            one, other, i, j = other, one, j, i
-        shift = (j - i) % len(self._leaves[other])
-        return self._number(number_of(one, other, self._positions), shift)
+        (leaf_i, i), (leaf_j, j) = self._at[a], self._at[b]
+        if leaf_i == leaf_j:
+            return number_of(i, j, positions(len(self._leaves[leaf_i])))
+        if self._smaller_first(leaf_i, leaf_j) != (leaf_i, leaf_j):
+            leaf_i, leaf_j, i, j = leaf_j, leaf_i, j, i
+        shift = (j - i) % len(self._leaves[leaf_j])
+        return self._number(number_of(leaf_i, leaf_j, self._positions), shift)
 
     def span(self, number: int) -> int:
         """Return which leaves a round joins: the same in rounds of one span; -1 inside leaves."""
@@ -162,8 +162,8 @@ class Frame:
         met = round_of_positions(span, self._positions)
         return [self._smaller_first(a, b) for a, b in met if b < len(self._leaves)]
 
-    def _smaller_first(self, one: int, other: int) -> tuple[int, int]:
-        a, b = sorted((one, other), key=lambda leaf: (len(self._leaves[leaf]), leaf))
+    def _smaller_first(self, first: int, second: int) -> tuple[int, int]:
+        a, b = sorted((first, second), key=lambda leaf: (len(self._leaves[leaf]), leaf))
         return a, b
 
     def _shifts(self, span: int) -> int:
@@ -207,14 +207,14 @@ def frame_of(nodes: Sequence[str], leaves: Mapping[str, str]) -> Frame:
     """
     names = sorted(nodes)
     members = grouped((leaves[name], name) for name in names if name in leaves)
-    whole = circle(names, nodes)
+    one_circle = circle(names, nodes)
     if not 1 < len(members) < len(nodes):
-        return whole
+        return one_circle
     for name in names:
         if name not in leaves:
             min(members.values(), key=len).append(name)
     frame = Frame(list(members.values()), nodes)
-    return frame if len(frame.numbers) <= DETOUR * len(whole.numbers) else whole
+    return frame if len(frame.numbers) <= DETOUR * len(one_circle.numbers) else one_circle
 
 
 class Repaired(Struct, frozen=True):
@@ -230,20 +230,20 @@ def repair(rounds: Rounds, nodes: Sequence[str], down: Collection[str]) -> Repai
     `nodes`: the fleet in order. Only new pairs are made, so nothing is measured twice; a node
     without such a partner has no pair in that round.
     """
-    known = {pair for around in rounds for pair in around}
+    pairs = {pair for around in rounds for pair in around}
     place = {name: at for at, name in enumerate(nodes)}
     up = [name for name in nodes if name not in down]
     repaired: list[tuple[Pairing, ...]] = []
     new: list[Pairing] = []
     for around in rounds:
-        kept = [pair for pair in around if pair[0] not in down and pair[1] not in down]
-        if len(kept) < len(around):
-            busy = {name for pair in kept for name in pair}
-            made = _match([name for name in up if name not in busy], known, place)
-            known.update(made)
-            new += made
-            kept += made
-        repaired.append(tuple(kept))
+        intact = [pair for pair in around if pair[0] not in down and pair[1] not in down]
+        if len(intact) < len(around):
+            busy = {name for pair in intact for name in pair}
+            matches = _match([name for name in up if name not in busy], pairs, place)
+            pairs.update(matches)
+            new += matches
+            intact += matches
+        repaired.append(tuple(intact))
     return Repaired(tuple(repaired), tuple(new))
 
 
@@ -253,19 +253,19 @@ def fill(rounds: Rounds, nodes: Sequence[str]) -> Rounds:
     Leaves of unequal size leave several; else the same node could have a bye in every round. Only
     new pairs are made. A round never gets more pairs than half of the nodes.
     """
-    known = {pair for around in rounds for pair in around}
+    pairs = {pair for around in rounds for pair in around}
     place = {name: at for at, name in enumerate(nodes)}
     sat = dict.fromkeys(nodes, 0)
     filled: list[tuple[Pairing, ...]] = []
     for around in rounds:
         busy = {name for pair in around for name in pair}
         idle = sorted((name for name in nodes if name not in busy), key=lambda name: -sat[name])
-        made = _match(idle, known, place) if len(idle) > 1 else []
-        known.update(made)
-        met = {name for pair in made for name in pair}
+        matches = _match(idle, pairs, place) if len(idle) > 1 else []
+        pairs.update(matches)
+        met = {name for pair in matches for name in pair}
         for name in idle:
             sat[name] += name not in met
-        filled.append((*around, *made))
+        filled.append((*around, *matches))
     return tuple(filled)
 
 
@@ -279,28 +279,28 @@ def cover_unpaired(rounds: Rounds, nodes: Sequence[str]) -> Rounds:
     if not alone or not met:
         return rounds
     place = {name: at for at, name in enumerate(nodes)}
-    made = _match(alone, (), place)
-    left = [name for name in alone if not any(name in pair for pair in made)]
+    matches = _match(alone, (), place)
+    single = [name for name in alone if not any(name in pair for pair in matches)]
     partner = next(name for name in nodes if name in met)
-    made += [ordered((name, partner), place.__getitem__) for name in left]
-    return (*rounds, tuple(made))
+    matches += [ordered((name, partner), place.__getitem__) for name in single]
+    return (*rounds, tuple(matches))
 
 
 def _match(
-    alone: Sequence[str], known: Collection[Pairing], place: Mapping[str, int]
+    alone: Sequence[str], pairs: Collection[Pairing], place: Mapping[str, int]
 ) -> list[Pairing]:
     """Pair names, in order, with the next one that they have not been paired with."""
-    made: list[Pairing] = []
-    left = list(alone)
-    while left:
-        one = left.pop(0)
-        for other in left:
-            pair = ordered((one, other), place.__getitem__)
-            if pair not in known:
-                left.remove(other)
-                made.append(pair)
+    matches: list[Pairing] = []
+    waiting = list(alone)
+    while waiting:
+        name = waiting.pop(0)
+        for partner in waiting:
+            pair = ordered((name, partner), place.__getitem__)
+            if pair not in pairs:
+                waiting.remove(partner)
+                matches.append(pair)
                 break
-    return made
+    return matches
 
 
 RoundKind = Literal["scheduled", "repair", "retest"]
@@ -324,21 +324,21 @@ def unscheduled_pairs(sweep: Sweep, scheduled: Iterable[Pairing]) -> tuple[Pairi
 
     A repair that was not measured needs a verdict as well; a retest that was not measured does not.
     """
-    known = frozenset(scheduled)
-    found = (
+    schedule = frozenset(scheduled)
+    pairs = (
         pair.nodes
         for pair in sweep.pairs
-        if pair.nodes not in known
-        and (round_kind_of(pair, sweep, known) == "repair" or joint_state(pair) != "not_run")
+        if pair.nodes not in schedule
+        and (round_kind_of(pair, sweep, schedule) == "repair" or joint_state(pair) != "not_run")
     )
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(pairs))
 
 
 def count_by_round_kind(sweep: Sweep, scheduled: Iterable[Pairing]) -> dict[RoundKind, int]:
     """Count the measured pairs by reason; a pair with two reasons counts for both."""
-    known = frozenset(scheduled)
+    schedule = frozenset(scheduled)
     met: dict[RoundKind, set[Pairing]] = {"scheduled": set(), "repair": set(), "retest": set()}
     for pair in sweep.pairs:
         if joint_state(pair) != "not_run":
-            met[round_kind_of(pair, sweep, known)].add(pair.nodes)
+            met[round_kind_of(pair, sweep, schedule)].add(pair.nodes)
     return {kind: len(pairs) for kind, pairs in met.items()}

@@ -66,13 +66,13 @@ class PairTransport(Meeting, frozen=True, kw_only=True):
 def pair_transports(sweep: Sweep, hosts: Iterable[Host]) -> tuple[PairTransport, ...]:
     """Return what carried each pair of nodes for which the inventory expects NICs."""
     expected = {host.name: host.expected for host in hosts if expects_ib(host.expected)}
-    found: list[PairTransport] = []
+    transports: list[PairTransport] = []
     for pair in sweep.pairs:
         if pair.backend == "nccl" and pair.a in expected and pair.b in expected:
             a, b = (end.net if end is not None else "" for end in (pair.first, pair.second))
             fell = _fell(a, expected[pair.a], pair.rail), _fell(b, expected[pair.b], pair.rail)
-            found.append(PairTransport(*pair.key, ways=(a, b), fell=fell))
-    return tuple(found)
+            transports.append(PairTransport(*pair.key, ways=(a, b), fell=fell))
+    return tuple(transports)
 
 
 def expects_ib(expectation: Expected) -> bool:
@@ -82,9 +82,9 @@ def expects_ib(expectation: Expected) -> bool:
 
 def expected_words(expectation: Expected, rails: Iterable[int]) -> str:
     """Say what is expected of these rails: "mlx5_3 (fleet.toml [group.train])", "8 NICs (...)"."""
-    known = expectation.hcas or ()
-    hcas = [known[rail] for rail in rails if rail < len(known)]
-    count = expectation.nics or len(known)
+    expected_hcas = expectation.hcas or ()
+    hcas = [expected_hcas[rail] for rail in rails if rail < len(expected_hcas)]
+    count = expectation.nics or len(expected_hcas)
     what = ", ".join(hcas) if hcas else f"{count} NIC{'s' * (count != 1)}"
     return f"{what} ({expectation.origin})" if expectation.origin else what
 
@@ -92,10 +92,10 @@ def expected_words(expectation: Expected, rails: Iterable[int]) -> str:
 def _fell(way: str, expectation: Expected, rail: int) -> bool:
     """Whether it used sockets, or a device that is expected on another rail."""
     ways = way.split(_TOGETHER)
-    if any(each.startswith(_SOCKETS) for each in ways):
+    if any(carrier.startswith(_SOCKETS) for carrier in ways):
         return True
-    mine = {*(expectation.hcas or ())[rail : rail + 1]}
-    return bool(mine) and any(known and not known & mine for known in map(_devices, ways))
+    own = {*(expectation.hcas or ())[rail : rail + 1]}
+    return bool(own) and any(devices and not devices & own for devices in map(_devices, ways))
 
 
 def _devices(way: str) -> set[str]:
@@ -117,7 +117,7 @@ _LIKELIER = "one setting of the job or its container is likelier than that many 
 _BETWEEN = "read NCCL's log of {0} (NCCL_DEBUG=INFO); compare their GIDs, subnets and pkeys"
 
 
-class _Seen(NamedTuple):
+class _Context(NamedTuple):
     """The input of a blame."""
 
     all: tuple[PairTransport, ...]
@@ -129,85 +129,93 @@ class _Seen(NamedTuple):
 def fallback_blames(sweep: Sweep, hosts: Sequence[Host]) -> tuple[Blame, ...]:
     """Blame each node, rail or path whose data did not use the expected way."""
     every = pair_transports(sweep, hosts)
-    rails = len({one.rail for one in every})
-    seen = _Seen(every, {host.name: host.expected for host in hosts}, rails)
+    rails = len({pair.rail for pair in every})
+    context = _Context(every, {host.name: host.expected for host in hosts}, rails)
     culprits = _decode_rails(every)
-    nodes = {name for one in every for name in one.nodes}
-    out = [host.name for host in hosts if any(host.name in one.fallen_back for one in every)]
-    blamed = {one.node for one, _ in culprits if one.node}
-    all_nodes = len(out) > 1 and not any(one.good for one in every) and nodes == {*out}
+    nodes = {name for pair in every for name in pair.nodes}
+    out = [host.name for host in hosts if any(host.name in pair.fallen_back for pair in every)]
+    blamed = {culprit.node for culprit, _ in culprits if culprit.node}
+    all_nodes = len(out) > 1 and not any(pair.good for pair in every) and nodes == {*out}
     if all_nodes or shared_cause(len(blamed), len(nodes)):
-        return (_everywhere(out, len(nodes), seen),)
-    return tuple(_blame(culprit, own, seen) for culprit, own in culprits)
+        return (_everywhere(out, len(nodes), context),)
+    return tuple(_blame(culprit, own, context) for culprit, own in culprits)
 
 
 def _decode_rails(every: Iterable[PairTransport]) -> list[tuple[Culprit, list[int]]]:
     """Decode each rail by itself, and join the culprits of the same nodes, with their rails."""
-    found: dict[tuple[str, tuple[str, ...]], tuple[Culprit, list[int]]] = {}
-    for rail, own in sorted(grouped((one.rail, one) for one in every).items()):
+    by_nodes: dict[tuple[str, tuple[str, ...]], tuple[Culprit, list[int]]] = {}
+    for rail, own in sorted(grouped((pair.rail, pair) for pair in every).items()):
         for culprit in decode(own):
-            found.setdefault((culprit.kind, culprit.nodes), (culprit, []))[1].append(rail)
-    return list(found.values())
+            by_nodes.setdefault((culprit.kind, culprit.nodes), (culprit, []))[1].append(rail)
+    return list(by_nodes.values())
 
 
-def _blame(culprit: Culprit, rails: list[int], seen: _Seen) -> Blame:
+def _blame(culprit: Culprit, rails: list[int], context: _Context) -> Blame:
     kind, names = culprit.kind, {*culprit.nodes}
-    mine = [one for one in seen.all if one.bad and one.rail in rails and names & {one.a, one.b}]
+    pairs = [
+        pair for pair in context.all if pair.bad and pair.rail in rails and names & {pair.a, pair.b}
+    ]
     if kind != "node":
-        mine = [one for one in mine if {*one.nodes} <= names] or mine
-    endpoint = kind == "node" and len(rails) < seen.rails
+        pairs = [pair for pair in pairs if {*pair.nodes} <= names] or pairs
+    endpoint = kind == "node" and len(rails) < context.rails
     rail = rails[0] if endpoint and len(rails) == 1 else None
     parts = [part for part in culprit.among if kind != "unresolved" or part.kind == "node"]
-    between, rest = either(culprit.nodes), ""
+    between, contrast = either(culprit.nodes), ""
     advice = _HERE.format(between)
     if kind == "node":
-        partners = {name for one in mine for name in one.nodes} - names
+        partners = {name for pair in pairs for name in pair.nodes} - names
         between = with_partners(between, len(partners), min(partners))
     elif kind == "path":
-        between, rest = " and ".join(culprit.nodes), "; both use the expected way with others"
+        between, contrast = " and ".join(culprit.nodes), "; both use the expected way with others"
         advice = _BETWEEN.format(between)
-    what = _transport_words(between, mine, culprit.nodes, rails, seen)
+    what = _transport_words(between, pairs, culprit.nodes, rails, context)
     return Blame(
         kind="endpoint" if endpoint else kind,
-        among=tuple(Component("endpoint", one.nodes, rail) if endpoint else one for one in parts),
-        sentence=what + rest + _elsewhere(rails, seen),
+        among=tuple(
+            Component("endpoint", part.nodes, rail) if endpoint else part for part in parts
+        ),
+        sentence=what + contrast + _elsewhere(rails, context),
         confidence=_UNRESOLVED if kind == "unresolved" else _CERTAIN,
         advice=advice,
-        pairs=tuple(dict.fromkeys(one.nodes for one in mine)),
+        pairs=tuple(dict.fromkeys(pair.nodes for pair in pairs)),
         rail=rail,
     )
 
 
-def _everywhere(names: Sequence[str], nodes: int, seen: _Seen) -> Blame:
+def _everywhere(names: Sequence[str], nodes: int, context: _Context) -> Blame:
     """Blame many nodes at once for what they share."""
-    bad = [one for one in seen.all if one.bad]
-    rails = sorted({one.rail for one in bad})
-    what = _transport_words(f"{len(names)} of {nodes} nodes", bad, names, rails, seen)
+    bad = [pair for pair in context.all if pair.bad]
+    rails = sorted({pair.rail for pair in bad})
+    what = _transport_words(f"{len(names)} of {nodes} nodes", bad, names, rails, context)
     return Blame(
         kind="node",
         among=tuple(Component("node", (name,)) for name in names),
         sentence=f"{what}; {_LIKELIER}",
         confidence=_CERTAIN,
         advice=_SHARED,
-        pairs=tuple(dict.fromkeys(one.nodes for one in bad)),
+        pairs=tuple(dict.fromkeys(pair.nodes for pair in bad)),
     )
 
 
 def _transport_words(
-    between: str, bad: Sequence[PairTransport], names: Sequence[str], rails: list[int], seen: _Seen
+    between: str,
+    bad: Sequence[PairTransport],
+    names: Sequence[str],
+    rails: list[int],
+    context: _Context,
 ) -> str:
     """Say what carried the data of these nodes, and what was expected."""
-    ways = [one.way(name) for one in bad for name in names if name in one.fallen_back]
-    expected = expected_words(seen.expected[names[0]], rails)
+    ways = [pair.way(name) for pair in bad for name in names if name in pair.fallen_back]
+    expected = expected_words(context.expected[names[0]], rails)
     where = ""
-    if len(rails) != seen.rails:
+    if len(rails) != context.rails:
         where = f"rail{'s' * (len(rails) > 1)} {', '.join(map(str, rails))} of "
     return f"{_most_common(ways)} carried {where}{between}; expected: {expected}"
 
 
-def _elsewhere(rails: list[int], seen: _Seen) -> str:
+def _elsewhere(rails: list[int], context: _Context) -> str:
     """Say what carried the same rails of nodes that used the expected way."""
-    ways = [way for one in seen.all if one.good and one.rail in rails for way in one.ways]
+    ways = [way for pair in context.all if pair.good and pair.rail in rails for way in pair.ways]
     return f"; elsewhere {_most_common(ways)}" if ways else ""
 
 

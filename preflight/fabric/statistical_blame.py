@@ -43,21 +43,21 @@ _FROZEN = (
 )
 
 
-def _standstill(one: Culprit, observed: Observed) -> tuple[str, str] | None:
+def _standstill(culprit: Culprit, observed: Observed) -> tuple[str, str] | None:
     """Say how often a late host stood still and why, if that explains most events."""
-    part = one.among[0]
+    part = culprit.among[0]
     name, rail = part.nodes[0], part.rail
     stood = [
         stood
-        for each in observed.tried
-        if rail in (None, each.rail) and name in each.nodes
-        for stood in each.end(name).stood
+        for result in observed.tried
+        if rail in (None, result.rail) and name in result.nodes
+        for stood in result.end(name).stood
         if stood.what != "starved"
     ]
-    times = sum(each.times for each in stood)
-    if not times or 2 * times < one.events:
+    times = sum(stall.times for stall in stood)
+    if not times or 2 * times < culprit.events:
         return None
-    stopped = sum(each.times for each in stood if each.what == "stopped")
+    stopped = sum(stall.times for stall in stood if stall.what == "stopped")
     how, suspects = _STOPPED if 2 * stopped >= times else _FROZEN
     often = f"{times} times" if times > 1 else "once"
     return f"{how} {often}, for up to {time_us(max(s.most_ms for s in stood) * 1e3)}", suspects
@@ -81,29 +81,36 @@ def statistical_blames(
 ) -> list[Blame]:
     """Blame each fault; one blame per node, whatever its rails. `proven`: all proven culprits."""
     blames: dict[str, Blame] = {}
-    for one in unblamed:
-        fresh = _blame(one, observed, seen, proven)
+    for culprit in unblamed:
+        fresh = _blame(culprit, observed, seen, proven)
         same = blames.get(fresh.component)
-        blames[fresh.component] = _joined(same, fresh) if same else fresh
+        blames[fresh.component] = _join(same, fresh) if same else fresh
     return list(blames.values())
 
 
-def _joined(one: Blame, other: Blame) -> Blame:
+def _join(first: Blame, second: Blame) -> Blame:
     return replace(
-        one,
-        sentence=f"{one.sentence}; {other.sentence}",
-        confidence=min(one.confidence, other.confidence),
-        advice="; ".join(dict.fromkeys((one.advice, other.advice))),
-        pairs=tuple(dict.fromkeys((*one.pairs, *other.pairs))),
-        rail=one.rail if one.rail == other.rail else None,
+        first,
+        sentence=f"{first.sentence}; {second.sentence}",
+        confidence=min(first.confidence, second.confidence),
+        advice="; ".join(dict.fromkeys((first.advice, second.advice))),
+        pairs=tuple(dict.fromkeys((*first.pairs, *second.pairs))),
+        rail=first.rail if first.rail == second.rail else None,
     )
 
 
 def _blame(
-    one: Culprit, observed: Observed, seen: Sequence[PairJudgement], proven: Sequence[Culprit]
+    culprit: Culprit,
+    observed: Observed,
+    judgements: Sequence[PairJudgement],
+    proven: Sequence[Culprit],
 ) -> Blame:
-    part = one.component
-    sentence = _sentence(one, observed, seen) + _moved(one, observed) + _AGAIN[one.second_look]
+    part = culprit.component
+    sentence = (
+        _sentence(culprit, observed, judgements)
+        + _moved(culprit, observed)
+        + _AGAIN[culprit.second_look]
+    )
     if part is None:
         sentence += "; the samples do not tell these apart"
     elif part.kind == "path":
@@ -111,132 +118,139 @@ def _blame(
     elif part.kind == "leaf_rail":
         sentence += f"; all {len(part.nodes)} nodes under it have it, so it is not theirs"
     blame = Blame(
-        kind=one.kind,
-        among=one.among,
+        kind=culprit.kind,
+        among=culprit.among,
         sentence=sentence,
-        confidence=one.confidence,
+        confidence=culprit.confidence,
         advice="",
-        pairs=tuple(_showing(one, observed)),
+        pairs=tuple(_showing(culprit, observed)),
         rail=part.rail if part is not None else None,
-        events=one.events if one.symptom in EVENTS else 0,
-        operations=one.operations if one.symptom in EVENTS else 0,
+        events=culprit.events if culprit.symptom in EVENTS else 0,
+        operations=culprit.operations if culprit.symptom in EVENTS else 0,
     )
-    return replace(blame, advice=_advice(one, observed, blame.suspects))
+    return replace(blame, advice=_advice(culprit, observed, blame.suspects))
 
 
-def _showing(one: Culprit, observed: Observed) -> Sequence[Pairing]:
+def _showing(culprit: Culprit, observed: Observed) -> Sequence[Pairing]:
     """Return the pairs that show it, without clean ones between a suspect and a third node."""
-    if one.symptom == "corrupt":
-        wrong = {each.nodes for each in observed.tried if each.state == "corrupt"}
-        return [pair for pair in one.pairs if pair in wrong] or one.pairs
-    if one.component is not None:
-        return one.pairs
-    each_of = [set(part.nodes) for part in one.among]
-    return [pair for pair in one.pairs if all(nodes & {*pair} for nodes in each_of)] or one.pairs
+    if culprit.symptom == "corrupt":
+        wrong = {result.nodes for result in observed.tried if result.state == "corrupt"}
+        return [pair for pair in culprit.pairs if pair in wrong] or culprit.pairs
+    if culprit.component is not None:
+        return culprit.pairs
+    each_of = [set(part.nodes) for part in culprit.among]
+    pairs = [pair for pair in culprit.pairs if all(nodes & {*pair} for nodes in each_of)]
+    return pairs or culprit.pairs
 
 
-def _sentence(one: Culprit, observed: Observed, seen: Sequence[PairJudgement]) -> str:
-    where = one.among[0].words
-    pairs, rails = set(one.pairs), {part.rail for part in one.among}
-    rows = [each for each in seen if each.nodes in pairs and (None in rails or each.rail in rails)]
-    if one.symptom == "corrupt":
-        error = next((each.summary.error for each in rows if each.summary.error), "")
-        often = f"in {one.events} of {one.operations} pairs through {where} sums came out wrong"
+def _sentence(culprit: Culprit, observed: Observed, judgements: Sequence[PairJudgement]) -> str:
+    where = culprit.among[0].words
+    pairs, rails = set(culprit.pairs), {part.rail for part in culprit.among}
+    rows = [
+        row for row in judgements if row.nodes in pairs and (None in rails or row.rail in rails)
+    ]
+    if culprit.symptom == "corrupt":
+        error = next((row.summary.error for row in rows if row.summary.error), "")
+        often = (
+            f"in {culprit.events} of {culprit.operations} pairs through {where} sums came out wrong"
+        )
         return f"{often} ({error})" if error else often
-    if one.symptom == "late":
-        often = f"{one.events} of {one.operations} operations"
-        still, waited = _standstill(one, observed), "and its partners waited"
-        longest = f"up to {time_us(one.worst_us)}"
+    if culprit.symptom == "late":
+        often = f"{culprit.events} of {culprit.operations} operations"
+        still, waited = _standstill(culprit, observed), "and its partners waited"
+        longest = f"up to {time_us(culprit.worst_us)}"
         began = (
             f"stood still in {often}, for {longest}, {waited}: {still[0]}"
             if still
             else f"began {often} late, by {longest} by its own clock, {waited}"
         )
         return f"{where} {began}; the network was as fast as elsewhere"
-    if one.symptom == "spikes":
+    if culprit.symptom == "spikes":
+        share = culprit.events / max(1, culprit.operations)
         return (
-            f"{one.events} of {one.operations} operations through {where} took up to "
-            f"{time_us(one.worst_us)}: {_rare(one.events / max(1, one.operations))}, elsewhere "
-            f"{_rare(one.elsewhere)}"
+            f"{culprit.events} of {culprit.operations} operations through {where} took up to "
+            f"{time_us(culprit.worst_us)}: {_rare(share)}, elsewhere {_rare(culprit.elsewhere)}"
         )
-    return _latency(one, rows) if one.symptom == "latency" else _bandwidth(one, rows)
+    return _latency(culprit, rows) if culprit.symptom == "latency" else _bandwidth(culprit, rows)
 
 
-def _latency(one: Culprit, rows: Sequence[PairJudgement]) -> str:
-    where = one.among[0].words
-    worst = max(rows, key=lambda each: each.latency_us or 0.0, default=None)
+def _latency(culprit: Culprit, rows: Sequence[PairJudgement]) -> str:
+    where = culprit.among[0].words
+    worst = max(rows, key=lambda row: row.latency_us or 0.0, default=None)
     if worst is None or worst.latency_us is None or worst.peers_latency_us is None:
-        return _with_each(f"small messages through {where} are slow", one)
+        return _with_each(f"small messages through {where} are slow", culprit)
     return (
         f"{time_us(worst.latency_us)} at 8 B between {worst.a} and {worst.b}, peers' median "
-        f"{time_us(worst.peers_latency_us)}; {_with_each(f'{where} is slow', one)}"
+        f"{time_us(worst.peers_latency_us)}; {_with_each(f'{where} is slow', culprit)}"
     )
 
 
-def _bandwidth(one: Culprit, rows: Sequence[PairJudgement]) -> str:
-    slow = _with_each(f"{one.among[0].words} is slow", one)
-    rows = [each for each in rows if each.busbw_gbs and each.bound.peers_gbs]
+def _bandwidth(culprit: Culprit, rows: Sequence[PairJudgement]) -> str:
+    slow = _with_each(f"{culprit.among[0].words} is slow", culprit)
+    rows = [row for row in rows if row.busbw_gbs and row.bound.peers_gbs]
     if not rows:
         return slow
-    worst = min(rows, key=lambda each: (each.busbw_gbs or 0.0) / (each.bound.peers_gbs or 1.0))
+    worst = min(rows, key=lambda row: (row.busbw_gbs or 0.0) / (row.bound.peers_gbs or 1.0))
     speed, peers = worst.busbw_gbs or 0.0, worst.bound.peers_gbs or 1.0
-    partner = worst.partner(one.among[0].nodes[0])
+    partner = worst.partner(culprit.among[0].nodes[0])
     return (
         f"median {gbs(speed)} at {size(worst.at_bytes)} with {partner}, "
         f"{percent(1 - speed / peers)} less than its peers' median {gbs(peers)}; {slow}"
     )
 
 
-def _with_each(what: str, one: Culprit) -> str:
-    return what if one.among[0].kind == "path" else with_partners(what, len(one.pairs))
+def _with_each(what: str, culprit: Culprit) -> str:
+    return what if culprit.among[0].kind == "path" else with_partners(what, len(culprit.pairs))
 
 
 def _rare(rate: float) -> str:
     return f"1 in {1 / rate:,.0f}" if rate > 0 else "none"
 
 
-def _moved(one: Culprit, observed: Observed) -> str:
+def _moved(culprit: Culprit, observed: Observed) -> str:
     """Say which counters moved at the culprit's end under load: a bad cable shows there."""
-    part, name = one.component, one.node
+    part, name = culprit.component, culprit.node
     if part is None or not name:
         return ""
     total: dict[str, float] = {}
-    others: dict[str, None] = {}
-    for each in observed.tried:
-        if part.rail in (None, each.rail) and name in each.nodes:
-            for moved in each.end(name).moved:
+    unassigned: dict[str, None] = {}
+    for result in observed.tried:
+        if part.rail in (None, result.rail) and name in result.nodes:
+            for moved in result.end(name).moved:
                 if moved.assigned:
                     total[moved.name] = total.get(moved.name, 0.0) + moved.by
                 else:
-                    others[moved.name] = None
+                    unassigned[moved.name] = None
     # An Xid is stronger evidence than a thousand retransmissions: it comes first, explained.
     most = sorted(total.items(), key=lambda item: (not item[0].startswith("Xid "), -item[1]))
     counters = ", ".join(f"{with_meaning(counter)} +{by:g}" for counter, by in most[:_MOST_NAMES])
     words = f"; counters moved there meanwhile: {counters}" if counters else ""
-    if others:  # every rail reads them, so their sum means nothing
-        known = ", ".join(map(with_meaning, list(others)[:_MOST_NAMES]))
-        words += f"; counters moved on {name} that are tied to no rail: {known}"
+    if unassigned:  # every rail reads them, so their sum means nothing
+        names = ", ".join(map(with_meaning, list(unassigned)[:_MOST_NAMES]))
+        words += f"; counters moved on {name} that are tied to no rail: {names}"
     return words
 
 
-def _advice(one: Culprit, observed: Observed, suspects: Sequence[str]) -> str:
-    name, where = one.among[0].nodes[0], one.among[0].words
-    if one.component is None:
-        pairs = {each.nodes for each in observed.tried}
+def _advice(culprit: Culprit, observed: Observed, suspects: Sequence[str]) -> str:
+    name, where = culprit.among[0].nodes[0], culprit.among[0].words
+    if culprit.component is None:
+        pairs = {result.nodes for result in observed.tried}
         partners = more_partners(len(observed.nodes), len(pairs))
         every = {1: "it", 2: "both"}.get(len(suspects), "them")
         return f"exclude {every}, or run again {partners} to tell them apart"
-    if one.symptom == "corrupt":
+    if culprit.symptom == "corrupt":
         return f"take {name} out of service now and run its memory and link diagnostics"
-    if one.symptom == "late":  # never at the cable
-        still = _standstill(one, observed)
+    if culprit.symptom == "late":  # never at the cable
+        still = _standstill(culprit, observed)
         where = f"what {still[1]} on {name}" if still else _BUSY.format(name)
         return f"look at {where}, not at its link"
-    if one.component.kind == "path":
+    if culprit.component.kind == "path":
         return f"check what lies on {where}: cables, switch ports, routes; keep the two apart"
-    if one.component.kind == "leaf_rail":
+    if culprit.component.kind == "leaf_rail":
         return f"look at the leaf switch and its uplinks for {where} before its nodes"
-    what = "reseat or swap the cable" if one.symptom == "spikes" else "check link rate and cable"
+    what = (
+        "reseat or swap the cable" if culprit.symptom == "spikes" else "check link rate and cable"
+    )
     return f"{what} of {where}, read its port's error counters; exclude {name} until then"
 
 
@@ -266,48 +280,50 @@ def transient_paths(
 
     Or that was slower than its peers while an error counter moved there. `blamed`: named anyway.
     """
-    nodes = {one.node for one in blamed}
-    paths = {one.among[0].nodes for one in blamed if one.kind == "path"}
-    pairs = {pair for one in blamed for pair in one.pairs}
-    readings = grouped((one.path, one) for one in seen)
+    nodes = {blame.node for blame in blamed}
+    paths = {blame.among[0].nodes for blame in blamed if blame.kind == "path"}
+    pairs = {pair for blame in blamed for pair in blame.pairs}
+    readings = grouped((reading.path, reading) for reading in seen)
     many = len({rail for _, _, rail in readings}) > 1
-    left = {
+    by_path = {
         (a, b, rail): own
         for (a, b, rail), own in readings.items()
         if nodes.isdisjoint((a, b)) and (a, b) not in paths
     }
-    for own in left.values():
+    for own in by_path.values():
         yield from _hung_once(own, many=many)
-    for own in left.values():
-        far = [one for one in own if _far(one) and not _starved(one, observed)]
+    for own in by_path.values():
+        far = [reading for reading in own if _far(reading) and not _starved(reading, observed)]
         if far:
-            then = _speeds(one for one in own if not one.once)
+            then = _speeds(reading for reading in own if not reading.once)
             bound = f"limit {gbs(far[0].bound.gbs or 0.0)}, {far[0].bound.origin}"
             yield _recovered(far, len(own), f"then {then} ({bound})", many=many)
     for where, counters in counters_again(observed).items():
-        if where in left and where[:2] not in pairs:
+        if where in by_path and where[:2] not in pairs:
             effect = limit.of(observed.backend)("slow_effect")
-            yield from _with_counters(left[where], counters, observed.retested, effect, many=many)
+            yield from _with_counters(
+                by_path[where], counters, observed.retested, effect, many=many
+            )
 
 
 def _speeds(readings: Iterable[PairJudgement]) -> str:
-    return " and ".join(gbs(one.busbw_gbs or 0.0) for one in readings)
+    return " and ".join(gbs(reading.busbw_gbs or 0.0) for reading in readings)
 
 
 def _hung_once(own: Sequence[PairJudgement], *, many: bool) -> Iterator[Blame]:
-    for one in (each for each in own if each.hung_once):
-        where = f" on rail {one.rail}" if many else ""
-        then = _speeds(each for each in own if each.good)
-        sentence = f"an all-reduce hung once{where} ({one.summary.error}), then {then}"
-        yield _passing([one], len(own), sentence, _HUNG_ONCE, many=many)
+    for reading in (reading for reading in own if reading.hung_once):
+        where = f" on rail {reading.rail}" if many else ""
+        then = _speeds(pair for pair in own if pair.good)
+        sentence = f"an all-reduce hung once{where} ({reading.summary.error}), then {then}"
+        yield _passing([reading], len(own), sentence, _HUNG_ONCE, many=many)
 
 
 def _with_counters(
     own: Sequence[PairJudgement], counters: Iterable[str], border: int, effect: float, *, many: bool
 ) -> Iterator[Blame]:
-    slow = [one for one in own if one.round < border and _less(one, effect)]
-    quick = [one for one in own if one.round >= border]
-    if slow and quick and all(one.good and not _less(one, effect) for one in quick):
+    slow = [reading for reading in own if reading.round < border and _less(reading, effect)]
+    quick = [reading for reading in own if reading.round >= border]
+    if slow and quick and all(reading.good and not _less(reading, effect) for reading in quick):
         peers = f"peers' median {gbs(slow[0].bound.peers_gbs or 0.0)}"
         rest = f"then {_speeds(quick)} ({peers}), but {', '.join(counters)} moved"
         yield _recovered(slow, len(own), rest, many=many)
@@ -338,23 +354,22 @@ def _passing(
     )
 
 
-def _less(one: PairJudgement, effect: float) -> bool:
+def _less(reading: PairJudgement, effect: float) -> bool:
     """Whether it is slower than its peers by enough to matter."""
-    peers = one.bound.peers_gbs
-    return bool(peers and one.busbw_gbs) and (one.busbw_gbs or 0.0) < (1 - effect) * (peers or 0.0)
+    return 0.0 < (reading.busbw_gbs or 0.0) < (1 - effect) * (reading.bound.peers_gbs or 0.0)
 
 
-def _far(one: PairJudgement) -> bool:
-    if one.once != "bandwidth" or one.bound.gbs is None:
+def _far(reading: PairJudgement) -> bool:
+    if reading.once != "bandwidth" or reading.bound.gbs is None:
         return False
-    most = one.summary.sizes[-1]
-    return most.iterations >= _LEAST and most.best_gbs < FAR * one.bound.gbs
+    most = reading.summary.sizes[-1]
+    return most.iterations >= _LEAST and most.best_gbs < FAR * reading.bound.gbs
 
 
-def _starved(one: PairJudgement, observed: Observed) -> bool:
+def _starved(reading: PairJudgement, observed: Observed) -> bool:
     """Whether an end waited for a CPU for as long as one of those operations took."""
-    where = one.key
-    took_ms = one.summary.sizes[-1].p50_us / 1e3
+    where = reading.key
+    took_ms = reading.summary.sizes[-1].p50_us / 1e3
     return any(
         stood.what == "starved" and stood.most_ms >= took_ms
         for tried in observed.tried

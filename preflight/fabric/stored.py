@@ -122,21 +122,21 @@ def open_samples(given: Path) -> tuple[Path, bytes]:
 
 
 def _in_folder(folder: Path) -> Path:
-    found = next((folder / name for name in _MEASURED if (folder / name).exists()), None)
-    if found is None:
+    path = next((folder / name for name in _MEASURED if (folder / name).exists()), None)
+    if path is None:
         raise UsageError(f"{folder} holds no measured.json, so it is no run's folder; {_GIVE}")
-    return found
+    return path
 
 
 def _unpacked(path: Path, content: bytes) -> bytes:
     """Decompress piece by piece: a small file can expand to more than all memory."""
-    whole = io.BytesIO()
+    buffer = io.BytesIO()
     most = min(LARGEST, unpacks_to(len(content)))
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
             while piece := file.read1(_CHUNK):  # keeps what comes before the damage
-                whole.write(piece)
-                if whole.tell() > most:
+                buffer.write(piece)
+                if buffer.tell() > most:
                     raise UsageError(
                         f"{path} holds more than {most >> 20} MiB once it is unpacked; "
                         "store the short form of so many samples (docs/reference/samples.md)"
@@ -144,10 +144,10 @@ def _unpacked(path: Path, content: bytes) -> bytes:
     except (EOFError, OSError, zlib.error) as error:
         reason = "it ends early" if isinstance(error, EOFError) else str(error)
         raise UsageError(
-            f"{path} is damaged gzip ({reason}; about {whole.tell():,} bytes could be unpacked); "
+            f"{path} is damaged gzip ({reason}; about {buffer.tell():,} bytes could be unpacked); "
             "copy it again from where it was written"
         ) from error
-    return whole.getvalue()
+    return buffer.getvalue()
 
 
 T = TypeVar("T")
@@ -245,7 +245,7 @@ class _Earlier(Observed, frozen=True, kw_only=True):
     def now(self) -> Observed:
         """Return it in today's form."""
         fields = {name: getattr(self, name) for name in Observed.__struct_fields__}
-        return Observed(**{**fields, "tried": tuple(one.now for one in self.tried)})
+        return Observed(**{**fields, "tried": tuple(result.now for result in self.tried)})
 
 
 def _decoded(content: bytes, kind: type[T]) -> T:
@@ -266,9 +266,9 @@ def _broken(content: bytes, reason: str) -> str:
         return _ends(content, content)
     at = int(place[1])
     cut = _CUT.search(content[-_LONGEST:])
-    whole = len(content) - len(cut[0]) if cut else len(content)
-    if at >= whole:
-        return _ends(content, content[:whole])
+    end = len(content) - len(cut[0]) if cut else len(content)
+    if at >= end:
+        return _ends(content, content[:end])
     around = content[max(0, at - _AROUND) : at + _AROUND]
     return f"not JSON at byte {at:,}, near {around!a}: {_readable(content[:at])}; write it again"
 
@@ -287,14 +287,14 @@ def _readable(content: bytes) -> str:
         ahead = re.search(rf'"{before}"\s*:', text)
         start = re.compile(rf'"{entries}"\s*:\s*\[').search(text, ahead.end() if ahead else 0)
         if start is not None:
-            count, last = _whole(text, start.end())
+            count, last = _count_entries(text, start.end())
             least = "at least " if len(content) > _LOOKED_AT else ""
-            named = f", the last {last!a}" if last else ""
-            return f"{least}{count:,} of its {entries} before that are whole{named}"
+            suffix = f", the last {last!a}" if last else ""
+            return f"{least}{count:,} of its {entries} before that are whole{suffix}"
     return "none of its pairs before that is whole"
 
 
-def _whole(text: str, at: int) -> tuple[int, str]:
+def _count_entries(text: str, at: int) -> tuple[int, str]:
     decoder = json.JSONDecoder()
     count, last = 0, ""
     while blank := _BLANK.match(text, at):
@@ -312,16 +312,16 @@ UNTIMED = "none of its times are stored"
 
 def rebuilt(observed: Observed) -> Sweep:
     """Return a sweep whose ends hold no times: it reverses `observe`, as far as possible."""
-    timed = {one.key for one in observed.digests}
+    timed = {digest.key for digest in observed.digests}
     rungs: dict[int, int] = {}
-    for one in observed.digests:
-        if one.phase == "ladder":
-            rungs[one.size_bytes] = max(rungs.get(one.size_bytes, 0), one.operations)
-    untimed = any(_came_to(one, timed)[1] for one in observed.tried)
+    for digest in observed.digests:
+        if digest.phase == "ladder":
+            rungs[digest.size_bytes] = max(rungs.get(digest.size_bytes, 0), digest.operations)
+    untimed = any(_came_to(result, timed)[1] for result in observed.tried)
     return Sweep(
         ladder=tuple(Rung(size, 0, count) for size, count in sorted(rungs.items())),
         rounds=(),
-        pairs=tuple(_pair(one, timed, observed.backend) for one in observed.tried),
+        pairs=tuple(_pair(result, timed, observed.backend) for result in observed.tried),
         troubles=dict(observed.silent),
         unfinished=UNTIMED if untimed else "",
         leaves=dict(observed.leaves),
@@ -329,21 +329,21 @@ def rebuilt(observed: Observed) -> Sweep:
     )
 
 
-def _pair(one: PairResult, timed: Collection[MeetingKey], backend: str) -> PairSamples:
-    state, untimed = _came_to(one, timed)
+def _pair(result: PairResult, timed: Collection[MeetingKey], backend: str) -> PairSamples:
+    state, untimed = _came_to(result, timed)
     ends = [
         None
-        if name in one.lost
+        if name in result.lost
         else End(name, state, (), untimed or end.error, moved=end.moved, net=end.net)
-        for name, end in ((one.a, one.first), (one.b, one.second))
+        for name, end in ((result.a, result.first), (result.b, result.second))
     ]
-    return PairSamples(*one.key, backend, *ends)
+    return PairSamples(*result.key, backend, *ends)
 
 
-def _came_to(one: PairResult, timed: Collection[MeetingKey]) -> tuple[PairState, str]:
+def _came_to(result: PairResult, timed: Collection[MeetingKey]) -> tuple[PairState, str]:
     """Return its state, from the other end if an account is missing; and why it has no times."""
-    if one.lost:
+    if result.lost:
         return "measured", ""
-    if one.state in ("measured", "not_run") and one.key not in timed:
+    if result.state in ("measured", "not_run") and result.key not in timed:
         return "not_run", UNTIMED
-    return one.state, ""
+    return result.state, ""

@@ -191,7 +191,7 @@ def _rung(sizes: Sequence[tuple[int, float]], seconds: float) -> Rung:
 
     It allows twice the planned number, for links that are faster than planned.
     """
-    fitting = (each for each in sizes if seconds / each[1] * 2 <= MOST_ITERATIONS)
+    fitting = (size for size in sizes if seconds / size[1] * 2 <= MOST_ITERATIONS)
     size_bytes, one_s = next(fitting, sizes[-1])
     return Rung(size_bytes, 2, min(MOST_ITERATIONS, max(3, int(seconds / one_s * 2))))
 
@@ -206,9 +206,12 @@ def measured_share(sweep: Sweep) -> float | None:
     of its last operation, by its node's own clock: without start-up, with rounds in which it had
     no pair. A node whose clock was set meanwhile does not count.
     """
-    scheduled = (one for one in sweep.pairs if not 0 < sweep.retested <= one.round)
+    scheduled = (pair for pair in sweep.pairs if not 0 < sweep.retested <= pair.round)
     turns_by_rail = grouped(
-        ((end.node, one.rail), _turn(end)) for one in scheduled for end in one.ends if end.timings
+        ((end.node, pair.rail), _turn(end))
+        for pair in scheduled
+        for end in pair.ends
+        if end.timings
     )
     inside_s = total_s = 0.0
     most_s = sweep.seconds or math.inf
