@@ -40,5 +40,5 @@ def refused_as(what: str) -> Iterator[None]:
 
 def device_name(text: str) -> str:
     """Return a device's name from a pasted text, with _ for each character not allowed in one."""
-    shown = "".join(char if char.isprintable() else "_" for char in text[:64])
-    return re.sub(f"[{_CODE}]", "_", shown)
+    printable = "".join(char if char.isprintable() else "_" for char in text[:64])
+    return re.sub(f"[{_CODE}]", "_", printable)

@@ -69,8 +69,8 @@ def boards() -> dict[str, Board]:
 @cache
 def board(name: str) -> Board | None:
     """The board of that name; None for a card that may lack links, or an unknown one."""
-    found = (one for one in boards().values() if re.fullmatch(_MAKER + one.name, name))
-    return next(found, None)
+    matches = (entry for entry in boards().values() if re.fullmatch(_MAKER + entry.name, name))
+    return next(matches, None)
 
 
 _NAMED_GB: Final = re.compile(r"(?<![\w.])(\d{1,4}) ?GB\b")
@@ -94,15 +94,15 @@ def named_memory_gb(name: str) -> int | None:
         return _GH200_GB
     if match := _NAMED_GB.search(name):
         return int(match[1])
-    if (known := board(name)) is not None:
-        return known.memory_gb
+    if (entry := board(name)) is not None:
+        return entry.memory_gb
     return _CARDS_GB.get(re.sub(_MAKER, "", name, count=1))
 
 
 def fully_linked_board(gpu: Gpu) -> Board | None:
     """The GPU's board, if NVML lists every link of it; with some links missing, None."""
-    one = board(gpu.name)
-    return one if one is not None and len(gpu.links or ()) == one.links else None
+    entry = board(gpu.name)
+    return entry if entry is not None and len(gpu.links or ()) == entry.links else None
 
 
 def nvlink_gbs(gpus: Sequence[Gpu], rails: int) -> float | None:
@@ -111,16 +111,20 @@ def nvlink_gbs(gpus: Sequence[Gpu], rails: int) -> float | None:
     With switches, any number of GPUs gets it; with direct links only all of them together, so
     `rails` must be their number. None where links are down, lead elsewhere, or are not known.
     """
-    found = [fully_linked_board(gpu) for gpu in gpus if not gpu.mig_enabled]
+    entries = [fully_linked_board(gpu) for gpu in gpus if not gpu.mig_enabled]
     links = [link for gpu in gpus for link in gpu.links or ()]
-    if not found or len(found) < len(gpus) or not all(link.up for link in links):
+    if not entries or len(entries) < len(gpus) or not all(link.up for link in links):
         return None
     switched = all(link.remote_kind == "switch" for link in links)
     bus_ids = {gpu.bus_id.lower() for gpu in gpus}
     joined = rails == len(gpus) and all(link.remote.lower() in bus_ids for link in links)
     if not (switched or joined):
         return None
-    return min((one.gbs for one in found if one is not None), default=None) if all(found) else None
+    return (
+        min((entry.gbs for entry in entries if entry is not None), default=None)
+        if all(entries)
+        else None
+    )
 
 
 def must_be_up(gpu: Gpu, gpus: Sequence[Gpu]) -> bool:
@@ -128,9 +132,9 @@ def must_be_up(gpu: Gpu, gpus: Sequence[Gpu]) -> bool:
 
     A GPU alone in a virtual machine has no peer to be linked with.
     """
-    one = fully_linked_board(gpu)
+    entry = fully_linked_board(gpu)
     alone = len(gpus) == 1 and gpu.index == 0
-    return one is not None and one.fabric and not alone
+    return entry is not None and entry.fabric and not alone
 
 
 _WHOLE_MACHINE: Final = 8
@@ -149,29 +153,29 @@ def fewer_links_than_board(gpus: Sequence[Gpu]) -> list[str]:
     switched = any(link.remote_kind == "switch" for gpu in gpus for link in gpu.links or ())
     size = max([len(gpus), *(gpu.index + 1 for gpu in gpus)])
     alike = not switched and len(set(ups)) == 1
-    numbers = sorted({one.links for one in boards().values()})
+    numbers = sorted({entry.links for entry in boards().values()})
     listed = f"{', '.join(map(str, numbers[:-1]))} or {numbers[-1]}"
 
     def expected_links(gpu: Gpu, up: int | None) -> str:
-        known = board(gpu.name)
-        if up is None or (known is None and gpu.name):
+        entry = board(gpu.name)
+        if up is None or (entry is None and gpu.name):
             return ""
-        if known is None:
+        if entry is None:
             few = not switched or size < _FEWEST_BEHIND_SWITCHES
             return "" if few or up in numbers else f"{listed} on known boards behind switches"
         alone = up == 0 and size == 1
         unlinked = not gpu.links and size < _WHOLE_MACHINE
-        a_part = alike and up in known.parts and size <= known.mesh // 2
-        whole = up >= known.links or alone or unlinked or a_part
-        return "" if whole else f"{known.links} on its board"
+        a_part = alike and up in entry.parts and size <= entry.mesh // 2
+        complete = up >= entry.links or alone or unlinked or a_part
+        return "" if complete else f"{entry.links} on its board"
 
     return list(map(expected_links, gpus, ups))
 
 
 def may_be_off(gpu: Gpu) -> bool:
     """Whether MIG may have switched the GPU's links off: NVML does not report if MIG is on."""
-    one = fully_linked_board(gpu)
-    return one is None or (one.off_in_mig and gpu.mig_enabled is None)
+    entry = fully_linked_board(gpu)
+    return entry is None or (entry.off_in_mig and gpu.mig_enabled is None)
 
 
 Codes = tuple[tuple[int, int, str], ...]
@@ -188,8 +192,8 @@ def up_links(gpu: Gpu) -> int | None:
 def link_counts(facts: Facts) -> tuple[int, ...] | None:
     """NVLinks that are up, per GPU; None if a number is not known or MIG switches links off."""
     counts = [None if gpu.mig_enabled else up_links(gpu) for gpu in facts.gpus or ()]
-    known = tuple(count for count in counts if count is not None)
-    return known if known and len(known) == len(counts) else None
+    ups = tuple(count for count in counts if count is not None)
+    return ups if ups and len(ups) == len(counts) else None
 
 
 class LinkEnds:
@@ -228,14 +232,14 @@ def known_codes(facts: Facts) -> Codes:
     # Where other GPUs have NVLinks, one without a list of links or a bus ID may be at their ends.
     linked = any(map(up_links, gpus))
     blind = {gpu.index for gpu in gpus if linked and (gpu.links is None or not gpu.bus_id)}
-    found = []
+    codes = []
     for pair in facts.gpu_pairs or ():
         if pair.a in ends and pair.b in ends:
             links = ends[pair.a].to(ends[pair.b])
             code = f"NV{links}" if links else pair.ancestor
             if code != "unknown" and (links or not {pair.a, pair.b} & blind):
-                found.append((pair.a, pair.b, code))
-    return tuple(found)
+                codes.append((pair.a, pair.b, code))
+    return tuple(codes)
 
 
 def nearest_nics(gpu: Gpu, nics: tuple[Nic, ...]) -> list[str]:
@@ -259,8 +263,8 @@ def nic_distances(facts: Facts) -> tuple[Distance, ...] | None:
     """Distance of each GPU's nearest NIC; None without NICs or where a path is not known."""
     if any(nic.pci_path == () for nic in facts.nics or ()):
         return None  # it could not be read, and may be the nearest one
-    found = tuple(_shortest(_distances(gpu, facts.nics or ())) for gpu in facts.gpus or ())
-    return found if found and "unknown" not in found else None
+    distances = tuple(_shortest(_distances(gpu, facts.nics or ())) for gpu in facts.gpus or ())
+    return distances if distances and "unknown" not in distances else None
 
 
 def numa_nodes(facts: Facts) -> tuple[int | None, ...] | None:

@@ -366,5 +366,5 @@ class OverNvlink(Struct, frozen=True, kw_only=True):
 
 def nvlink_domain(gpus: Sequence[Gpu]) -> str | None:
     """The NVLink domain of all GPUs of a node; None without one, or where they differ."""
-    named = {gpu.health.fabric_domain if gpu.health is not None else None for gpu in gpus}
-    return named.pop() if len(named) == 1 else None
+    domains = {gpu.health.fabric_domain if gpu.health is not None else None for gpu in gpus}
+    return domains.pop() if len(domains) == 1 else None

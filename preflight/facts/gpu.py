@@ -130,7 +130,7 @@ class GpuHealth(Struct, frozen=True, forbid_unknown_fields=True):
 
     def refused(self, *names: str) -> bool:
         """Whether NVML failed to read any of these; unlike `lacks`, that proves nothing."""
-        return bool(self.errors) and any(one.partition(":")[0] in names for one in self.errors)
+        return bool(self.errors) and any(error.partition(":")[0] in names for error in self.errors)
 
 
 class Since(Struct, frozen=True, forbid_unknown_fields=True):

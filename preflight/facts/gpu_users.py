@@ -65,7 +65,7 @@ def is_daemon(one: Process) -> bool:
         return False
     name = program(one.command)
     return any(
-        name == known or (len(name) in _CUT_AT and known.startswith(name)) for known in _DAEMONS
+        name == daemon or (len(name) in _CUT_AT and daemon.startswith(name)) for daemon in _DAEMONS
     )
 
 
@@ -104,103 +104,103 @@ class Stale(Struct, frozen=True):
 
 def find_stale(processes: Processes, gpus: Sequence[Gpu], limit: Thresholds) -> list[Stale]:
     """Everything that earlier jobs left, the grave first; each process is named once."""
-    notable = [one for one in processes.notable if not one.ours]
-    found: list[Stale] = [
+    notable = [proc for proc in processes.notable if not proc.ours]
+    leftovers: list[Stale] = [
         *_zombies(notable, limit),
         *_stuck(notable, limit),
-        *_seen_once(notable),
+        *_in_d_state_once(notable),
         *_of_no_parent(notable),
         *_orphans(notable),
     ]
-    reported = {one.pid for stale in found for one in stale.culprits}
-    rest = [one for one in notable if one.pid not in reported and one.state != "Z"]
-    found += _jobless(rest, processes.scheduler, with_nvml=bool(gpus))
-    reported |= {one.pid for stale in found for one in stale.culprits}
-    found += _ownerless_memory(processes, gpus, reported, limit)
-    return sorted(found, key=lambda stale: not stale.grave)
+    reported = {proc.pid for stale in leftovers for proc in stale.culprits}
+    rest = [proc for proc in notable if proc.pid not in reported and proc.state != "Z"]
+    leftovers += _jobless(rest, processes.scheduler, with_nvml=bool(gpus))
+    reported |= {proc.pid for stale in leftovers for proc in stale.culprits}
+    leftovers += _ownerless_memory(processes, gpus, reported, limit)
+    return sorted(leftovers, key=lambda stale: not stale.grave)
 
 
 def _zombies(notable: Sequence[Process], limit: Thresholds) -> Iterator[Stale]:
-    zombies = [one for one in notable if one.state == "Z"]
+    zombies = [proc for proc in notable if proc.state == "Z"]
     # Surely left over: its torchrun is gone, or its job has ended.
     left_over = {
-        one.pid
-        for one in notable
-        if (one.rank is not None and is_orphan(one, notable)) or one.job_alive is False
+        proc.pid
+        for proc in notable
+        if (proc.rank is not None and is_orphan(proc, notable)) or proc.job_alive is False
     }
-    for one in zombies:
-        end = f"it disappears when its parent ends, pid {one.ppid}: leave that to its owner"
-        if one.ppid in left_over - {0, 1}:
-            end = f"end its parent, which is left over: kill {one.ppid}"
-        if one.threads or one.holds_gpu or holds_memory(one):
-            why = f"has {one.threads} live threads" if one.threads else "still holds a GPU"
+    for proc in zombies:
+        end = f"it disappears when its parent ends, pid {proc.ppid}: leave that to its owner"
+        if proc.ppid in left_over - {0, 1}:
+            end = f"end its parent, which is left over: kill {proc.ppid}"
+        if proc.threads or proc.holds_gpu or holds_memory(proc):
+            why = f"has {proc.threads} live threads" if proc.threads else "still holds a GPU"
             advice = f"{end}; if it stays, it is stuck in the driver: drain and reboot"
-            yield Stale(f"zombie {process(one)} {why}", advice, (one,))
-        elif one.ppid > 1 and one.age_s > limit("zombie_age_s"):
-            name = f" ({one.parent_command[:_NAME_CHARS]})" if one.parent_command else ""
-            sentence = f"zombie {process(one)}: its parent {one.ppid}{name} never reaped it"
-            yield Stale(sentence, f"harmless but untidy; {end}", (one,), grave=False)
-    unreaped = tuple(one for one in zombies if one.ppid == 1)
+            yield Stale(f"zombie {process(proc)} {why}", advice, (proc,))
+        elif proc.ppid > 1 and proc.age_s > limit("zombie_age_s"):
+            name = f" ({proc.parent_command[:_NAME_CHARS]})" if proc.parent_command else ""
+            sentence = f"zombie {process(proc)}: its parent {proc.ppid}{name} never reaped it"
+            yield Stale(sentence, f"harmless but untidy; {end}", (proc,), grave=False)
+    unreaped = tuple(proc for proc in zombies if proc.ppid == 1)
     if len(unreaped) >= limit("unreaped_zombies"):
-        oldest = age(max(one.age_s for one in unreaped))
+        oldest = age(max(proc.age_s for proc in unreaped))
         sentence = f"{len(unreaped)} zombies that PID 1 does not reap, the oldest {oldest} old"
         advice = "start the container with an init (docker run --init), or restart it"
         yield Stale(sentence, advice, unreaped, grave=False)
 
 
 def _stuck(notable: Sequence[Process], limit: Thresholds) -> Iterator[Stale]:
-    for one in notable:
-        if one.state == "D" and (one.stuck_s or 0) >= limit("stuck_s"):
-            where = f" in {one.wchan}" if one.wchan else ""
-            in_driver = one.wchan.startswith(_DRIVER_WAITS)
-            holds = one.holds_gpu or holds_memory(one)
-            grave = in_driver or (holds and is_orphan(one, notable))
+    for proc in notable:
+        if proc.state == "D" and (proc.stuck_s or 0) >= limit("stuck_s"):
+            where = f" in {proc.wchan}" if proc.wchan else ""
+            in_driver = proc.wchan.startswith(_DRIVER_WAITS)
+            holds = proc.holds_gpu or holds_memory(proc)
+            grave = in_driver or (holds and is_orphan(proc, notable))
             advice = "no signal ends it: look for Xid in dmesg, drain and reboot"
             if not grave:
                 advice = "look at its disk or network file system (cat /proc/PID/stack as root)"
-            sentence = f"{process(one)} is in D state{where}"
-            yield Stale(sentence, advice.replace("PID", str(one.pid)), (one,), grave=grave)
+            sentence = f"{process(proc)} is in D state{where}"
+            yield Stale(sentence, advice.replace("PID", str(proc.pid)), (proc,), grave=grave)
 
 
-def _seen_once(notable: Sequence[Process]) -> Iterator[Stale]:
+def _in_d_state_once(notable: Sequence[Process]) -> Iterator[Stale]:
     """Processes in D state in the only sample: a disk may have been slow, or the driver hangs."""
-    for one in notable:
-        if one.state != "D" or one.stuck_s != 0 or _is_kernels(one):
+    for proc in notable:
+        if proc.state != "D" or proc.stuck_s != 0 or _is_kernels(proc):
             continue
-        where = f" in {one.wchan}" if one.wchan else ""
+        where = f" in {proc.wchan}" if proc.wchan else ""
         advice = "run ps again; if it is still in D state, look for Xid in dmesg and reboot"
-        sentence = f"{process(one)} is in D state{where} in the only sample"
-        yield Stale(sentence, advice, (one,), grave=False)
+        sentence = f"{process(proc)} is in D state{where} in the only sample"
+        yield Stale(sentence, advice, (proc,), grave=False)
 
 
 def _of_no_parent(notable: Sequence[Process]) -> Iterator[Stale]:
     """Zombies in a captured listing that has neither their parents nor their age."""
-    for one in notable:
-        if one.state == "Z" and not one.ppid and not one.age_s and not holds_memory(one):
-            advice = f"harmless unless it holds a GPU; find its parent: ps -o ppid= -p {one.pid}"
-            yield Stale(f"zombie {process(one)}", advice, (one,), grave=False)
+    for proc in notable:
+        if proc.state == "Z" and not proc.ppid and not proc.age_s and not holds_memory(proc):
+            advice = f"harmless unless it holds a GPU; find its parent: ps -o ppid= -p {proc.pid}"
+            yield Stale(f"zombie {process(proc)}", advice, (proc,), grave=False)
 
 
-def _is_kernels(one: Process) -> bool:
+def _is_kernels(proc: Process) -> bool:
     """Whether it is a kernel thread, which often waits for disks."""
-    return one.ppid == _KTHREADD or one.command.startswith("[")
+    return proc.ppid == _KTHREADD or proc.command.startswith("[")
 
 
 def _orphans(notable: Sequence[Process]) -> Iterator[Stale]:
     runs: dict[tuple[str, str], list[Process]] = {}
-    for one in notable:
-        rank = one.rank
-        if rank and rank.elastic_run_id and one.state not in "DZ" and is_orphan(one, notable):
-            runs.setdefault((rank.elastic_run_id, rank.master_port), []).append(one)
+    for proc in notable:
+        rank = proc.rank
+        if rank and rank.elastic_run_id and proc.state not in "DZ" and is_orphan(proc, notable):
+            runs.setdefault((rank.elastic_run_id, rank.master_port), []).append(proc)
     for (run_id, _), ranks in runs.items():
         if len(ranks) == 1:
             sentence = f"{process(ranks[0])} is a rank whose torchrun is gone"
         else:
-            pids = ", ".join(str(one.pid) for one in ranks)
-            oldest = age(max(one.age_s for one in ranks))
+            pids = ", ".join(str(proc.pid) for proc in ranks)
+            oldest = age(max(proc.age_s for proc in ranks))
             sentence = f"{len(ranks)} ranks of run {run_id!r} whose torchrun is gone"
             sentence += f" (pids {pids}, user {ranks[0].user}, started {oldest} ago)"
-        advice = kill_command(one.pid for one in ranks)
+        advice = kill_command(proc.pid for proc in ranks)
         yield Stale(sentence + _holdings(ranks), advice, tuple(ranks))
 
 
@@ -209,19 +209,19 @@ def _jobless(rest: Iterable[Process], scheduler: str, *, with_nvml: bool) -> Ite
 
     Without NVML, any process that has a GPU open may have memory on it.
     """
-    for one in rest:
-        if is_daemon(one) or not (one.holds_gpu or holds_memory(one)):
+    for proc in rest:
+        if is_daemon(proc) or not (proc.holds_gpu or holds_memory(proc)):
             continue
-        if scheduler == "slurm" and one.job_alive is not True:
-            ended = f"of job {one.job}, which has ended" if one.job else "outside any job"
-            if one.job and one.job_alive is None:
+        if scheduler == "slurm" and proc.job_alive is not True:
+            ended = f"of job {proc.job}, which has ended" if proc.job else "outside any job"
+            if proc.job and proc.job_alive is None:
                 continue
-            sentence = f"{process(one)} {ended}{_holdings([one]) or ', has a GPU open'}"
-            yield Stale(sentence, kill_command([one.pid]), (one,), grave=holds_memory(one))
-        elif scheduler != "slurm" and (holds_memory(one) or not with_nvml) and one.rank is None:
-            sentence = f"{process(one)} uses a GPU{_holdings([one])}"
-            advice = f"if it is not needed: {kill_command([one.pid])}"
-            yield Stale(sentence, advice, (one,), grave=False)
+            sentence = f"{process(proc)} {ended}{_holdings([proc]) or ', has a GPU open'}"
+            yield Stale(sentence, kill_command([proc.pid]), (proc,), grave=holds_memory(proc))
+        elif scheduler != "slurm" and (holds_memory(proc) or not with_nvml) and proc.rank is None:
+            sentence = f"{process(proc)} uses a GPU{_holdings([proc])}"
+            advice = f"if it is not needed: {kill_command([proc.pid])}"
+            yield Stale(sentence, advice, (proc,), grave=False)
 
 
 def _ownerless_memory(
@@ -233,16 +233,16 @@ def _ownerless_memory(
     process already reported, accounts for it.
     """
     unowned = {gpu.index: amount for gpu in gpus if (amount := _unowned_mib(gpu, limit))}
-    openers = [one for one in processes.notable if one.holds_gpu and one.gpu_mib is None]
-    busy = (one.ours or one.pid in reported or one.rank or one.job_alive for one in openers)
+    openers = [proc for proc in processes.notable if proc.holds_gpu and proc.gpu_mib is None]
+    busy = (proc.ours or proc.pid in reported or proc.rank or proc.job_alive for proc in openers)
     if not unowned or any(busy):
         return
     listed = ", ".join(f"GPU{index} {memory(amount)}" for index, amount in unowned.items())
-    suspects = [one for one in openers if not is_daemon(one)]
+    suspects = [proc for proc in openers if not is_daemon(proc)]
     if suspects:
-        named = ", ".join(process(one) for one in suspects)
-        advice = f"ask its owner, then: {kill_command(one.pid for one in suspects)}"
-        yield Stale(f"{listed} in use; open by {named}", advice, tuple(suspects))
+        names = ", ".join(process(proc) for proc in suspects)
+        advice = f"ask its owner, then: {kill_command(proc.pid for proc in suspects)}"
+        yield Stale(f"{listed} in use; open by {names}", advice, tuple(suspects))
         return
     advice = "on the host: fuser -v /dev/nvidia*; end the processes it lists, or reset the idle GPU"
     hidden = count(processes.unreadable, "process", "processes")
@@ -262,11 +262,11 @@ def _unowned_mib(gpu: Gpu, limit: Thresholds) -> int:
 
 def _holdings(ranks: Sequence[Process]) -> str:
     """What they hold that the next job needs: ", holds 38.5 GiB of GPU memory and port 29500"."""
-    mib = sum(one.gpu_mib or 0 for one in ranks)
-    ports = sorted({port for one in ranks for port in one.listens})
-    held = [f"{memory(mib)} of GPU memory"] if mib else []
-    held += [f"port {', '.join(str(port) for port in ports)}"] if ports else []
-    return f", {'holds' if len(ranks) == 1 else 'hold'} {' and '.join(held)}" if held else ""
+    mib = sum(proc.gpu_mib or 0 for proc in ranks)
+    ports = sorted({port for proc in ranks for port in proc.listens})
+    parts = [f"{memory(mib)} of GPU memory"] if mib else []
+    parts += [f"port {', '.join(str(port) for port in ports)}"] if ports else []
+    return f", {'holds' if len(ranks) == 1 else 'hold'} {' and '.join(parts)}" if parts else ""
 
 
 BUSY_WORD = "busy: "
@@ -281,15 +281,15 @@ def busy_with(facts: Facts) -> str:
     if facts.processes is None:
         return ""
     stale = {
-        one.pid
-        for left in find_stale(facts.processes, facts.gpus or (), limit=SHIPPED)
-        for one in left.culprits
-        if left.grave
+        proc.pid
+        for leftover in find_stale(facts.processes, facts.gpus or (), limit=SHIPPED)
+        for proc in leftover.culprits
+        if leftover.grave
     }
-    for one in facts.processes.notable:
-        uses = one.holds_gpu or holds_memory(one)
-        if uses and not one.ours and one.pid not in stale and not is_daemon(one):
-            return process(one)
+    for proc in facts.processes.notable:
+        uses = proc.holds_gpu or holds_memory(proc)
+        if uses and not proc.ours and proc.pid not in stale and not is_daemon(proc):
+            return process(proc)
     return ""
 
 
@@ -299,10 +299,10 @@ _COMMAND_CHARS: Final = 60
 def process(one: Process) -> str:
     """Pid, program, user and age: pid 42 (python train.py, user alice, started 14 min ago)."""
     command = one.command if len(one.command) <= _COMMAND_CHARS else one.command[:57] + "..."
-    known = [command, f"user {one.user}" if one.user else ""]
+    details = [command, f"user {one.user}" if one.user else ""]
     if one.pid:
         started = f"started {age(one.age_s)} ago" if one.age_s else ""
-        return f"pid {one.pid} ({', '.join(filter(None, [*known, started]))})"
+        return f"pid {one.pid} ({', '.join(filter(None, [*details, started]))})"
     hidden = "a process that this login may not see"
     return f"{hidden} (user {one.user})" if one.user else hidden
 

@@ -174,13 +174,13 @@ def decided(usual: Majority[T] | None) -> Majority[T] | None:
 
 def most(values: Iterable[T], least: int = 1) -> T | None:
     """The value that more than half of them, and at least `least`, share."""
-    known = list(values)
-    if not known:
+    choices = list(values)
+    if not choices:
         return None
-    value, votes = known[0], known.count(known[0])
-    if 2 * votes <= len(known):
-        value, votes = Counter(known).most_common(1)[0]
-    return value if votes >= least and 2 * votes > len(known) else None
+    value, votes = choices[0], choices.count(choices[0])
+    if 2 * votes <= len(choices):
+        value, votes = Counter(choices).most_common(1)[0]
+    return value if votes >= least and 2 * votes > len(choices) else None
 
 
 def others(usual: Majority[T], what: str) -> str:
@@ -202,20 +202,24 @@ def parse_address(text: str) -> Interface | None:
 
 def is_loopback(text: str) -> bool:
     """Whether it is an address of the loopback: 127.0.1.1, ::1."""
-    found = parse_address(text)
-    return found is not None and found.ip.is_loopback
+    address = parse_address(text)
+    return address is not None and address.ip.is_loopback
 
 
 def family(text: str) -> int:
     """4 or 6; 0 for any other text."""
-    found = parse_address(text)
-    return 0 if found is None else found.version
+    address = parse_address(text)
+    return 0 if address is None else address.version
 
 
 def addresses_of(facts: Facts) -> set[str]:
     """All addresses of a node except loopback ones."""
-    its = (each.partition("/")[0] for one in facts.interfaces for each in one.addresses)
-    return {each for each in its if not is_loopback(each)}
+    its = (
+        address.partition("/")[0]
+        for interface in facts.interfaces
+        for address in interface.addresses
+    )
+    return {address for address in its if not is_loopback(address)}
 
 
 Distance = Literal["PIX", "PXB", "PHB", "NODE", "SYS", "unknown"]

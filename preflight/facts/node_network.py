@@ -29,7 +29,7 @@ class Counters(Struct, frozen=True, forbid_unknown_fields=True):
 
     def value(self, name: str) -> int:
         """The value of a counter; also 0 where the device has none of that name."""
-        return next((one.value for one in self.nonzero if one.name == name), 0)
+        return next((counter.value for counter in self.nonzero if counter.name == name), 0)
 
 
 class PcieLink(Struct, frozen=True, forbid_unknown_fields=True):

@@ -103,8 +103,8 @@ def _refuse_unnamed_gpu(line: Line, header: Line) -> None:
         return
     cells = line[at + 1 : at + 1 + len(header)]
     if len(cells) == len(header) and all(map(_CODE.fullmatch, cells)):
-        known = ", ".join(header)
-        raise TopologyError(f"there is a row of {line[at][:20]}, but the header names {known}")
+        names = ", ".join(header)
+        raise TopologyError(f"there is a row of {line[at][:20]}, but the header names {names}")
 
 
 def _header_at(lines: Sequence[Line], number: int) -> Line:
@@ -155,15 +155,15 @@ class Topology(Struct, frozen=True, dict=True):
         """The code in row `a`, column `b`: "X", "NV18", "PIX"; TopologyError if there is none."""
         code = self._links.get((a, b)) or self._links.get((b, a))
         if code is None:
-            known = ", ".join(self.gpus + self.nics)
-            raise TopologyError(f"the matrix does not join {a} and {b} (it has {known})")
+            names = ", ".join(self.gpus + self.nics)
+            raise TopologyError(f"the matrix does not join {a} and {b} (it has {names})")
         return code
 
     @cached_property
     def one_sided(self) -> list[tuple[str, str, str, str]]:
         """(a, b, code in row a, code in row b) of the pairs of GPUs whose two codes differ."""
-        both = [(a, b, self.link(a, b), self.link(b, a)) for a, b in combinations(self.gpus, 2)]
-        return [pair for pair in both if pair[2] != pair[3]]
+        pairs = [(a, b, self.link(a, b), self.link(b, a)) for a, b in combinations(self.gpus, 2)]
+        return [pair for pair in pairs if pair[2] != pair[3]]
 
     def nic_device(self, nic: str) -> str | None:
         """The RDMA device behind a column ("NIC0" -> "mlx5_0"); None without a NIC legend."""
@@ -203,8 +203,8 @@ def parse_topo(text: str) -> Topology:
         for other, code in zip(header, cells, strict=True)
     }
     nics = tuple(name for name in header if name not in gpus)
-    known = {nic: device for nic, device in _NIC_LEGEND.findall(text) if nic in nics}
-    return Topology(gpus, nics, links, known)
+    devices = {nic: device for nic, device in _NIC_LEGEND.findall(text) if nic in nics}
+    return Topology(gpus, nics, links, devices)
 
 
 def _refuse_another(
