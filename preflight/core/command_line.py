@@ -101,9 +101,9 @@ class Parser(argparse.ArgumentParser):
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse all words; the verb's own parser refuses those that are left over."""
-        arguments, left = self.parse_known_args(args, namespace)
-        if left:
-            self._of_verb(arguments).refuse(left)
+        arguments, words = self.parse_known_args(args, namespace)
+        if words:
+            self._of_verb(arguments).refuse(words)
         return arguments
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
@@ -123,8 +123,10 @@ class Parser(argparse.ArgumentParser):
         return super().parse_known_args(words, namespace)
 
     def _knows(self, name: str) -> bool:
-        known = self._option_string_actions
-        return name in known or (self.allow_abbrev and any(one.startswith(name) for one in known))
+        options = self._option_string_actions
+        return name in options or (
+            self.allow_abbrev and any(option.startswith(name) for option in options)
+        )
 
     def error(self, message: str) -> NoReturn:
         """Exit 4, as everywhere in preflight; argparse would exit 2, which means interrupted."""
@@ -151,7 +153,7 @@ def unknown_option(word: str, known: Sequence[str] | dict[str, Any]) -> str:
     import difflib
 
     name = word.partition("=")[0][:_MOST]
-    names = [one.removeprefix("--") for one in known if one.startswith("--")]
+    names = [option.removeprefix("--") for option in known if option.startswith("--")]
     near = difflib.get_close_matches(name.lstrip("-"), names, n=1)
     return f"unknown option {name!a}" + (f"; did you mean '--{near[0]}'?" if near else "")
 

@@ -154,18 +154,18 @@ def open_folder(path: Path, *, make: bool, mode: int = FOLDER_MODE) -> Iterator[
 
     `mode` is that of the folders it makes. FileNotFoundError if it is missing and `make` is false.
     """
-    held: list[int] = []
+    handles: list[int] = []
     try:
-        for place, found, _ in walk(path, held, partial(_entered, mode) if make else entry):
-            _refuse_planted(place, found, held[:-1])
-        found = os.fstat(held[-1])
-        if not stat.S_ISDIR(found.st_mode):
+        for place, status, _ in walk(path, handles, partial(_entered, mode) if make else entry):
+            _refuse_planted(place, status, handles[:-1])
+        status = os.fstat(handles[-1])
+        if not stat.S_ISDIR(status.st_mode):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-        if _open_to_all(found) and not found.st_mode & stat.S_ISVTX:
+        if _open_to_all(status) and not status.st_mode & stat.S_ISVTX:
             raise OSError(errno.EPERM, f"every user may replace the files in {place}")
-        yield held[-1]
+        yield handles[-1]
     finally:
-        close(held)
+        close(handles)
 
 
 def _entered(mode: int, folder: int, name: str) -> int:
@@ -184,12 +184,12 @@ def _entered(mode: int, folder: int, name: str) -> int:
     return handle
 
 
-def _refuse_planted(place: Path, found: os.stat_result, above: list[int]) -> None:
+def _refuse_planted(place: Path, status: os.stat_result, above: list[int]) -> None:
     """Refuse a step that another user has put there, or could have; `above`: the open folders."""
-    ours = found.st_uid in (0, os.geteuid())
-    if stat.S_ISLNK(found.st_mode):
+    ours = status.st_uid in (0, os.geteuid())
+    if stat.S_ISLNK(status.st_mode):
         if not ours:
-            link = f"a symbolic link of {user_name(found.st_uid)}"
+            link = f"a symbolic link of {user_name(status.st_uid)}"
             raise OSError(errno.ELOOP, f"{place} is {link}, which is not followed")
         # Another user can move a link of root's into any folder that he can write to.
         for folder, handle in zip(reversed(place.parents), above, strict=True):
@@ -204,8 +204,8 @@ def _refuse_planted(place: Path, found: os.stat_result, above: list[int]) -> Non
         )
 
 
-def _open_to_all(found: os.stat_result) -> bool:
-    return bool(found.st_mode & stat.S_IWOTH)
+def _open_to_all(status: os.stat_result) -> bool:
+    return bool(status.st_mode & stat.S_IWOTH)
 
 
 _MOST_DOTS = 64
@@ -225,17 +225,17 @@ PIPE_S = 60
 def read_regular(path: Path, largest: int) -> bytes:
     """Read a regular file of at most `largest` bytes; OSError says what is wrong."""
     try:
-        seen = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        path_handle = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except ValueError as error:
         raise OSError(errno.EINVAL, "its name holds a NUL byte or is no text") from error
     try:
-        found = os.fstat(seen)
-        if stat.S_ISCHR(found.st_mode) and found.st_rdev == Path(os.devnull).stat().st_rdev:
+        status = os.fstat(path_handle)
+        if stat.S_ISCHR(status.st_mode) and status.st_rdev == Path(os.devnull).stat().st_rdev:
             return b""  # ssh is often given /dev/null as its known_hosts
-        _refuse_irregular_input(found.st_mode)
-        handle = _reopened(seen, path)
+        _refuse_irregular_input(status.st_mode)
+        handle = _reopen(path_handle, path)
     finally:
-        os.close(seen)
+        os.close(path_handle)
     with open(handle, "rb") as file:  # noqa: PTH123  a descriptor, not a path
         opened = os.fstat(handle)
         _refuse_kernels_text(handle)
@@ -248,13 +248,13 @@ def read_regular(path: Path, largest: int) -> bytes:
     return content
 
 
-def _reopened(seen: int, path: Path) -> int:
+def _reopen(path_handle: int, path: Path) -> int:
     """Open for reading the very file that was checked, not what lies at its path by now.
 
     Another user may have put a device there: opening and closing /dev/watchdog0 restarts a machine.
     """
     try:
-        return os.open(f"/proc/self/fd/{seen}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        return os.open(f"/proc/self/fd/{path_handle}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from error
 
@@ -348,15 +348,15 @@ def open_stream(path: Path) -> io.FileIO:
 
     OSError says why it cannot be read.
     """
-    seen = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    path_handle = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
-        kind = os.fstat(seen).st_mode
+        kind = os.fstat(path_handle).st_mode
         is_pipe = stat.S_ISFIFO(kind)
         if not is_pipe:
             _refuse_irregular_input(kind, "it is neither a file nor a pipe")
-        handle = _reopened(seen, path)
+        handle = _reopen(path_handle, path)
     finally:
-        os.close(seen)
+        os.close(path_handle)
     try:
         if is_pipe:
             _await_text(handle)
@@ -406,13 +406,13 @@ def refuse_all_below(top: Path) -> None:
     """The same for a folder and everything in it, whose files are read or run together."""
     if os.geteuid() != 0:
         return
-    seen: set[tuple[Path, str]] = set()
+    places: set[tuple[Path, str]] = set()
     try:
         for file in (top, *(file for _, inside in folders_below(top) for file in inside)):
             folders = (file.parent, os.path.dirname(os.path.realpath(file)))  # noqa: PTH120  loops
-            is_run = folders not in seen and os.access(file, os.X_OK) and file.is_file()
+            is_run = folders not in places and os.access(file, os.X_OK) and file.is_file()
             refuse_others(file, is_run=is_run)
-            seen |= {folders} if is_run else set()
+            places |= {folders} if is_run else set()
     except OSError as error:
         raise UsageError(
             f"{top} is not used: not every file in it could be checked ({reason_of(error)}); "
@@ -452,8 +452,8 @@ def typed_path(text: str | Path, *, is_printed: bool = False) -> Path:
     if is_printed and not str(text).isprintable():
         raise UsageError(f"{str(text)!a:.80} holds control characters; give another path")
     if any(len(os.fsencode(part)) > _LONGEST_NAME for part in path.parts):
-        shown = f"{str(text)[:40]}..."
-        raise UsageError(f"{shown!a} has a name of over {_LONGEST_NAME} bytes; give a shorter path")
+        start = f"{str(text)[:40]}..."
+        raise UsageError(f"{start!a} has a name of over {_LONGEST_NAME} bytes; give a shorter path")
     try:
         return path.expanduser()
     except RuntimeError:

@@ -113,22 +113,24 @@ class Registry:
     def __init__(self, checks: Iterable[Registered]) -> None:
         self._by_id: dict[str, Registered] = {}
         for registered in sorted(checks, key=_order):
-            known = self._by_id.setdefault(registered.check.id, registered)
-            if known is not registered and known.path != registered.path:
+            earlier = self._by_id.setdefault(registered.check.id, registered)
+            if earlier is not registered and earlier.path != registered.path:
                 raise UsageError(
-                    f"{registered.path} and {known.path} both declare {registered.check.id!r}: "
+                    f"{registered.path} and {earlier.path} both declare {registered.check.id!r}: "
                     "rename one"
                 )
         for registered in self:
             for required in registered.check.requires:
                 self._refuse_bad_gate(registered, required)
         self._refuse_cycles()
-        ordered = sorted(self, key=lambda one: (*_order(one)[:1], self._depth(one), one.check.id))
+        ordered = sorted(
+            self, key=lambda entry: (*_order(entry)[:1], self._depth(entry), entry.check.id)
+        )
         self._by_id = {registered.check.id: registered for registered in ordered}
 
     def add(self, checks: Iterable[Registered]) -> None:
         """Add checks in place, for all holders of this registry; UsageError as in __init__."""
-        self._by_id = {each.check.id: each for each in Registry([*self, *checks])}
+        self._by_id = {entry.check.id: entry for entry in Registry([*self, *checks])}
 
     def _depth(self, registered: Registered) -> int:
         """The length of the longest chain of gates before a check."""
@@ -160,7 +162,7 @@ class Registry:
         from graphlib import CycleError, TopologicalSorter
 
         try:
-            TopologicalSorter({one.check.id: one.check.requires for one in self}).prepare()
+            TopologicalSorter({entry.check.id: entry.check.requires for entry in self}).prepare()
         except CycleError as error:
             ring: list[str] = error.args[1][::-1]
             path, words = self._by_id[ring[0]].path, " requires ".join(ring)
@@ -178,10 +180,10 @@ class Registry:
         if check_id not in self._by_id:
             import difflib
 
-            near = [repr(each) for each in difflib.get_close_matches(check_id, self._by_id)]
+            near = [repr(name) for name in difflib.get_close_matches(check_id, self._by_id)]
             hint = f"did you mean {either(near)}?" if near else "see: preflight list-checks"
             subject = check_id.rstrip(".*") + "."
-            if family := [each for each in self._by_id if each.startswith(subject)]:
+            if family := [name for name in self._by_id if name.startswith(subject)]:
                 hint = f"give one of {', '.join(sorted(family))}"
             raise UsageError(f"there is no check {check_id[:80]!r}: {hint}")
         return self._by_id[check_id]
@@ -199,7 +201,7 @@ def shipped_checks() -> Registry:
 
 def draining() -> frozenset[str]:
     """Ids of the shipped checks that a scheduler may take a node out of service for."""
-    return frozenset(one.check.id for one in shipped_checks() if one.check.drains)
+    return frozenset(entry.check.id for entry in shipped_checks() if entry.check.drains)
 
 
 @cache

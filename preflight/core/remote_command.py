@@ -233,16 +233,16 @@ class StreamRemote(ABC):
     def send(self, data: bytes, deadline_s: float = SEND_S) -> None:
         """Write all of it, and drain output meanwhile; see `Remote.send`."""
         ends = self._ends(deadline_s)
-        left = memoryview(data)
-        while left:
+        unsent = memoryview(data)
+        while unsent:
             try:
-                written = self._write(left)
+                count = self._write(unsent)
             except OSError as error:
                 sentence = "it stopped reading before it had everything we sent"
                 advice = "see what it wrote to standard error"
                 raise ReachError("answer", sentence, advice) from error
-            left = left[written:]
-            if not written:
+            unsent = unsent[count:]
+            if not count:
                 self._take(ends, writing=True)
 
     def read_line(self, deadline_s: float) -> bytes | None:

@@ -51,7 +51,7 @@ class LeaveOut:
     """
 
     def __init__(self, owned: Iterable[tuple[float, Collection[Hashable]]]) -> None:
-        ranked = sorted(owned, key=lambda one: one[0])
+        ranked = sorted(owned, key=lambda entry: entry[0])
         self._values = [value for value, _ in ranked]
         self._places = grouped(
             (owner, place) for place, (_, owners) in enumerate(ranked) for owner in owners
@@ -64,13 +64,13 @@ class LeaveOut:
         the higher).
         """
         out = self._out(without)
-        left = len(self._values) - len(out)
-        if not left:
+        count = len(self._values) - len(out)
+        if not count:
             return None
-        high = self._value(left // 2, out)
-        if left % 2:
+        high = self._value(count // 2, out)
+        if count % 2:
             return high
-        return (1 - between) * self._value(left // 2 - 1, out) + between * high
+        return (1 - between) * self._value(count // 2 - 1, out) + between * high
 
     def _out(self, without: Iterable[Hashable]) -> list[int]:
         return sorted({place for owner in without for place in self._places.get(owner, ())})
@@ -127,16 +127,16 @@ def usual(speeds: Sequence[float], *, effect: float, scatter: float) -> Usual | 
     `effect`: the least loss that counts, as a share. `scatter`: the least scatter of nights
     assumed, in log time. Of an even number of nights the slower of the middle two counts.
     """
-    known = sorted(one for one in speeds if one > 0 and math.isfinite(one))
-    if len(known) < FEWEST:
+    ranked = sorted(speed for speed in speeds if speed > 0 and math.isfinite(speed))
+    if len(ranked) < FEWEST:
         return None
-    middle = known[(len(known) - 1) // 2]
-    logs = [math.log(one) for one in known]
-    mad = median([abs(one - math.log(middle)) for one in logs])
-    cut = len(known) // 10
+    middle = ranked[(len(ranked) - 1) // 2]
+    logs = [math.log(speed) for speed in ranked]
+    mad = median([abs(log - math.log(middle)) for log in logs])
+    cut = len(ranked) // 10
     apart = logs[-1 - cut] - logs[cut]
     share = healthy_share(mad, effect=effect, scatter=scatter)
-    return Usual(middle, min(share, math.exp(-RANGES * apart)), len(known))
+    return Usual(middle, min(share, math.exp(-RANGES * apart)), len(ranked))
 
 
 SHARE, LEAST = 0.25, 3

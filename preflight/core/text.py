@@ -27,8 +27,8 @@ def printable(text: str) -> str:
 
     Nodes may be hostile: an escape sequence in a process name must not reach the terminal.
     """
-    kept = visible(text[: LONGEST * 4])
-    return kept if len(kept) <= LONGEST else kept[: LONGEST - 3] + "..."
+    clean = visible(text[: LONGEST * 4])
+    return clean if len(clean) <= LONGEST else clean[: LONGEST - 3] + "..."
 
 
 def visible(text: str) -> str:
@@ -93,8 +93,8 @@ def _block_for_terminal(block: str, width: int) -> str:
             [cell.strip() for cell in line.strip("| ").split(" | ")] for line in lines
         )
         for first, *cells in rows:
-            named = [f"{name} {cell}" for name, cell in zip(head[1:], cells, strict=False)]
-            items.append(f"- {first}: {'; '.join(named if len(named) > 1 else cells)}")
+            fields = [f"{name} {cell}" for name, cell in zip(head[1:], cells, strict=False)]
+            items.append(f"- {first}: {'; '.join(fields if len(fields) > 1 else cells)}")
     else:
         for line in lines:
             if not items or line.lstrip().startswith(("- ", "* ")) or line[:1].isdigit():
@@ -118,14 +118,14 @@ def one_line(text: str, width: int) -> str:
     """Cut a text to one line: at the end of a clause if that keeps most of it, else of a word."""
     import textwrap
 
-    whole = " ".join(printable(text).split())
-    if len(whole) <= width:
-        return whole
-    left = width - len(_CUT)
-    cut = textwrap.shorten(whole, left, placeholder="", break_on_hyphens=False) or whole[:left]
+    line = " ".join(printable(text).split())
+    if len(line) <= width:
+        return line
+    room = width - len(_CUT)
+    cut = textwrap.shorten(line, room, placeholder="", break_on_hyphens=False) or line[:room]
     clause = max(cut.rfind("; "), cut.rfind(", "))
-    kept = cut[:clause] if clause * 2 > len(cut) else cut
-    return kept.rstrip(" ;,:(") + _CUT
+    part = cut[:clause] if clause * 2 > len(cut) else cut
+    return part.rstrip(" ;,:(") + _CUT
 
 
 _CUT: Final = " ..."
@@ -350,9 +350,9 @@ def did_you_mean(word: str, known: Any) -> str:
     return f"; known: {', '.join(sorted(names))}" if 0 < len(names) <= 20 else ""  # noqa: PLR2004  a line
 
 
-def _in_common(one: str, other: str) -> int:
+def _in_common(word: str, other: str) -> int:
     """The length of their common prefix plus that of their common suffix."""
-    ways = ((one, other), (one[::-1], other[::-1]))
+    ways = ((word, other), (word[::-1], other[::-1]))
     return sum(len(commonprefix(way)) for way in ways)  # noqa: RUF071  characters are meant
 
 
@@ -403,5 +403,5 @@ def starred(value: str) -> str:
     'http://***@proxy:3128'
     """
     plain = re.sub(_ENCODED, "***", value)
-    bare = re.sub(_UP_TO_AT, lambda found: _URL_LOGIN.sub(r"\1***@", found[0]), plain)
+    bare = re.sub(_UP_TO_AT, lambda match: _URL_LOGIN.sub(r"\1***@", match[0]), plain)
     return re.sub(_RANDOM, "***", TOKEN.sub("***", re.sub(_ASSIGNED, r"\1\2***", bare)))

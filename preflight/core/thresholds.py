@@ -48,8 +48,8 @@ class Override(Struct, frozen=True):
 @cache
 def shipped() -> dict[str, Limit]:
     """Every shipped threshold by its full name."""
-    read = (_read(PACKAGE / room / "limits.toml") for room in ROOMS)
-    return {name: limit for limits in read for name, limit in limits.items()}
+    tables = (_read(PACKAGE / room / "limits.toml") for room in ROOMS)
+    return {name: limit for limits in tables for name, limit in limits.items()}
 
 
 @cache

@@ -59,38 +59,42 @@ def who_may_change(path: Path, ours: Path | None = None, *, and_slurm: bool = Fa
     can write to, such as /tmp, is harmless: only root can move root's files there. A missing
     file belongs to any user who can make it.
     """
-    held: list[int] = []
+    handles: list[int] = []
     try:
-        for place, found, is_last in walk(path, held):
+        for place, status, is_last in walk(path, handles):
             if ours and (place.is_relative_to(ours) or ours.is_relative_to(place)):
                 continue
-            if and_slurm and _is_slurms(found):
-                risk = _who_mounted(place, found) or _who_is_listed(place, held[-1], "access") or ""
+            if and_slurm and _is_slurms(status):
+                risk = (
+                    _who_mounted(place, status)
+                    or _who_is_listed(place, handles[-1], "access")
+                    or ""
+                )
             else:
-                risk = who_may_write(place, held[-1], sticky_too=is_last)
+                risk = who_may_write(place, handles[-1], sticky_too=is_last)
             if risk:
                 return risk
     except (FileNotFoundError, NotADirectoryError):
-        folder = place.parent if stat.S_ISLNK(found.st_mode) else place
+        folder = place.parent if stat.S_ISLNK(status.st_mode) else place
         if ours and (folder.is_relative_to(ours) or ours.is_relative_to(folder)):
             return ""
-        risk = who_may_write(folder, held[-1], sticky_too=True)
+        risk = who_may_write(folder, handles[-1], sticky_too=True)
         return risk and f"it is missing, and {risk}"
     except OSError as error:
         return f"{path} cannot be checked ({error.strerror})"
     finally:
-        close(held)
+        close(handles)
     return ""
 
 
-def _is_slurms(found: os.stat_result) -> bool:
+def _is_slurms(status: os.stat_result) -> bool:
     """Whether only the user `slurm` may write to it; of groups, only his own."""
     try:
         slurm = pwd.getpwnam("slurm")
     except KeyError:
         return False
-    others = stat.S_IWOTH if found.st_gid in (0, slurm.pw_gid) else stat.S_IWOTH | stat.S_IWGRP
-    return found.st_uid == slurm.pw_uid and not found.st_mode & others
+    write_bits = stat.S_IWOTH if status.st_gid in (0, slurm.pw_gid) else stat.S_IWOTH | stat.S_IWGRP
+    return status.st_uid == slurm.pw_uid and not status.st_mode & write_bits
 
 
 def who_may_add(folder: Path) -> str:
@@ -115,10 +119,10 @@ def who_may_add(folder: Path) -> str:
 def _own_group(user: int) -> int:
     """The id of the group that has this user's name and no other member; 0, root's, if none."""
     with suppress(KeyError):
-        found = pwd.getpwuid(user)
-        group = grp.getgrgid(found.pw_gid)
-        if group.gr_name == found.pw_name and {*group.gr_mem} <= {found.pw_name}:
-            return found.pw_gid
+        account = pwd.getpwuid(user)
+        group = grp.getgrgid(account.pw_gid)
+        if group.gr_name == account.pw_name and {*group.gr_mem} <= {account.pw_name}:
+            return account.pw_gid
     return 0
 
 
@@ -128,26 +132,26 @@ def who_may_write(place: Path, opened: int, *, sticky_too: bool, mine: int = 0) 
     `sticky_too`: files will be made in it, so the access list that they inherit counts, too.
     `mine`: a user who may write, and so may his own group.
     """
-    found = os.fstat(opened)
-    if found.st_uid not in (0, mine):
-        return f"{place} belongs to {user_name(found.st_uid)}"
-    if mounted := _who_mounted(place, found):
+    status = os.fstat(opened)
+    if status.st_uid not in (0, mine):
+        return f"{place} belongs to {user_name(status.st_uid)}"
+    if mounted := _who_mounted(place, status):
         return mounted
-    if stat.S_ISLNK(found.st_mode) or (found.st_mode & stat.S_ISVTX and not sticky_too):
+    if stat.S_ISLNK(status.st_mode) or (status.st_mode & stat.S_ISVTX and not sticky_too):
         return ""
-    if found.st_mode & stat.S_IWOTH:
+    if status.st_mode & stat.S_IWOTH:
         return f"every user may write to {place}"
-    if found.st_mode & stat.S_IWGRP:  # for a file with an access list, these bits are its mask
+    if status.st_mode & stat.S_IWGRP:  # for a file with an access list, these bits are its mask
         listed = _who_is_listed(place, opened, "access")
-        if listed or (listed is None and found.st_gid not in (0, _own_group(mine))):
+        if listed or (listed is None and status.st_gid not in (0, _own_group(mine))):
             return listed or f"its group may write to {place}"
-    inherits = sticky_too and stat.S_ISDIR(found.st_mode)
+    inherits = sticky_too and stat.S_ISDIR(status.st_mode)
     return (inherits and _who_is_listed(place, opened, "default")) or ""
 
 
-def _who_mounted(place: Path, found: os.stat_result) -> str:
+def _who_mounted(place: Path, status: os.stat_result) -> str:
     """Say which user has mounted it by FUSE: his program decides who owns each file."""
-    user = _mounted(found.st_dev).user
+    user = _mounted(status.st_dev).user
     return f"{place} lies in a file system that {user_name(user)} mounted (FUSE)" if user else ""
 
 
@@ -160,12 +164,12 @@ class _Mounted(NamedTuple):
 @cache
 def _mounted(device: int) -> _Mounted:
     """Read how a device is mounted. Every walk empties the cache: numbers are used again."""
-    wanted = f"{os.major(device)}:{os.minor(device)}".encode()
+    number = f"{os.major(device)}:{os.minor(device)}".encode()
     # The kernel escapes blank, tab and newline in a mount point, but not the other characters at
     # which splitlines() splits.
     for line in Path("/proc/self/mountinfo").read_bytes().split(b"\n"):
         mount, _, rest = line.partition(b" - ")
-        if wanted in mount.split(b" ")[2:3]:
+        if number in mount.split(b" ")[2:3]:
             kind, _, options = rest.split(b" ")[:3]
             user = re.search(rb"(?:\A|,)user_id=(\d+)", options)
             return _Mounted(kind, int(user[1]) if user and kind.startswith(b"fuse") else 0)
@@ -182,7 +186,7 @@ def _who_is_listed(place: Path, opened: int, kind: str) -> str | None:
         return f"the access list of {place} cannot be read ({error.strerror})"
     # After a version of 4 bytes, each entry: tag and permissions (u16 each), user or group (u32).
     cut = [listed[at : at + 8] for at in range(4, len(listed), 8)]
-    entries = [(each[0], each[2] & _MAY_WRITE, int.from_bytes(each[4:], "little")) for each in cut]
+    entries = [(part[0], part[2] & _MAY_WRITE, int.from_bytes(part[4:], "little")) for part in cut]
     mask = next((allowed for tag, allowed, _ in entries if tag == _MASK), _MAY_WRITE)
     group = os.fstat(opened).st_gid
     what = f"what is made in {place} (setfacl -k ends it)" if kind == "default" else place
@@ -267,17 +271,17 @@ def folders_below(top: Path) -> Iterator[tuple[Path, list[Path]]]:
     Follows links, as pytest and Ansible do. OSError if a folder cannot be listed, or there are
     more than MOST_BELOW files.
     """
-    todo, seen, left = [top] if top.is_dir() else [], set[str](), MOST_BELOW
+    todo, real_paths, room = [top] if top.is_dir() else [], set[str](), MOST_BELOW
     while todo:
         folder = todo.pop()
         real = os.path.realpath(folder)
-        if real in seen:
+        if real in real_paths:
             continue
-        seen.add(real)
+        real_paths.add(real)
         with os.scandir(folder) as entries:
-            inside = [Path(entry.path) for entry in islice(entries, left + 1)]
-        left -= len(inside)
-        if left < 0:
+            inside = [Path(entry.path) for entry in islice(entries, room + 1)]
+        room -= len(inside)
+        if room < 0:
             raise OSError(errno.E2BIG, f"more than {MOST_BELOW} files lie in {top}")
         yield folder, inside
         todo += filter(os.path.isdir, inside)
@@ -290,7 +294,7 @@ def code_in(folder: Path, *, packages: bool = False) -> Iterator[Path]:
     the code directly in them.
     """
     yield folder
-    for pattern in (*_CODE, *(("*/", *(f"*/{each}" for each in _CODE)) if packages else ())):
+    for pattern in (*_CODE, *(("*/", *(f"*/{name}" for name in _CODE)) if packages else ())):
         yield from folder.glob(pattern)
 
 
@@ -342,9 +346,9 @@ def walk(path: Path, held: list[int], enter: Callable[[int, str], int] = entry) 
         if part.isdecimal():
             _refuse_other_process(held[-1], part, Path("/", *names))
         held.append(enter(held[-1], part))
-        found = os.fstat(held[-1])
-        yield Step(Path("/", *names), found, not todo)
-        if stat.S_ISLNK(found.st_mode):
+        status = os.fstat(held[-1])
+        yield Step(Path("/", *names), status, not todo)
+        if stat.S_ISLNK(status.st_mode):
             links += 1
             if links > _MOST_LINKS:
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
