@@ -92,8 +92,10 @@ def read_variables(
         if field == "checks":
             raise UsageError(f"{where}: {name}: switch checks off in a TOML or YAML inventory")
         if field not in NodeTable.__struct_fields__:
-            known = [GROUP, *(OURS + each for each in NodeTable.__struct_fields__)]
-            raise UsageError(f"{where}: unknown variable {name[:80]!a}{did_you_mean(name, known)}")
+            choices = [GROUP, *(OURS + key for key in NodeTable.__struct_fields__)]
+            raise UsageError(
+                f"{where}: unknown variable {name[:80]!a}{did_you_mean(name, choices)}"
+            )
         value = _value(variables, name, where)
         if value is None:
             continue
@@ -245,8 +247,8 @@ class AnsibleInventory:
             return Host(name=name, address=name)
         where = f"{self.path}: host {name}"
         variables = self._listing.variables.get(name, {})
-        own, named = read_variables(variables, where, self._folder)
-        group = named or self._listing.group_of[name]
+        own, own_group = read_variables(variables, where, self._folder)
+        group = own_group or self._listing.group_of[name]
         try:
             check_host_name(name if own.address is None else own.address)
         except UsageError as error:

@@ -134,14 +134,16 @@ def _is_nearer(name: str, than: str, depth: Mapping[str, int]) -> bool:
 
 def members(listing: Listing, name: str) -> tuple[str, ...]:
     """All hosts at or below a group, each once."""
-    level, seen, found = [name], {name}, dict[str, None]()
+    level, groups, hosts = [name], {name}, dict[str, None]()
     while level:
-        for each in level:
-            found.update(dict.fromkeys(listing.hosts_of_group[each]))
-        below = dict.fromkeys(child for each in level for child in listing.children[each])
-        level = [child for child in below if child in listing.hosts_of_group and child not in seen]
-        seen.update(level)
-    return tuple(found)
+        for group in level:
+            hosts.update(dict.fromkeys(listing.hosts_of_group[group]))
+        below = dict.fromkeys(child for group in level for child in listing.children[group])
+        level = [
+            child for child in below if child in listing.hosts_of_group and child not in groups
+        ]
+        groups.update(level)
+    return tuple(hosts)
 
 
 def _canonical(host: str) -> str:
@@ -252,8 +254,8 @@ def _run(program: str, *words: str) -> Answer:
 def _reason(stderr: bytes) -> str:
     """Return Ansible's first error without the line that it quotes: it may hold a password."""
     text = stderr.decode("utf-8", "replace")
-    found = _TROUBLE.search(text)
-    complaint = (found[1] if found else text).split("The offending line")[0]
+    match = _TROUBLE.search(text)
+    complaint = (match[1] if match else text).split("The offending line")[0]
     return (
         legible(re.split(r"\n(?:[^\S\n]*(?=\[?(?:ERROR|WARNING))|\n)", complaint)[0], 160)
         or "no reason"

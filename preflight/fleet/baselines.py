@@ -35,10 +35,10 @@ def gpu_platform(expected: Expected) -> str | None:
     "H100" alone may be a PCIe card: it counts as SXM with eight GPUs and all links of the SXM.
     """
     text = (expected.gpu_model or "").upper()
-    found = _FAMILY.search(text)
-    if found is None or _OTHER_BOARD.search(text):
+    match = _FAMILY.search(text)
+    if match is None or _OTHER_BOARD.search(text):
         return None
-    family = found[1]
+    family = match[1]
     eight_linked = expected.gpus == _NODE and expected.nvlinks_per_gpu == _LINKS.get(family)
     if family in _ALWAYS_SXM or _SXM.search(text) or eight_linked:
         return f"{family} SXM"
@@ -137,9 +137,9 @@ def baselines() -> _File:
 def highest_ceiling(measure: str) -> float | None:
     """What physics allows the fastest known part, in the unit of `UNITS`; None for times."""
     if measure == "rail":
-        return max(one.ceiling for one in baselines().rail.values())
-    known = [one.ceiling for one in baselines().gpu if one.measure == measure]
-    return max(known, default=None) if measure not in TIMES else None
+        return max(entry.ceiling for entry in baselines().rail.values())
+    ceilings = [entry.ceiling for entry in baselines().gpu if entry.measure == measure]
+    return max(ceilings, default=None) if measure not in TIMES else None
 
 
 def gpu_floor(expected: Expected, measure: Measure, *, algorithm: str = "") -> Floor | None:
@@ -159,15 +159,15 @@ def found_gpu_floor(model: str, measure: Measure) -> Floor | None:
 
 
 def _shipped(platform: str | None, measure: Measure, why: str, algorithm: str = "") -> Floor | None:
-    known = [
-        one
-        for one in baselines().gpu
-        if (one.gpu, one.measure) == (platform, measure)
-        and (not algorithm or one.algorithm in ("", algorithm))
+    entries = [
+        entry
+        for entry in baselines().gpu
+        if (entry.gpu, entry.measure) == (platform, measure)
+        and (not algorithm or entry.algorithm in ("", algorithm))
     ]
-    if not known:
+    if not entries:
         return None
-    least = min(known, key=lambda one: one.least)
+    least = min(entries, key=lambda entry: entry.least)
     how = f" by {least.algorithm}" if least.algorithm else ""
     return Floor(
         value=least.least,
@@ -203,15 +203,15 @@ def rail_floor(expected: Expected) -> Floor | None:
     if rate is None:
         return None
     links = LINKS if expected.nic_link is None else (expected.nic_link,)
-    known = [found for link in links if (found := baselines().rail.get(f"{link}-{rate}"))]
-    if not known:
+    entries = [entry for link in links if (entry := baselines().rail.get(f"{link}-{rate}"))]
+    if not entries:
         return None
     link = "" if expected.nic_link is None else f"{LINKS[expected.nic_link]} "
     share, shared = 1.0, ""
     if expected.nics and expected.gpus and expected.nics < expected.gpus:
         share = expected.nics / expected.gpus
         shared = f", {expected.nics} for {expected.gpus} GPUs"
-    least = min(one.value for one in known)
+    least = min(entry.value for entry in entries)
     where = f", expected by {expected.origin}" if expected.origin else ""
     origin = f"floor for {rate} Gb/s {link}NICs{shared}{where}"
     return Floor(value=least * share, unit=UNITS["rail"], origin=origin)

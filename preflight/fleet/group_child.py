@@ -62,8 +62,8 @@ class Resolver(groups.GroupResolverConfig):  # type: ignore[misc,name-defined]  
         try:
             return super()._source(namespace)
         except groups.GroupResolverSourceError as error:
-            known = list(self._sources)
-            raise Trouble("source", "", namespace or "", known) from error
+            sources = list(self._sources)
+            raise Trouble("source", "", namespace or "", sources) from error
 
     def group_nodes(self, group: str, namespace: str | None = None) -> list[str]:
         """Refuse an empty group, unless it is known and may be empty."""
@@ -75,13 +75,13 @@ class Resolver(groups.GroupResolverConfig):  # type: ignore[misc,name-defined]  
         nodes = _as_read(nodes, group, name)
         if nodes and NodeSet(",".join(nodes), resolver=self):
             return nodes
-        known: list[str] | None = None
+        names: list[str] | None = None
         with contextlib.suppress(GroupSourceError):
-            known = self.grouplist(namespace)
-        if known is not None and group not in known:
-            raise Trouble("unknown", group, name, known)
-        if known is None or not self._may_be_empty:
-            raise Trouble("empty", group, name, known or ())
+            names = self.grouplist(namespace)
+        if names is not None and group not in names:
+            raise Trouble("unknown", group, name, names)
+        if names is None or not self._may_be_empty:
+            raise Trouble("empty", group, name, names or ())
         return nodes
 
     def all_nodes(self, namespace: str | None = None) -> list[str]:
@@ -103,9 +103,9 @@ def configs() -> list[str]:
     """Return the operator's groups.conf files, without the examples that pip installs."""
     pips = (Path(sys.prefix), Path("~/.local").expanduser())
     examples = {str(prefix / "etc/clustershell/groups.conf") for prefix in pips}
-    named = os.environ.get("CLUSTERSHELL_CFGDIR")
-    if named is not None:
-        examples.discard(str(Path(named) / "groups.conf"))
+    folder = os.environ.get("CLUSTERSHELL_CFGDIR")
+    if folder is not None:
+        examples.discard(str(Path(folder) / "groups.conf"))
     return [path for path in config_paths("groups.conf") if path not in examples]
 
 
@@ -137,11 +137,11 @@ def resolve(asked: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     """Answer one question."""
     resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
-    asked = json.load(sys.stdin)
+    question = json.load(sys.stdin)
     try:
         for path in filter(os.path.exists, configs()):
             refuse_all_below(Path(path).parent)
-        answer = resolve(asked)
+        answer = resolve(question)
     except UsageError as error:
         answer = Trouble("refused", str(error)).report
     json.dump({**answer, "files": configs()}, sys.stdout)

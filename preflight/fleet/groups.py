@@ -95,39 +95,39 @@ def _ask(text: str, own: Mapping[str, Sequence[str]] | None, *, may_be_empty: bo
     isolated = "-I" if sys.flags.isolated else "-P"
     argv = [sys.executable, isolated, "-c", _CHILD]
     folded = None if own is None else (OURS, _folded(own, text))
-    asked = {"pattern": as_slurm_reads(text), "own": folded, "may_be_empty": may_be_empty}
+    question = {"pattern": as_slurm_reads(text), "own": folded, "may_be_empty": may_be_empty}
     remote = LocalConnection().start(argv, timeout_s=UPCALL_S, limit=_LIMIT)
     try:
-        remote.send(msgspec.json.encode(asked))
+        remote.send(msgspec.json.encode(question))
         remote.finish_input()
         answer = remote.wait(UPCALL_S)
     finally:
         remote.kill()
-    shown = legible(text, 60)
+    pattern = legible(text, 60)
     if answer.status in (None, TIMED_OUT) or answer.seconds >= UPCALL_S:
         raise UsageError(
-            f"ClusterShell has not resolved {shown} in {UPCALL_S:g} s: "
-            f"find what hangs with: nodeset -e '{shown}'"
+            f"ClusterShell has not resolved {pattern} in {UPCALL_S:g} s: "
+            f"find what hangs with: nodeset -e '{pattern}'"
         )
     try:
         return msgspec.json.decode(answer.stdout, type=_Resolution)
     except (msgspec.DecodeError, RecursionError) as error:
         reason = last_line(answer.stderr) or f"exit {answer.status}"
         raise UsageError(
-            f"ClusterShell cannot resolve {shown} ({reason}): correct groups.conf until this "
-            f"works: nodeset -e '{shown}'"
+            f"ClusterShell cannot resolve {pattern} ({reason}): correct groups.conf until this "
+            f"works: nodeset -e '{pattern}'"
         ) from error
 
 
 def _folded(own: Mapping[str, Sequence[str]], text: str) -> dict[str, str]:
     """Fold the groups that a text can mean; the others are only names, for the messages."""
     patterns = any(sign in text for sign in _WILD)
-    left, folded = MOST_MEMBERS, dict.fromkeys(own, "")
+    room, folded = MOST_MEMBERS, dict.fromkeys(own, "")
     for name in own:
         if patterns or name in text:
             nodes = own[name]
-            left -= len(nodes)
-            if left < 0:
+            room -= len(nodes)
+            if room < 0:
                 raise UsageError(
                     f"the groups of {legible(text, 60)} name nodes more than {MOST_MEMBERS} times: "
                     "name fewer groups"
@@ -146,10 +146,10 @@ def _sentence(resolution: _Resolution, text: str) -> str:
     look = f"look at {where}"
     if resolution.trouble == "source" and not source:
         return f"no groups are configured, so {legible(text, 60)} cannot be read: write {where}"
-    known = resolution.known
+    names = resolution.known
     sentences = {
-        "source": f"no group source is called '{source}'{did_you_mean(source, known)}: {look}",
-        "unknown": f"no group is called {full}{did_you_mean(group, known)}: {look}",
+        "source": f"no group source is called '{source}'{did_you_mean(source, names)}: {look}",
+        "unknown": f"no group is called {full}{did_you_mean(group, names)}: {look}",
         "empty": f"group {full} has no nodes: {look}",
         "upcall": f"the command of groups.conf that looks up {full} failed: {look}",
         "large": f"{legible(text, 60)} names more than {MOST_NODES} nodes: {look}",

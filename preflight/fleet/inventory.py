@@ -111,12 +111,12 @@ def _strict_loader() -> Any:
 
     class Strict(base):  # type: ignore[misc]  # which of the two is known only now
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:  # noqa: FBT001, FBT002  PyYAML's
-            seen = set()
+            keys = set()
             for key, _ in node.value:
-                if (key.tag, str(key.value)) in seen:
+                if (key.tag, str(key.value)) in keys:
                     line = key.start_mark.line + 1
                     raise UsageError(f"line {line} repeats the key {key.value!a}: keep one of them")
-                seen.add((key.tag, str(key.value)))
+                keys.add((key.tag, str(key.value)))
             return super().construct_mapping(node, deep)
 
         def construct_scalar(self, node: Any) -> Any:
@@ -211,8 +211,8 @@ class Inventory:
         where = f"[group.{group}]" if group else "[defaults]"
         if group and (learned := self._content.group[group].learned):
             where += f", learned {learned}"
-        known = name in self._group_of or own is not None
-        expected = {key: nearest(key) for key in EXPECTATION_KEYS} if known else {}
+        is_known = name in self._group_of or own is not None
+        expected = {key: nearest(key) for key in EXPECTATION_KEYS} if is_known else {}
         return Host(
             name=name,
             address=(own.address if own else None) or name,
@@ -221,9 +221,9 @@ class Inventory:
             python=self._once(self._command, nearest("python")),
             expected=Expected(
                 **expected,
-                limits=self._joined(name, "limits") if known else {},
-                baselines=self._joined(name, "baselines") if known else {},
-                origin=f"{self.path} {where}" if known else "",
+                limits=self._joined(name, "limits") if is_known else {},
+                baselines=self._joined(name, "baselines") if is_known else {},
+                origin=f"{self.path} {where}" if is_known else "",
             ),
             off=self._shared_off(name),
             **{

@@ -50,10 +50,10 @@ def limit_overrides(table: Limits | None, origin: str, *, for_all: bool) -> dict
     `for_all`: the table applies to all nodes, so it may set a sweep's limits.
     """
     overrides: dict[str, Override] = {}
-    known = {*shipped(), *UNITS}
+    names = {*shipped(), *UNITS}
     for name, value in _flat(table or {}):
-        if name not in known:
-            raise UsageError(f"unknown limit {name[:80]!a} in {origin}{did_you_mean(name, known)}")
+        if name not in names:
+            raise UsageError(f"unknown limit {name[:80]!a} in {origin}{did_you_mean(name, names)}")
         if name.startswith(SWEPT) and not for_all:
             raise UsageError(f"{name} in {origin}: {_FLEET_WIDE}")
         overrides[name] = Override(_sound(name, value, origin), origin)
@@ -67,12 +67,12 @@ def baseline_overrides(table: Baselines | None, origin: str) -> dict[str, Overri
         if name not in UNITS:
             hint = did_you_mean(name, UNITS)
             raise UsageError(f"unknown baseline {name[:80]!a} in {origin}{hint}")
-        one = value if isinstance(value, BaselineTable) else BaselineTable(value)
-        learned = ", ".join(filter(None, [str(one.learned or ""), one.of]))
-        if one.learned and one.learned > datetime.now(UTC).date() + _TIME_ZONES:
-            when = f"{name} in {origin} was learned {one.learned}, a day in the future"
+        baseline = value if isinstance(value, BaselineTable) else BaselineTable(value)
+        learned = ", ".join(filter(None, [str(baseline.learned or ""), baseline.of]))
+        if baseline.learned and baseline.learned > datetime.now(UTC).date() + _TIME_ZONES:
+            when = f"{name} in {origin} was learned {baseline.learned}, a day in the future"
             raise UsageError(f"{when}: correct it")
-        overrides[name] = Override(_sound(name, one.value, origin), origin, learned)
+        overrides[name] = Override(_sound(name, baseline.value, origin), origin, learned)
     return overrides
 
 
@@ -185,9 +185,9 @@ def plainly(reason: str) -> str:
     """Reword a schema's error: "expected a whole number, got text, at job.port"."""
 
     def words(match: re.Match[str]) -> str:
-        named = [_WORDS.get(word, word) for word in match[1].split(" | ")]
+        kinds = [_WORDS.get(word, word) for word in match[1].split(" | ")]
         # Do not offer "nothing": a user knows that a key may be left out.
-        return " or ".join(word for word in named if word != "nothing" or len(named) == 1)
+        return " or ".join(word for word in kinds if word != "nothing" or len(kinds) == 1)
 
     complaint, _, place = reason.partition(" - at `")
     complaint = re.sub(r" matching regex .*", " without blanks, signs or a leading dash", complaint)
@@ -210,18 +210,18 @@ def refuse_unknown_keys(content: Any) -> None:
 def _tables(content: dict[Any, Any]) -> Iterator[tuple[str, Any, type[Struct]]]:
     """Every table of a file with its name and type, the outer ones first."""
     groups, nodes = (_items(content.get(table)).items() for table in ("group", "node"))
-    named = [(f"group.{name}", keys) for name, keys in groups]
+    groups_named = [(f"group.{name}", keys) for name, keys in groups]
     nodes_named = [(f"node.{name}", keys) for name, keys in nodes]
     yield "the file", content, FileTable
     yield "[defaults]", content.get("defaults"), Layer
     yield "[job]", content.get("job"), JobTable
-    yield from ((f"[{name}]", keys, GroupTable) for name, keys in named)
+    yield from ((f"[{name}]", keys, GroupTable) for name, keys in groups_named)
     yield from ((f"[{name}]", keys, NodeTable) for name, keys in nodes_named)
     waived = content.get("waive")
     yield from (
         ("[[waive]]", keys, WaiveTable) for keys in (waived if isinstance(waived, list) else ())
     )
-    layers = [("defaults", content.get("defaults")), *named, *nodes_named]
+    layers = [("defaults", content.get("defaults")), *groups_named, *nodes_named]
     for where, keys in [("", content), *((f"{name}.", keys) for name, keys in layers)]:
         inner = _items(keys)
         for name, table in _items(inner.get("checks")).items():
@@ -310,37 +310,41 @@ def read_waivers(
     """
     if len(tables) > MOST_WAIVERS:
         raise UsageError(f"has {len(tables)} tables [[waive]]: keep at most {MOST_WAIVERS}")
-    known = dict.fromkeys(names)
+    known_names = dict.fromkeys(names)
     waivers: list[Waiver] = []
-    left = MOST_WAIVED
-    for one in tables:
-        waivers.append(_waiver(one, expand, known, origin))
-        left -= len(waivers[-1].nodes)
-        if left < 0:
+    room = MOST_WAIVED
+    for table in tables:
+        waivers.append(_waiver(table, expand, known_names, origin))
+        room -= len(waivers[-1].nodes)
+        if room < 0:
             problem = f"its tables [[waive]] name over {MOST_WAIVED:,} nodes together"
             raise UsageError(f"{problem}: waive on fewer nodes, or switch the check off")
     return tuple(waivers)
 
 
 def _waiver(
-    one: WaiveTable,
+    table: WaiveTable,
     expand: Callable[[str], Sequence[str]],
     names: Collection[str],
     origin: str,
 ) -> Waiver:
-    where = f"[[waive]] of {one.check!a}"
-    refuse_hiding(one.check, where)
-    if len(one.reason.strip()) < _SHORTEST_REASON:
-        raise UsageError(f"{where}: the reason {one.reason!a} says nothing: write why")
-    if one.until - today() > LONGEST_WAIVER:
-        raise UsageError(f"{where}: until {one.until} is over a year away: write a nearer day")
-    nodes = tuple(expand(one.nodes))
+    where = f"[[waive]] of {table.check!a}"
+    refuse_hiding(table.check, where)
+    if len(table.reason.strip()) < _SHORTEST_REASON:
+        raise UsageError(f"{where}: the reason {table.reason!a} says nothing: write why")
+    if table.until - today() > LONGEST_WAIVER:
+        raise UsageError(f"{where}: until {table.until} is over a year away: write a nearer day")
+    nodes = tuple(expand(table.nodes))
     strangers = [name for name in nodes if names and name not in names]
     if strangers:
         hint = did_you_mean(strangers[0], names)
         raise UsageError(f"{where}: {fold(strangers)} is not in this inventory{hint}")
     return Waiver(
-        check=one.check, nodes=nodes, until=one.until, reason=one.reason.strip(), origin=origin
+        check=table.check,
+        nodes=nodes,
+        until=table.until,
+        reason=table.reason.strip(),
+        origin=origin,
     )
 
 

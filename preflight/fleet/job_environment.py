@@ -48,7 +48,7 @@ def measured_in(
     The second has a reason by name; those that concern no measurement are in neither. `unsafe`: who
     else could have written the source; what names files or code does not count from there.
     """
-    given, left_out = {}, {}
+    variables, left_out = {}, {}
     for name, value in sorted(environ.items()):
         if not name.startswith(_MEASURED_IN):
             continue
@@ -61,8 +61,8 @@ def measured_in(
         elif "***" in value or len(value) > _LONGEST_VALUE or not value.isprintable():
             left_out[name] = "its value cannot be passed on"
         else:
-            given[name] = value
-    return given, left_out
+            variables[name] = value
+    return variables, left_out
 
 
 _FOR_SLURM = ("SLURM_CONF", "SLURM_JOB_ID", "SLURM_WORKING_CLUSTER")

@@ -35,23 +35,23 @@ _SHORT_WITH_VALUE: Final = ("-r", "-t")
 
 def torchrun_options(words: Sequence[str]) -> dict[str, str]:
     """Options by their long names with dashes; the last of a repeated one, as argparse has it."""
-    found = _values(words[: script_at(words, takes_value=_SHORT_WITH_VALUE)], _full)
-    if "standalone" in found:
+    options = _values(words[: script_at(words, takes_value=_SHORT_WITH_VALUE)], _full)
+    if "standalone" in options:
         # It makes a rendezvous of its own on a free port of each node.
         for name in ("master-addr", "master-port"):
-            found.pop(name, None)
-        found["rdzv-endpoint"] = "localhost:0"
-    return found
+            options.pop(name, None)
+        options["rdzv-endpoint"] = "localhost:0"
+    return options
 
 
 def _values(words: Sequence[str], name_of: Callable[[str], str | None]) -> dict[str, str]:
     """The values of options by the name that `name_of` gives each; None leaves an option out."""
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for at, word in enumerate(words):
         key, equals, value = word.removeprefix("--").partition("=")
         if word.startswith("--") and (name := name_of(key)):
-            found[name] = value if equals else next(iter(words[at + 1 : at + 2]), "")
-    return found
+            values[name] = value if equals else next(iter(words[at + 1 : at + 2]), "")
+    return values
 
 
 def script_at(
@@ -83,9 +83,9 @@ def _expects_value(key: str, rest: Sequence[str]) -> bool:
 def _full(key: str) -> str:
     """The option that argparse takes an abbreviation for; the word itself if there is not one."""
     name = key.replace("_", "-")
-    known = _WITH_VALUE | _ALONE
-    longer = [each for each in known if each.startswith(name)]
-    return longer[0] if name not in known and len(longer) == 1 else name
+    options = _WITH_VALUE | _ALONE
+    longer = [option for option in options if option.startswith(name)]
+    return longer[0] if name not in options and len(longer) == 1 else name
 
 
 ALONE: Final = "give it alone, as: VAR=... torchrun --nproc-per-node=8 train.py"
@@ -149,7 +149,7 @@ def _understood(
 ) -> tuple[dict[str, str], str, dict[str, str], tuple[str, ...]]:
     """The variables before the launcher, its name, its own options, and the words before it."""
     environ: dict[str, str] = {}
-    started = False
+    has_starter = False
     for at, word in enumerate(words):
         name, assigned = word.rpartition("/")[2], ASSIGNMENT.fullmatch(word)
         if assigned:
@@ -160,8 +160,8 @@ def _understood(
             raise UsageError(f"--preflight-launch: what is inside {name} -c is not read: {ALONE}")
         elif name in _TORCHRUN or name in _OTHERS or _PYTHON.fullmatch(name):
             return environ, *_launcher(words, at), tuple(words[:at])
-        started = started or name in _STARTERS
-    if not started and not environ:
+        has_starter = has_starter or name in _STARTERS
+    if not has_starter and not environ:
         raise UsageError(f"--preflight-launch: no launcher is known in it: {ALONE}")
     return environ, "", {}, ()
 
@@ -231,19 +231,19 @@ def choose_master(
     `elsewhere`: nodes of the inventory that this run leaves out.
     """
     names = {host.name for host in hosts}
-    rest = _node_of(environ, hosts) if environ else None
-    rest = rest or (table if table in names else None)
+    fallback = _node_of(environ, hosts) if environ else None
+    fallback = fallback or (table if table in names else None)
     if not launch:
-        return rest, ""
-    if named := _node_of(launch, hosts):
-        return named, ""
-    taken = rest or hosts[0].name
+        return fallback, ""
+    if node := _node_of(launch, hosts):
+        return node, ""
+    master = fallback or hosts[0].name
     if launch in elsewhere:
-        return rest, f", tried on {taken}: the master {launch} is not in this run"
+        return fallback, f", tried on {master}: the master {launch} is not in this run"
     if launch in _LOCAL and len(hosts) == 1:
         return hosts[0].name, ""
     if launch not in _LOCAL and is_address(launch):
-        return rest, f", tried on {taken}: {launch} is the address of no node known here"
+        return fallback, f", tried on {master}: {launch} is the address of no node known here"
     raise UsageError(_no_node(launch, hosts))
 
 
@@ -314,13 +314,13 @@ class Ranked(Struct, frozen=True, kw_only=True):
 
 
 def _host(node: RankedNode, inventory: AnyInventory | None) -> Host:
-    name = _known(node, inventory) if inventory else node.label
+    name = _inventory_name(node, inventory) if inventory else node.label
     host = inventory.host(name) if inventory else Host(name=name, address=name)
     at = {"address": node.address, "transport": "torchrun", "group_rank": node.group}
     return replace(host, **at, python=node.python)
 
 
-def _known(node: RankedNode, inventory: AnyInventory) -> str:
+def _inventory_name(node: RankedNode, inventory: AnyInventory) -> str:
     """Return the inventory's name of a node, found by long or short host name or by address."""
     short = node.hostname.partition(".")[0]
     for name in (node.hostname, short, node.label):

@@ -71,18 +71,18 @@ def _refuse_again(
 
 def _lines(text: str) -> Iterator[tuple[int, str]]:
     """Lines with their numbers, without comments; a backslash at the end joins the next one."""
-    held, began = "", 0
+    head, began = "", 0
     for number, line in enumerate(text.splitlines(), 1):
         began = began or number
         stripped = _COMMENT.sub("", line).strip()
         if stripped.endswith("\\"):
-            held += stripped[:-1] + " "
+            head += stripped[:-1] + " "
             continue
-        if whole := (held + stripped).strip():
-            yield began, whole
-        held, began = "", 0
-    if held.strip():
-        yield began, held.strip()
+        if full_line := (head + stripped).strip():
+            yield began, full_line
+        head, began = "", 0
+    if head.strip():
+        yield began, head.strip()
 
 
 def _words(line: str) -> dict[str, str]:
@@ -133,11 +133,11 @@ def with_leaves(
         if not file:
             raise UsageError(f"{OPTION} is empty: give the path of a topology.conf")
         path = typed_path(file)
-        found = _placed(fleet, read_switches(path), str(path))
-        if not found.leaves:
+        result = _placed(fleet, read_switches(path), str(path))
+        if not result.leaves:
             names = fold(host.name for host in fleet.hosts)
             raise UsageError(f"{path} knows no leaf of {names}: give the topology of this fleet")
-        return found
+        return result
     if fleet.leaves:
         return replace(fleet, topology=leaf_origin)
     if "SLURM_JOB_ID" not in environ:
@@ -149,13 +149,13 @@ def with_leaves(
 
 
 def _by_slurm(fleet: Fleet, environ: Mapping[str, str]) -> Fleet:
-    done = ask_here(_SCONTROL.split(), _ASK_S, for_slurm(os.environ))
-    listing = done.stdout.decode(errors="replace") if done and done.returncode == 0 else ""
+    answer = ask_here(_SCONTROL.split(), _ASK_S, for_slurm(os.environ))
+    listing = answer.stdout.decode(errors="replace") if answer and answer.returncode == 0 else ""
     if "SwitchName=" in listing:
         return _placed(fleet, parse_switches(listing, _SCONTROL), _SCONTROL)
     conf = environ.get("SLURM_CONF")
     beside = [Path(conf).with_name(SLURMS_OWN.name)] if conf else []
-    path = next((each for each in (*beside, SLURMS_OWN) if each.is_file()), None)
+    path = next((file for file in (*beside, SLURMS_OWN) if file.is_file()), None)
     return fleet if path is None else _placed(fleet, read_switches(path), str(path))
 
 

@@ -303,16 +303,16 @@ class Fleet(Struct, frozen=True, kw_only=True):
 
         Both are empty under torchrun: there the processes inherit the whole environment.
         """
-        given: set[str] = set()
+        names: set[str] = set()
         left_out: dict[str, str] = {}
         for environ in (self.job.environ or {}).values() if not self.ranks else ():
-            its, rest = measured_in(environ, self.job.environ_unsafe)
-            given |= its.keys()
-            left_out |= rest
-        if self.interface and "NCCL_SOCKET_IFNAME" in given:
-            given.remove("NCCL_SOCKET_IFNAME")
+            its, reasons = measured_in(environ, self.job.environ_unsafe)
+            names |= its.keys()
+            left_out |= reasons
+        if self.interface and "NCCL_SOCKET_IFNAME" in names:
+            names.remove("NCCL_SOCKET_IFNAME")
             left_out["NCCL_SOCKET_IFNAME"] = f"{self.interface_origin} names another"
-        return tuple(sorted(given)), left_out
+        return tuple(sorted(names)), left_out
 
     @property
     def leaves(self) -> dict[str, str]:
@@ -336,8 +336,8 @@ class Fleet(Struct, frozen=True, kw_only=True):
         """
         if len(self.hosts) == 1:
             return ()
-        given = {environ.get("MASTER_ADDR", "") for environ in (self.job.environ or {}).values()}
-        names = sorted(name for name in given if _A_NAME.fullmatch(name))
+        masters = {environ.get("MASTER_ADDR", "") for environ in (self.job.environ or {}).values()}
+        names = sorted(name for name in masters if _A_NAME.fullmatch(name))
         return tuple(names[:3]) or (self.master.address,)
 
 

@@ -52,12 +52,12 @@ def clustershell(module: str) -> Any:
     """
     from configparser import ConfigParser
 
-    read = ConfigParser.read
+    original_read = ConfigParser.read
     try:
         setattr(ConfigParser, "read", lambda *_, **__: [])  # noqa: B010  mypy
         return import_module(f"ClusterShell.{module}")
     finally:
-        setattr(ConfigParser, "read", read)  # noqa: B010
+        setattr(ConfigParser, "read", original_read)  # noqa: B010
 
 
 def expand(text: str) -> tuple[str, ...]:
@@ -68,8 +68,8 @@ def expand(text: str) -> tuple[str, ...]:
     """
     if not text.strip(" ,\t\n"):
         raise UsageError(f"the node list is empty: {_EXAMPLE}")
-    if any(one.isdecimal() and not one.isascii() for one in text):
-        raise UsageError(f"the node list {_shown(text)!a} has digits other than 0-9: {_EXAMPLE}")
+    if any(char.isdecimal() and not char.isascii() for char in text):
+        raise UsageError(f"the node list {_short(text)!a} has digits other than 0-9: {_EXAMPLE}")
     refuse_bombs(text)
     names: list[str] = []
     pattern = []
@@ -83,7 +83,7 @@ def expand(text: str) -> tuple[str, ...]:
     if pattern:
         names = [*_expand_names(",".join(pattern)), *names]
     if not names:
-        raise UsageError(f"the node list {_shown(text)!a} comes out empty: {_EXAMPLE}")
+        raise UsageError(f"the node list {_short(text)!a} comes out empty: {_EXAMPLE}")
     for name in names:
         check_host_name(name)
     return tuple(dict.fromkeys(names))
@@ -115,14 +115,14 @@ def _folded(pattern: str, names: Iterable[str]) -> Iterator[str]:
     vectors = [tuple(_NUMBERS.findall(name)) for name in sorted(set(names), key=natural)]
     for axis in list(reversed(range(len(vectors[0]))))[:_AXES]:
         alike: dict[tuple[tuple[str, ...], tuple[str, ...]], list[str]] = {}
-        for one in vectors:
-            alike.setdefault((one[:axis], one[axis + 1 :]), []).append(one[axis])
+        for vector in vectors:
+            alike.setdefault((vector[:axis], vector[axis + 1 :]), []).append(vector[axis])
         vectors = [
             (*before, str(range_set(",".join(own))), *after)
             for (before, after), own in alike.items()
         ]
-    for one in vectors:
-        yield pattern % tuple(f"[{part}]" if {",", "-"} & {*part} else part for part in one)
+    for vector in vectors:
+        yield pattern % tuple(f"[{part}]" if {",", "-"} & {*part} else part for part in vector)
 
 
 def split(text: str) -> list[str]:
@@ -145,25 +145,25 @@ def _as_address(word: str) -> str | None:
 def _expand_names(pattern: str) -> list[str]:
     its = clustershell("NodeSet")
     if "@" in pattern:
-        raise UsageError(f"groups such as {_shown(pattern)!a} are not read here: {_EXAMPLE}")
+        raise UsageError(f"groups such as {_short(pattern)!a} are not read here: {_EXAMPLE}")
     parts = _OPERATION.findall(pattern)
     several = sum(_names_of(part) for _, part in parts if len(_VARIES.findall(part)) > 1)
     anew = 1 + sum(sign in ("!", "&", "^") for sign, _ in parts)  # each refolds everything
     try:
         if max(several, anew) <= _FEW_FOLDED and several * several * anew <= _MOST_COMPARED:
-            found = its.NodeSet(pattern, resolver=its.RESOLVER_NOGROUP)
-            if len(found) > MOST_NODES:
+            nodes = its.NodeSet(pattern, resolver=its.RESOLVER_NOGROUP)
+            if len(nodes) > MOST_NODES:
                 raise UsageError(
-                    f"{_shown(pattern)!a} names more than {MOST_NODES} nodes: {_EXAMPLE}"
+                    f"{_short(pattern)!a} names more than {MOST_NODES} nodes: {_EXAMPLE}"
                 )
-            return [str(name) for name in found]
+            return [str(name) for name in nodes]
         names: set[str] = set()
         for sign, part in parts:
             getattr(names, _CHANGES[sign])(its.NodeSet(part, resolver=its.RESOLVER_NOGROUP))
         return sorted(names, key=lambda name: (_NUMBERS.sub("%s", name), natural(name)))
     except (its.NodeSetException, ValueError, AssertionError) as error:
         raise UsageError(
-            f"cannot read the node list {_shown(pattern)!a} ({_printable(error)}): {_EXAMPLE}"
+            f"cannot read the node list {_short(pattern)!a} ({_printable(error)}): {_EXAMPLE}"
         ) from error
 
 
@@ -179,15 +179,15 @@ def _joined(digits: str, ranges: str) -> Iterator[str]:
     """Yield a range for each number of digits; Slurm pads to the width of the first number."""
     for part in ranges.split(","):
         match = _RANGE.fullmatch(part.strip())
-        first, end, each = match.groups() if match else ("", None, None)
-        at, last, step = int(first or 1), int(end or first or 0), int(each or 1)
+        first, end, step_text = match.groups() if match else ("", None, None)
+        at, last, step = int(first or 1), int(end or first or 0), int(step_text or 1)
         width = len(first)
         if at > last or not step or len(digits) + max(width, len(str(last))) > _MOST_DIGITS:
-            raise UsageError(f"cannot read the range {_shown(f'{digits}[{part}]')!a}: {_EXAMPLE}")
+            raise UsageError(f"cannot read the range {_short(f'{digits}[{part}]')!a}: {_EXAMPLE}")
         while at <= last:
             highest = min(last, 10**width - 1)
             if at <= highest:
-                stepping = f"/{each}" if each else ""
+                stepping = f"/{step_text}" if step_text else ""
                 yield f"{digits}{at:0{width}}-{digits}{highest:0{width}}{stepping}"
                 at += (highest - at) // step * step + step
             width += 1
@@ -199,18 +199,18 @@ def refuse_bombs(text: str) -> None:
         raise UsageError(f"the node list is {len(text)} characters long: fold it, {_EXAMPLE}")
     if longest := _TOO_LONG.search(text):
         raise UsageError(
-            f"the number {_shown(longest[0])} of the node list is too long: {_EXAMPLE}"
+            f"the number {_short(longest[0])} of the node list is too long: {_EXAMPLE}"
         )
     names = numbers = 0
     for part in (part for word in split(text) for _, part in _OPERATION.findall(word)):
         if len(_BRACKETS.sub("", part)) > _LONGEST:
-            raise UsageError(f"{_shown(part)!a} is too long for a host name: {_EXAMPLE}")
+            raise UsageError(f"{_short(part)!a} is too long for a host name: {_EXAMPLE}")
         names += _names_of(part)
         numbers += _names_of(part) * len(_VARIES.findall(part))
         if names > MOST_NODES or numbers > MOST_NODES * _MOST_NUMBERS:
             what = "nodes" if names > MOST_NODES else f"nodes of {_MOST_NUMBERS} numbers"
             raise UsageError(
-                f"{_shown(part)!a} names more than {MOST_NODES} {what}: "
+                f"{_short(part)!a} names more than {MOST_NODES} {what}: "
                 f"give a smaller range, {_EXAMPLE}"
             )
 
@@ -244,13 +244,13 @@ def check_host_name(name: str, *, resolved: bool = True) -> None:
         return
     if not _is_name(name):
         raise UsageError(
-            f"{_shown(name)!a} is not a host name: letters a-z, digits, '-' and '.' only, "
+            f"{_short(name)!a} is not a host name: letters a-z, digits, '-' and '.' only, "
             f"{_EXAMPLE}"
         )
     last = name.removesuffix(".").split(".")[-1]
     if resolved and _NUMBER.fullmatch(last) and not is_address(name):
         raise UsageError(
-            f"{_shown(name)!a} is not a host name: ssh and others read such a number as an IPv4 "
+            f"{_short(name)!a} is not a host name: ssh and others read such a number as an IPv4 "
             f"address (1 is 0.0.0.1, 010 is 8); {_EXAMPLE}"
         )
 
@@ -270,7 +270,7 @@ def check_names(names: Iterable[str]) -> None:
         try:
             check_host_name(name)
         except UsageError as error:
-            raise ValueError(f"{_shown(name)!a} is not a node name") from error
+            raise ValueError(f"{_short(name)!a} is not a node name") from error
 
 
 def _is_name(name: str) -> bool:
@@ -294,10 +294,10 @@ def is_address(text: str) -> bool:
     return True
 
 
-def _shown(text: str) -> str:
+def _short(text: str) -> str:
     return text if len(text) <= 60 else text[:57] + "..."  # noqa: PLR2004  one line of a terminal
 
 
 def _printable(error: Exception) -> str:
     """Escape a library's message, which quotes the input with its escape sequences."""
-    return _shown(" ".join(str(error).encode("unicode_escape").decode().split()))
+    return _short(" ".join(str(error).encode("unicode_escape").decode().split()))

@@ -69,15 +69,15 @@ def by_slurm(
 
     UsageError outside an allocation, and in one of several tasks of a step.
     """
-    asked = [host.name for host in hosts if host.transport == "srun"]
-    if asked and not request.environ.get("SLURM_JOB_ID"):
+    by_srun = [host.name for host in hosts if host.transport == "srun"]
+    if by_srun and not request.environ.get("SLURM_JOB_ID"):
         raise UsageError(
             "the transport srun works inside a Slurm allocation only: "
             "start with sbatch or salloc, or leave --preflight-transport out"
         )
     ours = allocated_nodes(request.environ)
     inside = ours.issuperset(host.name for host in hosts)
-    if asked or inside:
+    if by_srun or inside:
         refuse_many(request.environ)
     if request.transport is not None or not inside or not offers_srun(request.environ):
         return hosts
@@ -160,12 +160,12 @@ BY_ADDRESS = ("ssh", "paramiko", "openssh")
 
 def refuse_twins(hosts: Iterable[Host]) -> None:
     """UsageError if two nodes have the same address and port to log in to."""
-    known: dict[tuple[str, int | None, str | None], str] = {}
+    owners: dict[tuple[str, int | None, str | None], str] = {}
     for host in hosts:
         if host.transport not in BY_ADDRESS:
             continue
         # With its own ssh_config each cluster may use the same private addresses.
-        first = known.setdefault((host.address.lower(), host.port, host.ssh_config), host.name)
+        first = owners.setdefault((host.address.lower(), host.port, host.ssh_config), host.name)
         if first != host.name:
             raise UsageError(
                 f"{first} and {host.name} have the same address {host.address}: one machine would "
@@ -225,13 +225,13 @@ def _refuse_strangers(hosts: Sequence[Host]) -> None:
 
     Private keys are exempt: another user's key opens only what that user could open.
     """
-    named: dict[str, bool] = {}
+    files: dict[str, bool] = {}
     for host in hosts:
-        named |= dict.fromkeys(filter(None, (host.ssh_config, host.known_hosts)), False)
+        files |= dict.fromkeys(filter(None, (host.ssh_config, host.known_hosts)), False)
     for host in hosts:
-        named |= dict.fromkeys(_run_here(host.python) if host.transport == "local" else (), True)
-    named.pop(os.devnull, None)
-    for file, is_run in named.items():
+        files |= dict.fromkeys(_run_here(host.python) if host.transport == "local" else (), True)
+    files.pop(os.devnull, None)
+    for file, is_run in files.items():
         refuse_others(Path(file), is_run=is_run)
 
 
@@ -240,8 +240,8 @@ def _run_here(python: tuple[str, ...]) -> list[str]:
 
     Files beside our own Python are trusted.
     """
-    first, *others = python
-    typed = [word for word in (shutil.which(first), first if "/" in first else "", *others) if word]
+    first, *words = python
+    typed = [word for word in (shutil.which(first), first if "/" in first else "", *words) if word]
     parts = [part for word in typed for part in (word, *_PARTED.split(word))]
     files = [part for part in parts if Path(part).is_absolute()]
     joined = (str(Path(base, part)) for base in ("", *parts) for part in parts)
@@ -306,7 +306,7 @@ def _complete(
     fleet = msgspec.structs.replace(fleet, interface=name, interface_origin=origin)
     if inventory is None:
         return fleet
-    waived = [(one.check, one.origin) for one in inventory.waivers]
+    waived = [(waiver.check, waiver.origin) for waiver in inventory.waivers]
     mentioned = (*inventory.switched(), *waived)
     return msgspec.structs.replace(fleet, waivers=inventory.waivers, mentioned_checks=mentioned)
 
@@ -337,7 +337,7 @@ def _names(
 ) -> tuple[tuple[str, ...], str, bool]:
     """Return names, their source, and whether it is only this machine."""
     if request.nodes is not None:
-        return *_written(request.nodes, "--preflight-nodes", inventory), False
+        return *_expand(request.nodes, "--preflight-nodes", inventory), False
     if request.inventory is not None and inventory is not None:
         return _all_of(inventory), str(inventory.path), False
     # The site's hook outranks the current allocation.
@@ -349,7 +349,7 @@ def _names(
                 # Groups may start commands: only what the operator wrote may name them.
                 if variable in around:
                     return expand(text), variable, False
-                return *_written(text, variable, inventory), False
+                return *_expand(text, variable, inventory), False
             except UsageError as error:
                 raise UsageError(f"{variable}: {error}") from error
     if request.found is not None:
@@ -362,13 +362,13 @@ def _default_names(
 ) -> tuple[tuple[str, ...], str, bool]:
     """Return the nodes of the ini file or the inventory, else this machine."""
     if request.ini_nodes:
-        return *_written(request.ini_nodes, "preflight_nodes of the ini file", inventory), False
+        return *_expand(request.ini_nodes, "preflight_nodes of the ini file", inventory), False
     if inventory is not None:
         return _all_of(inventory), str(inventory.path), False
     return (sound_name(socket.gethostname().split(".")[0], "localhost"),), "this machine", True
 
 
-def _written(text: str, origin: str, inventory: AnyInventory | None) -> tuple[tuple[str, ...], str]:
+def _expand(text: str, origin: str, inventory: AnyInventory | None) -> tuple[tuple[str, ...], str]:
     """Read a node list that the operator wrote; the origin shows the groups in it."""
     names = expand_written(text, inventory)
     groups = groups_in(text)
@@ -440,7 +440,7 @@ def _job(
     environ, origin = _environ(request, env_file, launch, [host.name for host in hosts], here=here)
     unsafe = ""
     if env_file is not None and os.geteuid() == 0:
-        unsafe = _others(env_file, [host.name for host in hosts])
+        unsafe = _writers(env_file, [host.name for host in hosts])
     common = (environ or {}).get("", {})
     port, port_origin = _master_port(launch, common, table)
     if inventory and table.master and table.master not in inventory.names:
@@ -469,11 +469,11 @@ def _job(
     )
 
 
-def _others(env_file: str, names: Sequence[str]) -> str:
+def _writers(env_file: str, names: Sequence[str]) -> str:
     """Say who besides root could have written the job's environment; "" if no one could."""
     paths = dict.fromkeys(env_file.replace("{node}", name) for name in names)
-    found = (who_may_change(typed_path(path)) for path in paths)
-    return next(filter(None, found), "")
+    writers = (who_may_change(typed_path(path)) for path in paths)
+    return next(filter(None, writers), "")
 
 
 def _shape(launch: Launch | None, environ: Mapping[str, str]) -> Shape | None:
