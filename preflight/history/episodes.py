@@ -34,8 +34,8 @@ _S = TypeVar("_S", bound=Struct)
 def as_struct(kind: type[_S], row: Any, **more: object) -> _S:
     """Make a value from the columns named like its fields; `more` takes precedence."""
     columns = row._mapping  # noqa: SLF001  the public name of it in SQLAlchemy
-    named = {name: columns[name] for name in kind.__struct_fields__ if name in columns}
-    return kind(**{**named, **more})
+    fields = {name: columns[name] for name in kind.__struct_fields__ if name in columns}
+    return kind(**{**fields, **more})
 
 
 def during_placement(
@@ -52,7 +52,7 @@ def episode_changes(
     """The episodes of the runs `first` to `last`, by the fields of `Changes`."""
     began, ended = EPISODES.c.first_run, EPISODES.c.closed_run
     inside = and_(VERDICTS.c.episode_id == EPISODES.c.id, VERDICTS.c.run_id.between(first, last))
-    seen = exists(select(VERDICTS.c.id).where(inside))
+    has_verdict = exists(select(VERDICTS.c.id).where(inside))
     open_after = or_(ended.is_(None), ended > last)
     took_part = exists(
         select(BLAMED.c.node_id)
@@ -61,10 +61,10 @@ def episode_changes(
     )
     reader = _EpisodeReader(connection, last)
     return {
-        "new": reader.select_where(seen, open_after, began >= first),
-        "still": reader.select_where(seen, open_after, began < first),
+        "new": reader.select_where(has_verdict, open_after, began >= first),
+        "still": reader.select_where(has_verdict, open_after, began < first),
         "recovered": reader.select_where(ended.between(first, last)),
-        "unseen": reader.select_where(began < first, open_after, ~seen, took_part),
+        "unseen": reader.select_where(began < first, open_after, ~has_verdict, took_part),
     }
 
 
@@ -87,7 +87,7 @@ def episodes_of(
     if node is not None:
         of_node = blames.where(VERDICTS.c.episode_id == EPISODES.c.id, BLAMED.c.node_id == node)
         return reader.select_where(exists(of_node))
-    found: dict[int, None] = {}
+    ids: dict[int, None] = {}
     query = select(PLACES, GPUS.c.uuid).join(GPUS).where(PLACES.c.gpu_id == gpu)
     for place in connection.execute(query):
         rows = connection.execute(
@@ -102,9 +102,11 @@ def episodes_of(
         )
         for row in rows:
             if _names_gpu(row.text, place.slot, place.uuid):
-                found[row.id] = None
+                ids[row.id] = None
     return tuple(
-        one for piece in chunks(found) for one in reader.select_where(EPISODES.c.id.in_(piece))
+        episode
+        for piece in chunks(ids)
+        for episode in reader.select_where(EPISODES.c.id.in_(piece))
     )
 
 
@@ -121,7 +123,7 @@ class _EpisodeReader:
         self._connection = connection
         self._last = last
 
-    def select_where(self, *wanted: ColumnElement[bool]) -> tuple[Episode, ...]:
+    def select_where(self, *conditions: ColumnElement[bool]) -> tuple[Episode, ...]:
         first, final, end = RUNS.alias(), RUNS.alias(), RUNS.alias()
         query = (
             select(
@@ -139,7 +141,7 @@ class _EpisodeReader:
                 .join(final, EPISODES.c.last_run == final.c.id)
                 .outerjoin(end, EPISODES.c.closed_run == end.c.id)
             )
-            .where(*wanted)
+            .where(*conditions)
             .order_by(EPISODES.c.closed_run.desc().nulls_first(), EPISODES.c.last_run.desc(),
                       EPISODES.c.id)
             .limit(MOST)
@@ -150,7 +152,7 @@ class _EpisodeReader:
 
     def _blamed(self, episodes: Iterable[int]) -> dict[int, tuple[str, ...]]:
         """The nodes that each episode blamed when it was last found."""
-        found: dict[int, list[str]] = {}
+        by_episode: dict[int, list[str]] = {}
         for piece in chunks(episodes):
             latest = (
                 select(func.max(VERDICTS.c.id))
@@ -164,8 +166,8 @@ class _EpisodeReader:
                 .order_by(NODES.c.id)
             )
             for row in self._connection.execute(query):
-                found.setdefault(row.episode_id, []).append(row.name)
-        return {episode: tuple(names) for episode, names in found.items()}
+                by_episode.setdefault(row.episode_id, []).append(row.name)
+        return {episode: tuple(names) for episode, names in by_episode.items()}
 
 
 COUNTING_OUTCOMES = ("fail", "flaky", "unknown")
@@ -184,14 +186,14 @@ class KnownMachine(NamedTuple):
 
 def find_machines(connection: Connection, names: Sequence[str]) -> dict[str, KnownMachine]:
     """The machines that had these names last; unknown names are left out."""
-    found: dict[str, KnownMachine] = {}
+    machines: dict[str, KnownMachine] = {}
     for piece in chunks(dict.fromkeys(names)):
         query = select(NODES).where(NODES.c.name.in_(piece)).order_by(NODES.c.last_run)
         for row in connection.execute(query):
-            found[row.name] = KnownMachine(
+            machines[row.name] = KnownMachine(
                 row.id, row.name, row.serial or "", row.first_run, row.last_run
             )
-    return found
+    return machines
 
 
 def standings(
@@ -222,8 +224,8 @@ def standings(
         .group_by(NODES.c.id, NODES.c.name, NODES.c.serial)
     )
     if nodes is not None:
-        wanted = list(nodes)
-        query = query.where(NODES.c.id.in_(wanted))
+        ids = list(nodes)
+        query = query.where(NODES.c.id.in_(ids))
     else:
         query = query.having(bad > 0).order_by(bad.desc(), NODES.c.name).limit(most)
     rows = connection.execute(query).all()
@@ -233,7 +235,7 @@ def standings(
         for row in rows
     ]
     if nodes is not None and not records:
-        query_all = select(NODES).where(NODES.c.id.in_(wanted))
+        query_all = select(NODES).where(NODES.c.id.in_(ids))
         records = [
             NodeRecord(node=row.name, serial=row.serial or "", judged=0, bad=0, flaky=0)
             for row in connection.execute(query_all)
@@ -262,5 +264,5 @@ def _checks(
         .group_by(BLAMED.c.node_id, EPISODES.c.check_id)
         .order_by(runs.desc(), EPISODES.c.check_id)
     )
-    found = grouped((row.node_id, (row.check_id, row.runs)) for row in connection.execute(query))
-    return {node: tuple(checks[:MOST_CHECKS]) for node, checks in found.items()}
+    by_node = grouped((row.node_id, (row.check_id, row.runs)) for row in connection.execute(query))
+    return {node: tuple(checks[:MOST_CHECKS]) for node, checks in by_node.items()}

@@ -94,20 +94,20 @@ def exists(place: Place) -> bool:
         return True
     refuse_others_files(place)
     try:
-        found = place.file.lstat()
+        status = place.file.lstat()
     except FileNotFoundError:
         return False
     except OSError as error:
         raise HistoryError(
             f"cannot use the history {place.words}: {error.strerror}; {_ANOTHER}"
         ) from error
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         raise HistoryError(
             f"cannot use the history {place.words}: it is not a regular file; {_ANOTHER}"
         )
-    if 0 < found.st_size < _LEAST:
+    if 0 < status.st_size < _LEAST:
         raise HistoryError(explain_refusal(place, "it is not a database"))
-    if found.st_uid not in (0, os.geteuid()):
+    if status.st_uid not in (0, os.geteuid()):
         raise HistoryError(
             f"cannot use the history {place.words}: another user owns it; {_ANOTHER}"
         )
@@ -156,8 +156,8 @@ def explain_refusal(place: Place, refusal: str) -> str:
     remedies = shipped_table(__file__, "remedies.toml")
     advice = next((do for words, do in remedies.items() if words in refusal), "repair it, {0}")
     first = " ".join(refusal.replace(place.url or "\0", place.words).split())[:200]
-    shown = " ".join(map(_hide_login, first.split(" ")))
-    return f"cannot use the history {place.words}: {shown}; {advice.format(_OR_ELSE)}"
+    reason = " ".join(map(_hide_login, first.split(" ")))
+    return f"cannot use the history {place.words}: {reason}; {advice.format(_OR_ELSE)}"
 
 
 def _hide_login(url: str) -> str:

@@ -101,28 +101,28 @@ class NumberReader:
 
     def trends(self, node: int, since_s: float) -> tuple[Trend, ...]:
         """Every series of a node since a time."""
-        found: _Series = {}
+        series: _Series = {}
         for night in self._nights(MEASURES.c.node_id == node, RUNS.c.started_s >= since_s):
-            _add(found, night, night.layout.units)
-        return _as_trends(found)
+            _add(series, night, night.layout.units)
+        return _as_trends(series)
 
     def trends_of_gpu(self, gpu: int, since_s: float) -> tuple[Trend, ...]:
         """Every series of a GPU since a time, in whatever slot it was."""
-        found: _Series = {}
+        series: _Series = {}
         rows = self._connection.execute(_PLACES.where(PLACES.c.gpu_id == gpu))
         for node, places in grouped((row.node_id, row) for row in rows).items():
             for night in self._nights(MEASURES.c.node_id == node, RUNS.c.started_s >= since_s):
                 if (place := _place_during(places, night.run)) is not None:
                     units = night.layout.slots.get(str(place.slot), ())
-                    _add(found, night, ((at, f"GPU {rest}".rstrip()) for at, rest in units))
-        return _as_trends(found)
+                    _add(series, night, ((at, f"GPU {unit}".rstrip()) for at, unit in units))
+        return _as_trends(series)
 
     def series(
         self, nodes: Mapping[str, KnownMachine], *, tier: str, since_s: float
     ) -> dict[str, tuple[float, ...]]:
         """What the devices of these nodes reached in a tier's nights without burn-in failures."""
         values_by_key: dict[str, list[float]] = {}
-        names = {known.id: name for name, known in nodes.items()}
+        names = {machine.id: name for name, machine in nodes.items()}
         query = select(PLACES.c.id, PLACES.c.gpu_id, GPUS.c.uuid).join(GPUS)
         query = query.where(PLACES.c.until_run.is_(None))
         present = {
@@ -158,12 +158,12 @@ class NumberReader:
                             values_by_key.setdefault(key, []).append(value)
         return {key: tuple(values) for key, values in values_by_key.items()}
 
-    def _nights(self, *wanted: ColumnElement[bool]) -> Iterator[_NightNumbers]:
+    def _nights(self, *conditions: ColumnElement[bool]) -> Iterator[_NightNumbers]:
         """Read the rows of numbers in order of time."""
         rows = self._connection.execute(
             select(RUNS.c.started_s, RUNS.c.id, MEASURES.c.layout_id, MEASURES.c.numbers)
             .select_from(MEASURES.join(RUNS))
-            .where(*wanted)
+            .where(*conditions)
             .order_by(RUNS.c.started_s, RUNS.c.id)
         )
         for row in rows:
@@ -182,11 +182,11 @@ class _NightNumbers(NamedTuple):
         return self.values[at] if at < len(self.values) else None
 
 
-def _add(found: _Series, night: _NightNumbers, units: Iterable[tuple[int, str]]) -> None:
+def _add(series: _Series, night: _NightNumbers, units: Iterable[tuple[int, str]]) -> None:
     for at, unit in units:
         if (value := night.value(at)) is not None:
             key = (night.layout.measure, night.layout.under, unit)
-            found.setdefault(key, []).append(Point(night.started_s, value))
+            series.setdefault(key, []).append(Point(night.started_s, value))
 
 
 def _place_during(places: Sequence[Any], run: int) -> Any | None:
@@ -217,22 +217,22 @@ def _failed_burn_in_runs(node: int) -> Select[tuple[int]]:
     )
 
 
-def _as_trends(found: _Series) -> tuple[Trend, ...]:
+def _as_trends(series: _Series) -> tuple[Trend, ...]:
     return tuple(
         Trend(
             measure=measure,
             unit=unit,
             under=under,
-            points=tuple(sorted(points, key=lambda one: one.started_s)),
+            points=tuple(sorted(points, key=lambda point: point.started_s)),
         )
-        for (measure, under, unit), points in sorted(found.items(), key=_in_order)
+        for (measure, under, unit), points in sorted(series.items(), key=_in_order)
     )
 
 
-def _in_order(one: tuple[_Key, list[Point]]) -> tuple[object, ...]:
+def _in_order(entry: tuple[_Key, list[Point]]) -> tuple[object, ...]:
     from preflight.core.text import natural
 
-    measure, under, unit = one[0]
+    measure, under, unit = entry[0]
     return measure, under, natural(unit)
 
 
@@ -259,10 +259,10 @@ def seats(
         .order_by(PLACES.c.id)
     )
     own = PLACES.c.node_id == node if gpu is None else PLACES.c.gpu_id == gpu
-    found = [as_struct(GpuPlacement, row) for row in connection.execute(query.where(own))]
+    placements = [as_struct(GpuPlacement, row) for row in connection.execute(query.where(own))]
     if gpu is None:
-        found.sort(key=lambda one: (one.until_s is not None, one.slot))
-    return tuple(found)
+        placements.sort(key=lambda placement: (placement.until_s is not None, placement.slot))
+    return tuple(placements)
 
 
 NIGHT_S = 86400.0
@@ -284,8 +284,8 @@ class History:
     def past(self, nodes: Sequence[str], leaves: Mapping[str, str]) -> Past:
         """What a planner needs to know of exactly this fleet's pairs; empty if never swept."""
         own = FLEETS.c.key == fleet_key(nodes, leaves)
-        found = self._connection.execute(select(FLEETS.c.past).where(own)).scalar_one_or_none()
-        return read_past(found or "")
+        past = self._connection.execute(select(FLEETS.c.past).where(own)).scalar_one_or_none()
+        return read_past(past or "")
 
     def units(
         self, nodes: Sequence[str], tier: str, nights: int = NIGHTS
@@ -294,8 +294,8 @@ class History:
 
         Nights in which a burn-in check made the node not ready are left out: they are not typical.
         """
-        known = find_machines(self._connection, nodes)
-        return self._numbers.series(known, tier=tier, since_s=self._since(nights))
+        machines = find_machines(self._connection, nodes)
+        return self._numbers.series(machines, tier=tier, since_s=self._since(nights))
 
     def last_run(self) -> PastRun | None:
         """The last run in the history."""
@@ -339,9 +339,9 @@ class History:
 
     def node(self, name: str, nights: int = NIGHTS) -> NodePast | None:
         """The history of the machine that last had this name; None if no run had it."""
-        if not (known := find_machines(self._connection, [name])):
+        if not (machines := find_machines(self._connection, [name])):
             return None
-        own = known[name]
+        own = machines[name]
         since_s = self._since(nights)
         (standing,) = standings(self._connection, since_s, nodes=[own.id])
         query = select(NODES.c.serial).where(NODES.c.name == name, NODES.c.id != own.id)
@@ -352,20 +352,20 @@ class History:
             seats=seats(self._connection, node=own.id),
             episodes=episodes_of(self._connection, own.id),
             trends=self._numbers.trends(own.id, since_s),
-            namesakes=tuple(one or "" for one in self._connection.execute(query).scalars()),
+            namesakes=tuple(serial or "" for serial in self._connection.execute(query).scalars()),
         )
 
     def gpu(self, uuid: str, nights: int = NIGHTS) -> GpuPast | None:
         """The history of one GPU, in whatever nodes it was; None if no run had it."""
-        found = self._connection.execute(select(GPUS).where(GPUS.c.uuid == uuid)).one_or_none()
-        if found is None:
+        row = self._connection.execute(select(GPUS).where(GPUS.c.uuid == uuid)).one_or_none()
+        if row is None:
             return None
         return GpuPast(
-            uuid=found.uuid,
-            model=found.model,
-            seats=seats(self._connection, gpu=found.id),
-            episodes=episodes_of(self._connection, gpu=found.id),
-            trends=self._numbers.trends_of_gpu(found.id, self._since(nights)),
+            uuid=row.uuid,
+            model=row.model,
+            seats=seats(self._connection, gpu=row.id),
+            episodes=episodes_of(self._connection, gpu=row.id),
+            trends=self._numbers.trends_of_gpu(row.id, self._since(nights)),
         )
 
     def _since(self, nights: int) -> float:

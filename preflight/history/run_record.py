@@ -112,7 +112,7 @@ class Night(Struct, frozen=True, kw_only=True):
     @property
     def names(self) -> tuple[str, ...]:
         """The nodes of the run, in order."""
-        return tuple(one.name for one in self.machines)
+        return tuple(machine.name for machine in self.machines)
 
 
 class CoverageUpdate(Protocol):

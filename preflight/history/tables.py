@@ -204,11 +204,12 @@ def has_tables(connection: Connection, place: Place) -> bool:
                 "another folder: --preflight-history=DIR"
             )
         return False
-    found = connection.execute(select(META.c.schema_version)).scalar_one()
-    if found != SCHEMA:
+    version = connection.execute(select(META.c.schema_version)).scalar_one()
+    if version != SCHEMA:
         raise HistoryError(
-            f"cannot use the history {place.words}: it is of schema {found}, this preflight knows "
-            f"{SCHEMA}; use the one that wrote it, or give another folder: --preflight-history=DIR"
+            f"cannot use the history {place.words}: it is of schema {version}, this preflight "
+            f"knows {SCHEMA}; use the one that wrote it, or give another folder: "
+            "--preflight-history=DIR"
         )
     return True
 
@@ -239,12 +240,12 @@ _EXPRESSION = re.compile(r"(?i)\b(?:AS|CHECK|VIRTUAL|WHERE)\b|\bDEFAULT\s*\(|[^\
 
 def _computes(connection: Connection) -> bool:
     """Whether the file's own schema makes SQLite compute: one step of it may take any time."""
-    found = connection.exec_driver_sql("SELECT type, coalesce(sql, '') FROM sqlite_master")
+    rows = connection.exec_driver_sql("SELECT type, coalesce(sql, '') FROM sqlite_master")
     return any(
         kind not in ("table", "index")
         or _EXPRESSION.search(str(sql))
         or (kind == "index" and str(sql).count("(") > 1)
-        for kind, sql in found
+        for kind, sql in rows
     )
 
 
@@ -287,9 +288,9 @@ class Rows:
 
 def chunks(values: Iterable[Any]) -> Iterator[list[Any]]:
     """Cut a long list into pieces that fit one query."""
-    rest = list(values)
-    for start in range(0, len(rest), _AT_ONCE):
-        yield rest[start : start + _AT_ONCE]
+    sequence = list(values)
+    for start in range(0, len(sequence), _AT_ONCE):
+        yield sequence[start : start + _AT_ONCE]
 
 
 PATIENCE_S = 10.0
@@ -392,23 +393,23 @@ def _count_rows(connection: Connection, place: Place) -> None:
     is_file = connection.dialect.name == "sqlite"
     if not is_file:
         connection.execute(text(f"SET LOCAL statement_timeout = '{STATEMENT_S}s'"))
-    left = MOST_TEXT + _TEXT_PER_BYTE * _size(connection, place)
+    room = MOST_TEXT + _TEXT_PER_BYTE * _size(connection, place)
     at_once = 1 if is_file else _AT_ONCE_FROM_A_SERVER
 
     def count(rows: list[_Row]) -> list[_Row]:
-        nonlocal left
+        nonlocal room
         for row in rows:
-            left -= sum(len(one) if isinstance(one, str | bytes) else _COLUMN for one in row)
-        if left < 0:
+            room -= sum(len(field) if isinstance(field, str | bytes) else _COLUMN for field in row)
+        if room < 0:
             raise HistoryError(explain_refusal(place, "its rows hold too much text"))
         return rows
 
     @event.listens_for(connection, "before_execute", retval=True)
     def _(*values: Any) -> tuple[Any, ...]:
-        _, statement, many, one, _ = values
+        _, statement, many, params, _ = values
         if isinstance(statement, Select):
             statement = statement.execution_options(stream_results=True, max_row_buffer=at_once)
-        return statement, many, one
+        return statement, many, params
 
     @event.listens_for(connection, "after_execute")
     def _(*values: Any) -> None:
@@ -449,8 +450,8 @@ def _size(connection: Connection, place: Place) -> int:
     if not place.url.startswith(_SERVER):
         return 0  # the empty history in memory
     sizes = "SELECT sum(pg_total_relation_size(oid)) FROM pg_class WHERE pg_table_is_visible(oid)"
-    named = text(f"{sizes} AND relname IN :names").bindparams(bindparam("names", expanding=True))
-    return int(connection.execute(named, {"names": list(METADATA.tables)}).scalar_one() or 0)
+    query = text(f"{sizes} AND relname IN :names").bindparams(bindparam("names", expanding=True))
+    return int(connection.execute(query, {"names": list(METADATA.tables)}).scalar_one() or 0)
 
 
 def _write_ahead(connection: sqlite3.Connection) -> None:

@@ -80,25 +80,25 @@ class EpisodeWriter:
 
     def take(self, night: Night, run: int, fleet: int, nodes: Mapping[str, int]) -> None:
         """Add a night's findings, and end the episodes that are fine now."""
-        self._learn_texts([_short(one.sentence) for one in night.findings])
+        self._learn_texts([_short(finding.sentence) for finding in night.findings])
         self._close(night, run, fleet)
         continued: list[dict[str, object]] = []
         blamed: list[dict[str, int]] = []
-        for one in night.findings:
-            text = self._known_texts[_short(one.sentence)]
-            key = (one.check, one.about, fleet if _of_fleet(one) else 0)
+        for finding in night.findings:
+            text = self._known_texts[_short(finding.sentence)]
+            key = (finding.check, finding.about, fleet if _of_fleet(finding) else 0)
             episode = self._open.get(key)
             if episode is None:
-                episode = self._begin(key, one, run, text)
+                episode = self._begin(key, finding, run, text)
             else:
-                continued.append({"episode": episode, "outcome": one.outcome, "text": text,
+                continued.append({"episode": episode, "outcome": finding.outcome, "text": text,
                                 "run": run})  # fmt: skip
             number = self._verdicts.add(
-                run_id=run, episode_id=episode, outcome=one.outcome, text_id=text
+                run_id=run, episode_id=episode, outcome=finding.outcome, text_id=text
             )
             blamed += [
                 {"node_id": nodes[name], "verdict_id": number}
-                for name in dict.fromkeys(one.nodes)
+                for name in dict.fromkeys(finding.nodes)
                 if name in nodes
             ]
         self._episodes.write()
@@ -108,13 +108,13 @@ class EpisodeWriter:
         if blamed:
             self._connection.execute(insert(BLAMED), blamed)
 
-    def _begin(self, key: _Key, one: NightFinding, run: int, text: int) -> int:
+    def _begin(self, key: _Key, finding: NightFinding, run: int, text: int) -> int:
         check, about, fleet = key
         episode = self._episodes.add(
             check_id=check,
             about=about,
             fleet_id=fleet,
-            outcome=one.outcome,
+            outcome=finding.outcome,
             text_id=text,
             first_run=run,
             last_run=run,
@@ -126,12 +126,12 @@ class EpisodeWriter:
 
     def _close(self, night: Night, run: int, fleet: int) -> None:
         """End every episode whose component was checked tonight and is fine."""
-        found = {(one.check, one.about) for one in night.findings}
+        findings = {(finding.check, finding.about) for finding in night.findings}
         ended: list[dict[str, int]] = []
         for key, episode in list(self._open.items()):
             check, about, own = key
             fine = night.fine.get(check)
-            if fine is None or (check, about) in found or (own and own != fleet):
+            if fine is None or (check, about) in findings or (own and own != fleet):
                 continue
             # Neither node nor pair (an uplink): every check of this fleet includes it.
             if about in fine or (own and about != FLEET):
@@ -173,9 +173,9 @@ def _short(sentence: str) -> str:
     return sentence if len(sentence) <= LONGEST else sentence[: LONGEST - 3] + "..."
 
 
-def _of_fleet(one: NightFinding) -> bool:
+def _of_fleet(finding: NightFinding) -> bool:
     """Whether it is about neither a node nor a pair: then each fleet has its own finding."""
-    return one.about == FLEET or not one.own
+    return finding.about == FLEET or not finding.own
 
 
 _LARGEST = 1e300
@@ -199,20 +199,20 @@ class NumberWriter:
 
     def take(self, night: Night, run: int, nodes: Mapping[str, int]) -> None:
         """Add the numbers of one night."""
-        for one in night.numbers:
-            if one.node in nodes and any(value is not None for value in one.values):
+        for numbers in night.numbers:
+            if numbers.node in nodes and any(value is not None for value in numbers.values):
                 self._measures.add(
                     run_id=run,
-                    node_id=nodes[one.node],
-                    layout_id=self._layout(one),
-                    numbers=encode_numbers(one.values),
+                    node_id=nodes[numbers.node],
+                    layout_id=self._layout(numbers),
+                    numbers=encode_numbers(numbers.values),
                 )
         self._layouts.write()
         self._measures.write()
 
-    def _layout(self, one: Numbers) -> int:
-        units = msgspec.json.encode(one.units).decode()
-        key = (one.measure, one.under[:LONGEST_WORD], units)
+    def _layout(self, numbers: Numbers) -> int:
+        units = msgspec.json.encode(numbers.units).decode()
+        key = (numbers.measure, numbers.under[:LONGEST_WORD], units)
         if key not in self._known:
             self._known[key] = self._layouts.add(measure=key[0], under=key[1], units=units)
         return self._known[key]
@@ -220,16 +220,16 @@ class NumberWriter:
 
 def encode_numbers(values: tuple[float | None, ...]) -> str:
     """Encode numbers as JSON with four significant digits; null for NaN and infinity."""
-    return "[" + ",".join(map(_one, values)) + "]"
+    return "[" + ",".join(map(_json_number, values)) + "]"
 
 
-def _one(value: float | None) -> str:
+def _json_number(value: float | None) -> str:
     if value is None or not abs(value) <= _LARGEST:  # NaN is not
         return "null"
     return f"{value:.{DIGITS}g}"
 
 
-class _Known(NamedTuple):
+class _KnownNode(NamedTuple):
     id: int
     serial: str | None
     last_run: int
@@ -249,11 +249,11 @@ class MachineWriter:
         self._nodes = Rows(connection, NODES)
         self._gpus = Rows(connection, GPUS)
         self._places = Rows(connection, PLACES)
-        self._by_serial: dict[str, _Known] = {}
-        self._by_name: dict[str, _Known] = {}
+        self._by_serial: dict[str, _KnownNode] = {}
+        self._by_name: dict[str, _KnownNode] = {}
         self._name_of: dict[int, str] = {}
         for row in connection.execute(select(NODES)):
-            self._learn(row.name, _Known(row.id, row.serial, row.last_run))
+            self._learn(row.name, _KnownNode(row.id, row.serial, row.last_run))
         self._by_uuid: dict[str, int] = {
             row.uuid: row.id for row in connection.execute(select(GPUS))
         }
@@ -265,60 +265,64 @@ class MachineWriter:
 
     def take(self, night: Night, run: int) -> dict[str, int]:
         """Add the nodes that took part; return the number of each by its name."""
-        boards = Counter(one.serial[:LONGEST_WORD] for one in night.machines)
+        boards = Counter(machine.serial[:LONGEST_WORD] for machine in night.machines)
         # Boards with a shared serial number, or virtual machines: it identifies none of them.
         serials = {
-            one.name: serial if boards[serial := one.serial[:LONGEST_WORD]] == 1 else ""
-            for one in night.machines
+            machine.name: serial if boards[serial := machine.serial[:LONGEST_WORD]] == 1 else ""
+            for machine in night.machines
         }
         numbers: dict[str, int] = {}
-        seen: list[dict[str, object]] = []
-        for one in night.machines:
-            known = self._node(one.name, serials, run)
-            numbers[one.name] = known.id
-            seen.append({"node": known.id, "name": one.name, "serial": known.serial, "run": run})
+        updates: list[dict[str, object]] = []
+        for machine in night.machines:
+            node = self._node(machine.name, serials, run)
+            numbers[machine.name] = node.id
+            updates.append(
+                {"node": node.id, "name": machine.name, "serial": node.serial, "run": run}
+            )
         self._nodes.write()
         self._connection.execute(
             update(NODES)
             .where(NODES.c.id == bindparam("node"))
             .values(name=bindparam("name"), serial=bindparam("serial"), last_run=bindparam("run")),
-            seen,
+            updates,
         )
         states = [
-            {"node_id": numbers[one.name], "run_id": run, "state": one.state}
-            for one in night.machines
+            {"node_id": numbers[machine.name], "run_id": run, "state": machine.state}
+            for machine in night.machines
         ]
         self._connection.execute(insert(STATES), states)
         self._seat(night, run, numbers)
         return numbers
 
-    def _learn(self, name: str, known: _Known) -> None:
-        self._name_of[known.id] = name
-        if known.serial:
-            self._by_serial[known.serial] = known
-        if name not in self._by_name or self._by_name[name].last_run <= known.last_run:
-            self._by_name[name] = known
+    def _learn(self, name: str, node: _KnownNode) -> None:
+        self._name_of[node.id] = name
+        if node.serial:
+            self._by_serial[node.serial] = node
+        if name not in self._by_name or self._by_name[name].last_run <= node.last_run:
+            self._by_name[name] = node
 
-    def _node(self, name: str, serials: Mapping[str, str], run: int) -> _Known:
+    def _node(self, name: str, serials: Mapping[str, str], run: int) -> _KnownNode:
         """Find or create the record of a node: two names of one run never share one."""
-        serial, named = serials[name], self._by_name.get(name)
-        found = self._by_serial.get(serial)
-        before = self._name_of[found.id] if found else name
+        serial, namesake = serials[name], self._by_name.get(name)
+        node = self._by_serial.get(serial)
+        before = self._name_of[node.id] if node else name
         held_by_name = before != name and not serials.get(before)
-        if found and held_by_name and self._by_name[before].id == found.id:
-            found, serial = None, ""  # the node that had this board may still have it
-        if found is None and named and not (serials[name] and named.serial):
-            found = named  # it reports no serial, or reports one for the first time
-        if found is None:
+        if node and held_by_name and self._by_name[before].id == node.id:
+            node, serial = None, ""  # the node that had this board may still have it
+        if node is None and namesake and not (serials[name] and namesake.serial):
+            node = namesake  # it reports no serial, or reports one for the first time
+        if node is None:
             number = self._nodes.add(name=name, serial=serial or None, first_run=run, last_run=run)
-            found = _Known(number, serial or None, run)
-        known = _Known(found.id, found.serial or serial or None, run)
-        self._learn(name, known)
-        return known
+            node = _KnownNode(number, serial or None, run)
+        current = _KnownNode(node.id, node.serial or serial or None, run)
+        self._learn(name, current)
+        return current
 
     def _seat(self, night: Night, run: int, numbers: Mapping[str, int]) -> None:
         """Write which GPUs are in which slots, where that changed."""
-        gpus_of_node = {one.name: one.gpus for one in night.machines if one.gpus is not None}
+        gpus_of_node = {
+            machine.name: machine.gpus for machine in night.machines if machine.gpus is not None
+        }
         uuids = Counter(gpu.uuid[:LONGEST_WORD] for gpus in gpus_of_node.values() for gpu in gpus)
         vacated: list[int] = []
         sits: dict[int, tuple[int, int]] = {}
@@ -396,15 +400,15 @@ class Writer:
     def _fleet(self, night: Night) -> tuple[int, Past]:
         key = fleet_key(night.names, night.leaves)
         query = select(FLEETS.c.id, FLEETS.c.past).where(FLEETS.c.key == key)
-        found = self._connection.execute(query).one_or_none()
-        if found is not None:
-            return found.id, read_past(found.past)
+        row = self._connection.execute(query).one_or_none()
+        if row is not None:
+            return row.id, read_past(row.past)
         number = self._fleets.add(key=key, nodes=night.folded, past="", last_run=0)
         self._fleets.write()
         return number, Past()
 
     def _run(self, night: Night, fleet: int, covered: PairCoverage | None) -> int:
-        states = [one.state for one in night.machines]
+        states = [machine.state for machine in night.machines]
         bad = sum(state in BAD for state in states)
         number = self._runs.add(
             nonce=night.run,
@@ -432,8 +436,8 @@ class Writer:
             return
         runs = select(RUNS.c.id, RUNS.c.nodes, RUNS.c.not_ready).where(RUNS.c.sweep == sweep)
         waves = self._connection.execute(runs).all()
-        asked = select(STATES).where(STATES.c.run_id.in_([wave.id for wave in waves]))
-        rows = self._connection.execute(asked.order_by(STATES.c.run_id))
+        query = select(STATES).where(STATES.c.run_id.in_([wave.id for wave in waves]))
+        rows = self._connection.execute(query.order_by(STATES.c.run_id))
         latest = {row.node_id: row.state for row in rows}  # a wave may have been repeated
         bad = sum(state in BAD for state in latest.values())
         together = shared_cause(bad, len(latest))
