@@ -20,9 +20,9 @@ def end(pid: int) -> None:
     """Kill a process that we started, and its descendants; some may be gone already."""
     if os.environ.get("PREFLIGHT_TEST_UNKILLABLE") == "1":
         return  # for tests: imitates a process in D state, which SIGKILL does not reach
-    for each in (pid, *below(pid)):
+    for process in (pid, *below(pid)):
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(each, signal.SIGKILL)
+            os.kill(process, signal.SIGKILL)
 
 
 def end_all() -> None:
@@ -33,12 +33,12 @@ def end_all() -> None:
 
 def below(pid: int) -> list[int]:
     """Return the pids of all descendants, parents before their children."""
-    found: list[int] = []
+    pids: list[int] = []
     rising = [pid]
     while rising:
         rising = [child for parent in rising for child in of(parent)]
-        found += rising
-    return found
+        pids += rising
+    return pids
 
 
 def of(pid: int) -> list[int]:

@@ -86,8 +86,8 @@ def try_all(targets: list[Message], nonce: str, until: float) -> list[dict[str, 
     wait(tries, max(0.0, until - time.monotonic()))
     late = "not done in time: name lookup, or too many"
     return [
-        _attempt(target, "timeout", late) if one.cancel() or not one.done() else one.result()
-        for target, one in zip(targets, tries)  # noqa: B905 (Python 3.8)
+        _attempt(target, "timeout", late) if job.cancel() or not job.done() else job.result()
+        for target, job in zip(targets, tries)  # noqa: B905 (Python 3.8)
     ]
 
 
@@ -101,8 +101,8 @@ def _try(target: Message, nonce: str) -> dict[str, Any]:
     except socket.timeout:
         result, error = "timeout", f"no connection within {CONNECT_S:.0f} s"
     except OSError as failure:
-        known = not isinstance(failure, socket.gaierror) and failure.errno in _WORDS
-        result = _WORDS[failure.errno or 0] if known else "error"
+        is_listed = not isinstance(failure, socket.gaierror) and failure.errno in _WORDS
+        result = _WORDS[failure.errno or 0] if is_listed else "error"
         error = failure.strerror or str(failure)
     except (ValueError, OverflowError) as failure:
         result, error = "error", str(failure)
@@ -124,25 +124,25 @@ def _converse(target: Message, nonce: str) -> None:
     """Connect, send the greeting, read the reply, and close first: TIME_WAIT stays on this side."""
     expected = reply(nonce, target["node"])
     address = (target["address"], target["port"])
-    with socket.create_connection(address, timeout=CONNECT_S) as taken:
-        if taken.getsockname() == taken.getpeername():
+    with socket.create_connection(address, timeout=CONNECT_S) as connection:
+        if connection.getsockname() == connection.getpeername():
             # Linux can connect an ephemeral port to itself when no program listens there.
-            taken.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
             raise OSError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
-        taken.sendall(greeting(nonce))
-        received = _receive(taken, len(expected))
+        connection.sendall(greeting(nonce))
+        received = _receive(connection, len(expected))
     if not hmac.compare_digest(received, expected):
         how = "closed without a reply" if not received else "gave another reply"
         raise _NotOursError(f"another program accepted and {how}")
 
 
-def _receive(taken: socket.socket, length: int) -> bytes:
+def _receive(connection: socket.socket, length: int) -> bytes:
     until = time.monotonic() + CONNECT_S
     received = b""
     while len(received) < length:
-        taken.settimeout(max(0.001, until - time.monotonic()))
+        connection.settimeout(max(0.001, until - time.monotonic()))
         try:
-            chunk = taken.recv(length - len(received))
+            chunk = connection.recv(length - len(received))
         except socket.timeout:
             how = f"no reply in {CONNECT_S:.0f} s" if not received else "another reply"
             raise _NotOursError(f"a program accepted, but gave {how}") from None
@@ -163,8 +163,8 @@ _RESET = struct.pack("ii", 1, 0)
 
 
 class _Peer:
-    def __init__(self, taken: socket.socket) -> None:
-        self.socket = taken
+    def __init__(self, connection: socket.socket) -> None:
+        self.socket = connection
         self.received = b""
         self.answered = False
         self.until = time.monotonic() + HELLO_S
@@ -180,8 +180,8 @@ class Listeners:
         self._selector = selectors.DefaultSelector()
         self._stop, self._stopper = os.pipe()
         self._selector.register(self._stop, selectors.EVENT_READ)
-        for one in listening:
-            self._selector.register(one, selectors.EVENT_READ)
+        for server in listening:
+            self._selector.register(server, selectors.EVENT_READ)
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
 
@@ -193,9 +193,9 @@ class Listeners:
     def _serve(self) -> None:
         while self._turn():
             pass
-        for one in self._listening:
-            self._selector.unregister(one)
-            one.close()
+        for server in self._listening:
+            self._selector.unregister(server)
+            server.close()
         until = time.monotonic() + float(os.read(self._stop, 64))
         self._selector.unregister(self._stop)
         for peer in [peer for peer in self._peers.values() if not peer.answered]:
@@ -224,12 +224,12 @@ class Listeners:
             if len(self._peers) >= MOST_PEERS:
                 self._drop(next(iter(self._peers.values())))
             try:
-                taken, _ = listening.accept()  # type: ignore[attr-defined]
+                connection, _ = listening.accept()  # type: ignore[attr-defined]
             except OSError:
                 return  # no more peers, or the peer is gone already
-            taken.settimeout(0)
-            peer = self._peers[taken.fileno()] = _Peer(taken)
-            self._selector.register(taken, selectors.EVENT_READ, peer)
+            connection.settimeout(0)
+            peer = self._peers[connection.fileno()] = _Peer(connection)
+            self._selector.register(connection, selectors.EVENT_READ, peer)
 
     def _receive(self, peer: _Peer) -> None:
         try:
@@ -237,14 +237,14 @@ class Listeners:
             if not chunk:
                 return self._leave(peer)
             peer.received += chunk
-            wanted = len(self._greeting)
-            if peer.answered or len(peer.received) > wanted:
+            length = len(self._greeting)
+            if peer.answered or len(peer.received) > length:
                 return self._drop(peer)
-            if len(peer.received) == wanted:
-                known = hmac.compare_digest(peer.received, self._greeting)
-                if not known and not peer.received.startswith(_OPENING):
+            if len(peer.received) == length:
+                is_ours = hmac.compare_digest(peer.received, self._greeting)
+                if not is_ours and not peer.received.startswith(_OPENING):
                     return self._drop(peer)
-                peer.socket.send(self._reply if known else OTHER_RUN)
+                peer.socket.send(self._reply if is_ours else OTHER_RUN)
                 peer.answered, peer.until = True, time.monotonic() + HELLO_S
         except BlockingIOError:
             return None
@@ -297,17 +297,17 @@ def is_free(port: int, patience_s: float = 1.0) -> bool:
 
 
 def _listening(family: int, address: str, port: int) -> socket.socket:
-    taken = socket.socket(family, socket.SOCK_STREAM)
+    server = socket.socket(family, socket.SOCK_STREAM)
     try:
         if family == socket.AF_INET6:
-            taken.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        taken.bind((address, port))
-        taken.listen(BACKLOG)
+            server.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        server.bind((address, port))
+        server.listen(BACKLOG)
     except OSError:
-        taken.close()
+        server.close()
         raise
-    taken.settimeout(0)
-    return taken
+    server.settimeout(0)
+    return server
 
 
 LOOKUP_S = 4.0
@@ -322,27 +322,27 @@ def find(port: int) -> dict[str, Any]:
 
 
 def _find(port: int, run_pid: int, care: Care) -> dict[str, Any]:
-    here = [one for one in procfs.tcp() if one.port == port]
-    open_ones = [one for one in here if one.inode != "0"]
-    open_ones.sort(key=lambda one: one.state != procfs.LISTEN)
+    rows = [row for row in procfs.tcp() if row.port == port]
+    open_ones = [row for row in rows if row.inode != "0"]
+    open_ones.sort(key=lambda row: row.state != procfs.LISTEN)
     holder = _holder(open_ones[0], run_pid, care) if open_ones else None
-    return {"holder": holder, "lingering": len(here) - len(open_ones)}
+    return {"holder": holder, "lingering": len(rows) - len(open_ones)}
 
 
-def _holder(held: procfs.Socket, run_pid: int, care: Care) -> dict[str, Any]:
+def _holder(row: procfs.Socket, run_pid: int, care: Care) -> dict[str, Any]:
     everyone, allowances = care.everyone(), Allowances()
     describer = Describer(everyone, run_pid, care)
     process = {"pid": 0, "ppid": 0, "state": "", "command": "", "age_s": 0.0}
-    process["user"] = describer.user(held.uid)
+    process["user"] = describer.user(row.uid)
     for pid in sorted(everyone):
         opened = allowances.open_files(pid)
-        if opened and held.inode in opened.sockets:
-            one = everyone[pid]
+        if opened and row.inode in opened.sockets:
+            stat = everyone[pid]
             care.mark(pid)
-            environ = None if care.untouchable(one) else procfs.environ(pid)
-            process = describer.describe(one, environ)
+            environ = None if care.untouchable(stat) else procfs.environ(pid)
+            process = describer.describe(stat, environ)
             break
-    process["listens"] = [held.port] if held.state == procfs.LISTEN else []
+    process["listens"] = [row.port] if row.state == procfs.LISTEN else []
     return process
 
 
@@ -360,11 +360,11 @@ def run(
     until = began + float(request["deadline_s"]) - MARGIN_S
     nonce = request["nonce"]
     orders: queue.Queue[Message] = queue.Queue()
-    kept = start.Lease(request.get("lease_s"))
+    lease = start.Lease(request.get("lease_s"))
 
     def attend() -> None:  # without a controller, this process must end
-        ended = start.attend(lines, kept, orders.put)
-        start.leave(start.DONE if ended == start.CLOSED else start.LAPSED)
+        reason = start.attend(lines, lease, orders.put)
+        start.leave(start.DONE if reason == start.CLOSED else start.LAPSED)
 
     threading.Thread(target=attend, daemon=True).start()
     stage = _Stage(request)
@@ -396,15 +396,15 @@ class _Stage:
 
     def __init__(self, request: Message) -> None:
         port = request.get("master_port")
-        taken: list[socket.socket] = []
-        self.master = None if port is None else _take(port, taken)
-        self.bound = bool(taken)
+        masters: list[socket.socket] = []
+        self.master = None if port is None else _take(port, masters)
+        self.bound = bool(masters)
         listening = []
         for _ in range(min(MOST_DATA_PORTS, request["data_ports"])):
             with contextlib.suppress(OSError):
                 listening.append(listener(0))
-        self.data_ports = [one.getsockname()[1] for one in listening]
-        self._listeners = Listeners(taken + listening, request["nonce"], request["name"])
+        self.data_ports = [server.getsockname()[1] for server in listening]
+        self._listeners = Listeners(masters + listening, request["nonce"], request["name"])
 
     def close(self) -> None:
         """Stop listening, and test whether the master port can be bound again."""
@@ -418,13 +418,13 @@ OTHER_RUN_S, FREED_S = 6.0, 1.0
 """How long to wait for another run of preflight that tests the same port, and for it to be free."""
 
 
-def _take(port: int, taken: list[socket.socket]) -> Message:
-    """Bind the master port, or find its holder; the listener is added to `taken`."""
+def _take(port: int, masters: list[socket.socket]) -> Message:
+    """Bind the master port, or find its holder; the listener is added to `masters`."""
     until = time.monotonic() + OTHER_RUN_S
     freed_until = time.monotonic() + FREED_S
     while True:
         try:
-            taken.append(listener(port))
+            masters.append(listener(port))
         except OSError as error:
             if _is_another_runs(port):
                 freed_until = min(until, time.monotonic() + FREED_S)
@@ -438,8 +438,8 @@ def _take(port: int, taken: list[socket.socket]) -> Message:
 def _is_another_runs(port: int) -> bool:
     """Whether a listener of another run of preflight has the port."""
     try:
-        with socket.create_connection(("127.0.0.1", port), timeout=FREED_S) as taken:
-            taken.sendall(greeting(""))
-            return taken.recv(len(OTHER_RUN)).startswith(OTHER_RUN[:16])
+        with socket.create_connection(("127.0.0.1", port), timeout=FREED_S) as connection:
+            connection.sendall(greeting(""))
+            return connection.recv(len(OTHER_RUN)).startswith(OTHER_RUN[:16])
     except OSError:
         return False

@@ -112,8 +112,8 @@ class Command:
             argv, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0, start_new_session=True
         )
         self.pid = process.pid
-        pipes = [one for one in (process.stdin, process.stdout, process.stderr) if one]
-        self.stdin, self.stdout, stderr = (one.fileno() for one in pipes)
+        pipes = [pipe for pipe in (process.stdin, process.stdout, process.stderr) if pipe]
+        self.stdin, self.stdout, stderr = (pipe.fileno() for pipe in pipes)
         for one in pipes:
             os.set_blocking(one.fileno(), False)
         self._input, *_ = pipes
@@ -169,12 +169,12 @@ class Command:
         This does not reap it: until `forget`, no other process group can get its number.
         """
         try:
-            seen = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            result = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
             return -1
-        if seen is None:
+        if result is None:
             return None
-        return seen.si_status if seen.si_code == os.CLD_EXITED else -seen.si_status
+        return result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
 
     def ask(self) -> None:
         """Send SIGTERM first: timeout(1) would leave its command behind after SIGKILL."""
@@ -244,7 +244,7 @@ class Server:
             if command.wants_input:
                 poll.register(command.stdin, select.POLLOUT)
         killing = any(c.kill_at is not None for c in self._commands.values())
-        return {each for each, _ in poll.poll(KILL_TICK_MS if killing else None)}
+        return {descriptor for descriptor, _ in poll.poll(KILL_TICK_MS if killing else None)}
 
     def _receive(self) -> bool:
         """Handle the controller's frames; False when it is gone."""
@@ -306,8 +306,8 @@ class Server:
         if not command.exited and (status := command.status()) is not None:
             command.exited = True
             self._send(EXIT, channel, NUMBER.pack(status))
-        asked = command.kill_at
-        if asked is not None and (command.exited or time.monotonic() >= asked):
+        kill_at = command.kill_at
+        if kill_at is not None and (command.exited or time.monotonic() >= kill_at):
             command.forget()
             del self._commands[channel]
 
@@ -368,17 +368,17 @@ def meet(connection: socket.socket, name: str, secret: bytes) -> tuple[Sealer, O
     """Authenticate both sides by the run's secret; Refused if the controller does not know it."""
     connection.settimeout(DIAL_S)
     hello = _exactly(connection, len(GREETING) + RANDOM)
-    theirs = hello[len(GREETING) :]
+    their_random = hello[len(GREETING) :]
     if not hello.startswith(GREETING):
         raise Refused("another program than the controller answered")
-    ours, word = os.urandom(RANDOM), name.encode()
-    proof = hmac.digest(secret, b"relay\0" + word + theirs + ours, "sha256")
-    connection.sendall(bytes([len(word)]) + word + ours + proof)
-    expected = hmac.digest(secret, b"controller\0" + word + ours + theirs, "sha256")
+    own_random, word = os.urandom(RANDOM), name.encode()
+    proof = hmac.digest(secret, b"relay\0" + word + their_random + own_random, "sha256")
+    connection.sendall(bytes([len(word)]) + word + own_random + proof)
+    expected = hmac.digest(secret, b"controller\0" + word + own_random + their_random, "sha256")
     if not hmac.compare_digest(_exactly(connection, PROOF), expected):
         raise Refused("the program that answered does not know this run's secret")
-    up = hmac.digest(secret, b"from relay\0" + theirs + ours, "sha256")
-    down = hmac.digest(secret, b"from controller\0" + theirs + ours, "sha256")
+    up = hmac.digest(secret, b"from relay\0" + their_random + own_random, "sha256")
+    down = hmac.digest(secret, b"from controller\0" + their_random + own_random, "sha256")
     return Sealer(up), Opener(down)
 
 
@@ -419,7 +419,7 @@ def run(request: dict[str, Any], read_line: object, emit: Emit) -> None:
     try:
         # The address by which Slurm reaches the launching host most likely works for us, too.
         slurms = os.environ.get("SLURM_LAUNCH_NODE_IPADDR", "")
-        offered = [each for each in request["addresses"] if each != slurms]
+        offered = [address for address in request["addresses"] if address != slurms]
         connection = dial([*([slurms] if slurms else []), *offered], request["port"])
         sealer, opener = meet(connection, name, bytes.fromhex(request["secret"]))
     except (NoRoute, Refused, OSError) as error:

@@ -221,6 +221,6 @@ def attend(
                 return CLOSED
             lease.renew(LINE)
             take(message)
-        ended = lease.lapsed()
-        if ended:
-            return ended
+        source = lease.lapsed()
+        if source:
+            return source

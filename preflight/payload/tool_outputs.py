@@ -70,8 +70,8 @@ def run(
     del lines
     began = time.monotonic()
     until = began + float(request["deadline_s"]) - MARGIN_S
-    started = {name: _start(name) for name in _COMMANDS}
-    outputs = {name: _finish(name, child, began, until) for name, child in started.items()}
+    children = {name: _start(name) for name in _COMMANDS}
+    outputs = {name: _finish(name, child, began, until) for name, child in children.items()}
     del outputs[_DMESG if outputs[_JOURNAL]["text"] else _JOURNAL]  # two readers of one log
     emit({"outputs": [*outputs.values(), _environment()]})
 
@@ -84,31 +84,31 @@ def _start(name: str) -> guard.Child | None:
 
 def _finish(name: str, child: guard.Child | None, began: float, until: float) -> dict[str, Any]:
     words = _COMMANDS[name]
-    one: dict[str, Any] = {"name": name, "command": " ".join(words), "status": None}
-    one.update(seconds=0.0, cut=False, error="", text="")
+    row: dict[str, Any] = {"name": name, "command": " ".join(words), "status": None}
+    row.update(seconds=0.0, cut=False, error="", text="")
     if child is None:
-        return dict(one, error=f"{words[0]} is not installed")
+        return dict(row, error=f"{words[0]} is not installed")
     kernel, most = name in (_JOURNAL, _DMESG), child.most
     ended = child.listen(until)
-    one["seconds"] = round(min(child.ended, time.monotonic()) - began, 3)
+    row["seconds"] = round(min(child.ended, time.monotonic()) - began, 3)
     gone = child.dismiss(kill=not ended or len(child.output) > most)
     output = bytes(child.output[:most])
-    one["cut"] = len(child.output) > most
+    row["cut"] = len(child.output) > most
     if kernel:
         lines = _LINE_END.split(_CONTROL.sub(b"?", output))
-        kept = b"".join(line + b"\n" for line in lines if _KERNEL.search(line))
-        one["cut"] = one["cut"] or len(kept) > MOST_BYTES
-        output = _LINE_END.split(kept[-MOST_BYTES:], 1)[-1] if len(kept) > MOST_BYTES else kept
+        text = b"".join(line + b"\n" for line in lines if _KERNEL.search(line))
+        row["cut"] = row["cut"] or len(text) > MOST_BYTES
+        output = _LINE_END.split(text[-MOST_BYTES:], 1)[-1] if len(text) > MOST_BYTES else text
     text = without_processes(output) if words[1:] == ["-q"] else output
-    one["text"] = clean_block(text, MOST_BYTES)
+    row["text"] = clean_block(text, MOST_BYTES)
     if ended and child.status is not None and len(child.output) <= most:
         status = child.status
-        one["status"] = os.WEXITSTATUS(status) if os.WIFEXITED(status) else -os.WTERMSIG(status)
+        row["status"] = os.WEXITSTATUS(status) if os.WIFEXITED(status) else -os.WTERMSIG(status)
     if not ended:
-        one["error"] = "no answer in time" + ("" if gone else ", and it cannot be killed")
-    elif kernel and one["status"] != 0 and not output:
-        one["error"] = "this login may not read the kernel log"
-    return one
+        row["error"] = "no answer in time" + ("" if gone else ", and it cannot be killed")
+    elif kernel and row["status"] != 0 and not output:
+        row["error"] = "this login may not read the kernel log"
+    return row
 
 
 def without_processes(output: bytes) -> bytes:
@@ -122,8 +122,8 @@ def without_processes(output: bytes) -> bytes:
 
 def _environment() -> dict[str, Any]:
     """The variables of this login that NCCL and CUDA read, without passwords."""
-    kept = {name: value for name, value in os.environ.items() if _VARIABLE.match(name)}
-    text = "".join(f"{name}={setting(name, kept[name])}\n" for name in sorted(kept))
+    variables = {name: value for name, value in os.environ.items() if _VARIABLE.match(name)}
+    text = "".join(f"{name}={setting(name, variables[name])}\n" for name in sorted(variables))
     text = clean_block(text.encode("utf-8", "replace"), MOST_BYTES)
-    one = {"name": _ENV, "command": "env", "status": 0, "seconds": 0.0, "cut": False, "error": ""}
-    return dict(one, text=text)
+    row = {"name": _ENV, "command": "env", "status": 0, "seconds": 0.0, "cut": False, "error": ""}
+    return dict(row, text=text)

@@ -73,8 +73,8 @@ class Worker:
             message = self._answers.next(max(0.0, ends - time.monotonic()))
         except TimeoutError:
             excuse = clocks.excuse(self._waited, self.pid, limit_s)
-            left = self.end(kill=True)
-            error = f"it stood still for {limit_s:.0f} s and was killed{excuse}{left}"
+            leftover = self.end(kill=True)
+            error = f"it stood still for {limit_s:.0f} s and was killed{excuse}{leftover}"
             return Answer(how="hung", error=error, starved="for a CPU" in excuse)
         if message is None:
             return Answer(how="died", error=self.end() or "its process ended by itself")
@@ -149,19 +149,19 @@ class Crew:
 
     def dismiss(self) -> list[int]:
         """End all processes, which frees their memory; return the devices without a failure."""
-        there = sorted(self._alive)
-        for one in self._alive.values():
-            one.close()
-        for one in self._alive.values():
-            one.end()
+        alive = sorted(self._alive)
+        for worker in self._alive.values():
+            worker.close()
+        for worker in self._alive.values():
+            worker.end()
         self._alive = {}
-        return there
+        return alive
 
     def _ask(self, indices: Iterable[int], phase: str) -> None:
         limit_s = float(self._limits[phase])
-        asked = [index for index in indices if self._order(index, phase)]
+        busy = [index for index in indices if self._order(index, phase)]
         ends = time.monotonic() + limit_s
-        for index in asked:
+        for index in busy:
             answer = self._alive[index].answer(ends, limit_s)
             for event in answer.events:
                 self._emit(dict(event, device=index))

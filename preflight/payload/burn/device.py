@@ -113,10 +113,10 @@ class Waited:
 def inside(bench: Bench, how: dict[str, Any]) -> list[dict[str, Any]]:
     """GB/s (1e9) of a copy within the device's memory; each byte is read once and written once."""
     size = how["mib"] * MIB
-    one = bench.empty(size // 4, bench.torch.int32).fill_(1)
-    other = bench.torch.empty_like(one)
-    seconds = bench.samples(lambda: other.copy_(one), how)
-    return [reading("memory_gbs", [2 * size / each / 1e9 for each in seconds])]
+    source = bench.empty(size // 4, bench.torch.int32).fill_(1)
+    target = bench.torch.empty_like(source)
+    seconds = bench.samples(lambda: target.copy_(source), how)
+    return [reading("memory_gbs", [2 * size / copy_s / 1e9 for copy_s in seconds])]
 
 
 def across(bench: Bench, how: dict[str, Any], sides: Sides) -> list[dict[str, Any]]:
@@ -128,16 +128,16 @@ def across(bench: Bench, how: dict[str, Any], sides: Sides) -> list[dict[str, An
     size = how["mib"] * MIB
     own = bench.empty(size, bench.torch.uint8).fill_(1)
     before = os.sched_getaffinity(0)
-    kept, events = [], []
+    buffers, events = [], []
     try:
         for side, cpus in sides:
             os.sched_setaffinity(0, cpus)
             host = bench.torch.empty(size, dtype=bench.torch.uint8, pin_memory=own.is_cuda)
             host.fill_(2)
-            kept.append(host)
+            buffers.append(host)
             for measure, to, source in (("h2d_gbs", own, host), ("d2h_gbs", host, own)):
                 seconds = bench.samples(_copying(to, source), how)
-                rates = [size / each / 1e9 for each in seconds]
+                rates = [size / copy_s / 1e9 for copy_s in seconds]
                 events.append(reading(measure, rates, side=side))
     finally:
         os.sched_setaffinity(0, before)
@@ -152,11 +152,11 @@ def measure(bench: Bench, how: dict[str, Any]) -> list[dict[str, Any]]:
     """TFLOPS of an n x n x n product of random numbers, 2 n^3 operations each."""
     torch, n = bench.torch, how["n"]
     torch.manual_seed(1)  # the same numbers for all: a product's power depends on them
-    one = torch.randn(n, n, device=bench.device).to(torch.bfloat16)
-    other = torch.randn(n, n, device=bench.device).to(torch.bfloat16)
-    out = torch.empty_like(one)
-    seconds = bench.samples(lambda: torch.mm(one, other, out=out), how)
-    return [reading("gemm_tflops", [2 * n**3 / each / 1e12 for each in seconds])]
+    left = torch.randn(n, n, device=bench.device).to(torch.bfloat16)
+    right = torch.randn(n, n, device=bench.device).to(torch.bfloat16)
+    out = torch.empty_like(left)
+    seconds = bench.samples(lambda: torch.mm(left, right, out=out), how)
+    return [reading("gemm_tflops", [2 * n**3 / product_s / 1e12 for product_s in seconds])]
 
 
 def measure_launch(bench: Bench, how: dict[str, Any]) -> list[dict[str, Any]]:
@@ -170,8 +170,8 @@ def measure_launch(bench: Bench, how: dict[str, Any]) -> list[dict[str, Any]]:
         once()
     samples = []
     for _ in range(how["samples"]):
-        each = sorted(bench.seconds(once, 1) for _ in range(how["launches"]))
-        samples.append(each[len(each) // 2] * 1e6)
+        launches = sorted(bench.seconds(once, 1) for _ in range(how["launches"]))
+        samples.append(launches[len(launches) // 2] * 1e6)
     return [reading("launch_us", samples)]
 
 
@@ -208,12 +208,12 @@ def measure_sustained(bench: Bench, how: dict[str, Any]) -> list[dict[str, Any]]
     The clocks are read while the device has work queued: an idle GPU is not hot.
     """
     torch, n = bench.torch, how["n"]
-    one, other = integrity.small(bench, n, n, 4), integrity.small(bench, n, n, 5)
-    right = torch.mm(one, other)
-    out = torch.empty_like(right)
+    left, right = integrity.small(bench, n, n, 4), integrity.small(bench, n, n, 5)
+    expected = torch.mm(left, right)
+    out = torch.empty_like(expected)
 
     def work() -> None:
-        torch.mm(one, other, out=out)
+        torch.mm(left, right, out=out)
 
     gauge = Gauge(bench)
     rates: list[float] = []
@@ -229,13 +229,13 @@ def measure_sustained(bench: Bench, how: dict[str, Any]) -> list[dict[str, Any]]
             looks.append(gauge.look())
         bench.sync()
         rates.append(times * 2 * n**3 / (time.perf_counter() - at) / 1e12)
-        if not torch.equal(out, right):
-            row, column = integrity.place_of(out, right)
+        if not torch.equal(out, expected):
+            row, column = integrity.place_of(out, expected)
             first = first or f"element {row},{column} after {at - began:.1f} s"
             wrong += 1
-    seen = [each for each in looks if each is not None]
-    events = [reading("sustained_tflops", rates), {"event": "clocks", "looks": seen}]
-    digest = integrity.digest_of(bench, right) if bench.kind == "cuda" else ""
+    readings = [look for look in looks if look is not None]
+    events = [reading("sustained_tflops", rates), {"event": "clocks", "looks": readings}]
+    digest = integrity.digest_of(bench, expected) if bench.kind == "cuda" else ""
     size = f"{n}x{n}"
     events.append(integrity.proof("load", len(rates), wrong, first, digest=digest, size=size))
     return events
@@ -270,24 +270,24 @@ def work(
 
 def _open(bench: Bench, index: int, sides: Sides) -> dict[str, Any]:
     """Create the CUDA context, and bind the process to the CPUs next to its device."""
-    found: dict[str, Any] = {"event": "opened", "name": "CPU", "bus_id": "", "numa": None}
+    event: dict[str, Any] = {"event": "opened", "name": "CPU", "bus_id": "", "numa": None}
     if bench.kind == "cpu":
         cpus = sorted(os.sched_getaffinity(0))
         cpu = cpus[index % len(cpus)]
         os.sched_setaffinity(0, {cpu})
-        found["name"] = f"CPU {cpu}"
-        return found
+        event["name"] = f"CPU {cpu}"
+        return event
     torch = bench.torch
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     cuda.initialise(torch, index)
     torch.ones(1, device=bench.device).add_(1)
     bench.sync()
-    known = torch.cuda.get_device_properties(bench.device)
-    found["name"] = clean(known.name)
-    found["bus_id"] = bench.bus_id()
-    if found["bus_id"]:
-        found["numa"] = node_files.numa("/sys/bus/pci/devices/" + found["bus_id"])
-    near = dict(sides).get(found["numa"]) if found["numa"] is not None else None
+    properties = torch.cuda.get_device_properties(bench.device)
+    event["name"] = clean(properties.name)
+    event["bus_id"] = bench.bus_id()
+    if event["bus_id"]:
+        event["numa"] = node_files.numa("/sys/bus/pci/devices/" + event["bus_id"])
+    near = dict(sides).get(event["numa"]) if event["numa"] is not None else None
     if near:
         os.sched_setaffinity(0, near)
-    return found
+    return event

@@ -31,16 +31,16 @@ def small(bench: Any, rows: int, columns: int, key: int) -> Any:
     return words.to(bench.torch.bfloat16).view(rows, columns)
 
 
-def wrong_row(bench: Any, one: Any, other: Any, product: Any) -> int | None:
-    """The first row in which `product` is not one x other; None if all are correct.
+def wrong_row(bench: Any, left: Any, right: Any, product: Any) -> int | None:
+    """The first row in which `product` is not left x right; None if all are correct.
 
-    Freivalds' algorithm: product v = one (other v) for a vector of odd numbers. All of it is exact
+    Freivalds' algorithm: product v = left (right v) for a vector of odd numbers. All of it is exact
     in float64, so any single wrong element shows.
     """
     double = bench.torch.float64
-    weights = ((_words(bench, other.shape[1], 7) & 0xFFFF) | 1).to(double)
-    inner = _times(bench, other, weights)
-    differs = _times(bench, product, weights) != _times(bench, one, inner)
+    weights = ((_words(bench, right.shape[1], 7) & 0xFFFF) | 1).to(double)
+    inner = _times(bench, right, weights)
+    differs = _times(bench, product, weights) != _times(bench, left, inner)
     return int(differs.nonzero()[0].item()) if bool(differs.any().item()) else None
 
 
@@ -101,17 +101,17 @@ def proof(what: str, rounds: int, wrong: int, first: str = "", **more: Any) -> d
 
 def _product(bench: Any, how: dict[str, Any]) -> dict[str, Any]:
     torch, n, k = bench.torch, how["n"], how["k"]
-    one, other = signs(bench, n, k, 1), signs(bench, k, n, 2)
-    product = torch.mm(one, other)
-    row = wrong_row(bench, one, other, product)
+    left, right = signs(bench, n, k, 1), signs(bench, k, n, 2)
+    product = torch.mm(left, right)
+    row = wrong_row(bench, left, right, product)
     wrong, first = int(row is not None), "" if row is None else f"row {row} of {n} in product 1"
     again = torch.empty_like(product)
     for number in range(2, how["products"] + 1):
-        torch.mm(one, other, out=again)
+        torch.mm(left, right, out=again)
         if not torch.equal(again, product):
             at = place_of(again, product)
-            got, before = float(again[at].item()), float(product[at].item())
-            words = f"element {at[0]},{at[1]} came out as {got:g} in product {number}"
+            value, before = float(again[at].item()), float(product[at].item())
+            words = f"element {at[0]},{at[1]} came out as {value:g} in product {number}"
             first = first or f"{words}, before as {before:g}"
             wrong += 1
     digest = digest_of(bench, product)
@@ -124,19 +124,19 @@ def _memory(bench: Any, how: dict[str, Any]) -> dict[str, Any]:
     words = how["chunk_mib"] * MIB // 4
     count = max(1, _bytes(bench, how) // (words * 4) - 1)
     chunks = [bench.empty(words, torch.int32) for _ in range(count)]
-    wanted = bench.empty(words, torch.int32)
+    expected = bench.empty(words, torch.int32)
     wrong, first = 0, ""
     for turn in range(how["patterns"]):
         for place, chunk in enumerate(chunks):
             verify.fill(torch, chunk, verify.key(3, turn, place))
         for inverted in (False, True):
             for place, chunk in enumerate(chunks):
-                verify.fill(torch, wanted, verify.key(3, turn, place))
+                verify.fill(torch, expected, verify.key(3, turn, place))
                 if inverted:
-                    wanted.bitwise_not_()
-                if not torch.equal(chunk, wanted):
-                    wrong += int((chunk != wanted).sum().item())
-                    first = first or _where(chunk, wanted, place * words)
+                    expected.bitwise_not_()
+                if not torch.equal(chunk, expected):
+                    wrong += int((chunk != expected).sum().item())
+                    first = first or _where(chunk, expected, place * words)
                 if not inverted:
                     chunk.bitwise_not_()
     mib = count * how["chunk_mib"]
@@ -153,7 +153,7 @@ def _bytes(bench: Any, how: dict[str, Any]) -> int:
     return int(min(most, free * how["share"]))
 
 
-def _where(chunk: Any, wanted: Any, offset: int) -> str:
-    at = int((chunk != wanted).nonzero()[0].item())
-    got, right = (int(each[at].item()) % _WORD for each in (chunk, wanted))
+def _where(chunk: Any, expected: Any, offset: int) -> str:
+    at = int((chunk != expected).nonzero()[0].item())
+    got, right = (int(buffer[at].item()) % _WORD for buffer in (chunk, expected))
     return f"word {offset + at} is 0x{got:08x}, must be 0x{right:08x}"

@@ -31,22 +31,22 @@ def run(request: dict[str, Any], read_line: Read, emit: Emit) -> None:
     ends = time.monotonic() + request["deadline_s"] - _LAST_WORDS_S
     agent.serve_controller(request, read_line, emit)
     children.adopt_orphans()
-    held = agent.claim(str(request["name"]))
-    if held is None:
+    lock = agent.claim(str(request["name"]))
+    if lock is None:
         emit({"event": "busy", "error": agent.why_taken(str(request["name"]))[0]})
         return
     os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # NVML's order, not the fastest GPU first
-    found = cuda.describe()
-    if found["event"] == "no_torch":
-        emit(found)
+    description = cuda.describe()
+    if description["event"] == "no_torch":
+        emit(description)
         return
-    kind = "cuda" if found["cuda"] else "cpu"
-    count = found["gpus"] if found["cuda"] else int(request["slots"])
-    emit({"event": "ready", "torch": found["torch"], "kind": kind, "devices": count})
+    kind = "cuda" if description["cuda"] else "cpu"
+    count = description["gpus"] if description["cuda"] else int(request["slots"])
+    emit({"event": "ready", "torch": description["torch"], "kind": kind, "devices": count})
     if kind == "cuda" or not request["gpus"]:  # else this torch cannot use the node's GPUs
         _load(request["plan"][kind], kind, count, request.get("sysfs", "/sys"), emit, ends=ends)
     emit({"event": "done"})
-    held.close()
+    lock.close()
 
 
 def _load(

@@ -50,9 +50,10 @@ def measure_host(plan: dict[str, Any], sides: Sides, emit: Emit) -> None:
     limit_s = float(plan["limit_s"]["host"])
     for side, cpus in sides:
         try:
-            one = crew.Worker("preflight-host", partial(_measure_memory, side, cpus, plan["host"]))
-            one.order({})
-            answer = one.answer(time.monotonic() + limit_s, limit_s)
+            work = partial(_measure_memory, side, cpus, plan["host"])
+            worker = crew.Worker("preflight-host", work)
+            worker.order({})
+            answer = worker.answer(time.monotonic() + limit_s, limit_s)
         except OSError as error:
             answer = crew.Answer(how="error", error=str(error))
         for event in answer.events:
@@ -61,7 +62,7 @@ def measure_host(plan: dict[str, Any], sides: Sides, emit: Emit) -> None:
             why = f"NUMA node {side}: {answer.error}"[:500]
             emit({"event": "trouble", "what": "host", "error": why})
         else:
-            one.end()
+            worker.end()
 
 
 def _measure_memory(
@@ -74,15 +75,15 @@ def _measure_memory(
     torch.set_num_threads(min(_MOST_THREADS, len(cpus)))
     bench, waited = Bench(torch, "cpu", 0), Waited()
     words = how["mib"] * MIB // 8
-    one = torch.ones(words, dtype=torch.float64)
-    other = torch.empty_like(one)
-    copied = bench.samples(lambda: other.copy_(one), how)
+    source = torch.ones(words, dtype=torch.float64)
+    target = torch.empty_like(source)
+    copies_s = bench.samples(lambda: target.copy_(source), how)
     n = how["n"]
     left, right, out = torch.ones(n, n), torch.ones(n, n), torch.empty(n, n)
-    multiplied = bench.samples(lambda: torch.mm(left, right, out=out), how)
+    products_s = bench.samples(lambda: torch.mm(left, right, out=out), how)
     where = {"side": side, "waited": waited.share(), "threads": torch.get_num_threads()}
-    rates = [2 * words * 8 / each / 1e9 for each in copied]
-    flops = [2 * n**3 / each / 1e9 for each in multiplied]
+    rates = [2 * words * 8 / copy_s / 1e9 for copy_s in copies_s]
+    flops = [2 * n**3 / product_s / 1e9 for product_s in products_s]
     return [reading("host_copy_gbs", rates, **where), reading("host_gflops", flops, **where)]
 
 
@@ -93,14 +94,14 @@ def sides(sysfs: str) -> Sides:
     """Each NUMA node with those of its CPUs that this process may use; one node without sysfs."""
     allowed = os.sched_getaffinity(0)
     folder = sysfs + "/devices/system/node"
-    found = []
+    nodes = []
     for name in names(folder):
         match = _NODE.match(name)
         cpus = expand(attempt(f"{folder}/{name}/cpulist")) if match else []
         usable = [cpu for cpu in cpus if cpu in allowed]
         if match and usable:
-            found.append((int(match.group(1)), usable))
-    return sorted(found) or [(0, sorted(allowed))]
+            nodes.append((int(match.group(1)), usable))
+    return sorted(nodes) or [(0, sorted(allowed))]
 
 
 def expand(cpulist: str) -> list[int]:
@@ -172,10 +173,10 @@ def _lanes(
     In a virtual machine the NUMA nodes, and so what NICs share, are unknown.
     """
     numa = {name: pci.numa(f"{folder}/{name}/device") for name, _ in ports}
-    known = None not in numa.values()
+    complete = None not in numa.values()
     lanes: dict[int | None, list[tuple[str, int]]] = {}
     for name, port in ports:
-        lanes.setdefault(numa[name] if known else None, []).append((name, port))
+        lanes.setdefault(numa[name] if complete else None, []).append((name, port))
     return {
         side: lane[first % len(lane) :] + lane[: first % len(lane)] for side, lane in lanes.items()
     }
@@ -200,8 +201,8 @@ def _measure(tool: str, name: str, port: int, how: dict[str, Any]) -> dict[str, 
 def active(folder: str) -> list[tuple[str, int]]:
     """(device, port) of the first active port of each device."""
     ports = {name: transports.active(f"{folder}/{name}") for name in names(folder)}
-    found = {name: [port for port in own if port.isdigit()] for name, own in ports.items()}
-    return [(clean(name, 64), int(own[0])) for name, own in found.items() if own]
+    active_ports = {name: [port for port in own if port.isdigit()] for name, own in ports.items()}
+    return [(clean(name, 64), int(own[0])) for name, own in active_ports.items() if own]
 
 
 def average(printed: str) -> float | None:
@@ -231,8 +232,8 @@ def _loop(tool: str, name: str, port: int, how: dict[str, Any]) -> tuple[float |
     else:
         printed = output.decode("utf-8", "replace").strip()
         error = clean(printed[-200:]) or "it printed nothing"
-    for one in (client, server):
-        _end(one)
+    for process in (client, server):
+        _end(process)
     rate = average(printed)
     return rate, "" if rate is not None else error
 
@@ -243,19 +244,19 @@ def _start(words: list[str]) -> subprocess.Popen[bytes]:
     )
 
 
-def _end(one: subprocess.Popen[bytes]) -> None:
-    if one.poll() is None:
-        os.kill(one.pid, signal.SIGKILL)
+def _end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        os.kill(process.pid, signal.SIGKILL)
     try:
-        one.communicate(timeout=1.0)
+        process.communicate(timeout=1.0)
     except subprocess.TimeoutExpired:
         return  # in D state, which no signal ends
 
 
 def _free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 _MOST_LOST = 3
@@ -277,7 +278,7 @@ def _measure_in_one_process(
     """Measure pairs in one process, and remove each from `left`; return whether a pair ended it."""
     limit_s = float(plan["limit_s"]["p2p"])
     try:
-        one = crew.Worker("preflight-p2p", partial(_copy_pair, kind, plan["p2p"]))
+        worker = crew.Worker("preflight-p2p", partial(_copy_pair, kind, plan["p2p"]))
     except OSError as error:
         emit(crew.lost_event(left[0][0], "p2p", "error", str(error), to=left[0][1]))
         return False
@@ -286,18 +287,18 @@ def _measure_in_one_process(
     while left:
         a, b = left.pop(0)
         try:
-            one.order({"open": new, "a": a, "b": b})
+            worker.order({"open": new, "a": a, "b": b})
         except OSError:
-            emit(crew.lost_event(a, "p2p", "died", one.end() or "its process ended", to=b))
+            emit(crew.lost_event(a, "p2p", "died", worker.end() or "its process ended", to=b))
             return True
-        answer = one.answer(time.monotonic() + limit_s, limit_s)
+        answer = worker.answer(time.monotonic() + limit_s, limit_s)
         for event in answer.events:
             emit(event)
         if answer.how:
             emit(crew.lost_event(a, "p2p", answer.how, answer.error, to=b, starved=answer.starved))
             return True
         new, limit_s = [], float(plan["limit_s"]["p2p"])
-    one.end()
+    worker.end()
     return False
 
 
@@ -315,19 +316,19 @@ def _copy_pair(kind: str, how: dict[str, Any], order: dict[str, Any]) -> list[di
 def _copy(torch: Any, kind: str, a: int, b: int, how: dict[str, Any]) -> list[dict[str, Any]]:
     source, target = Bench(torch, kind, a), Bench(torch, kind, b)
     words = how["mib"] * MIB // 4
-    one = source.empty(words, torch.int32)
-    verify.fill(torch, one, verify.key(6, a, b))
-    other = target.empty(words, torch.int32).fill_(0)
+    data = source.empty(words, torch.int32)
+    verify.fill(torch, data, verify.key(6, a, b))
+    copy = target.empty(words, torch.int32).fill_(0)
     both = _Both(source, target)
-    seconds = both.samples(lambda: other.copy_(one, non_blocking=True), how)
-    rates = [words * 4 / each / 1e9 for each in seconds]
-    wanted = target.empty(words, torch.int32)
-    verify.fill(torch, wanted, verify.key(6, a, b))
-    wrong = int((other != wanted).sum().item())
+    seconds = both.samples(lambda: copy.copy_(data, non_blocking=True), how)
+    rates = [words * 4 / copy_s / 1e9 for copy_s in seconds]
+    expected = target.empty(words, torch.int32)
+    verify.fill(torch, expected, verify.key(6, a, b))
+    wrong = int((copy != expected).sum().item())
     first = f"{wrong} of {words} words are not what was sent" if wrong else ""
-    right = integrity.proof("p2p", len(rates), wrong, first, size=f"{how['mib']} MiB")
-    found = reading("p2p_gbs", rates, device=a, to=b)
-    return [found, dict(right, device=a, to=b)]
+    proof = integrity.proof("p2p", len(rates), wrong, first, size=f"{how['mib']} MiB")
+    rate = reading("p2p_gbs", rates, device=a, to=b)
+    return [rate, dict(proof, device=a, to=b)]
 
 
 class _Both(Bench):

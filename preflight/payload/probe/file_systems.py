@@ -46,7 +46,7 @@ class Readers:
 
     def __init__(self, mounts: list[node_files.Mount]) -> None:
         self._documents = choose(mounts, _paths())
-        self._children = [guard.spawn(_look, one["mount"], one["paths"]) for one in self._documents]
+        self._children = [guard.spawn(_look, row["mount"], row["paths"]) for row in self._documents]
 
     def finish(self, until: float, problems: list[str]) -> list[dict[str, Any]]:
         """Return every `FileSystem`; one that let its reader wait `DEADLINE_S` is "hung"."""
@@ -54,33 +54,33 @@ class Readers:
         for child, done in zip(self._children, answered):  # noqa: B905 (Python 3.8)
             if not done:  # all first, so that their grace periods run in parallel
                 children.end(child.pid)
-        for one, child, done in zip(self._documents, self._children, answered):  # noqa: B905
+        for document, child, done in zip(self._documents, self._children, answered):  # noqa: B905
             if not child.dismiss(kill=not done):
-                problems.append(f"{one['mount']}: our reader {child.pid} cannot be killed")
+                problems.append(f"{document['mount']}: our reader {child.pid} cannot be killed")
             # A child that was cut short, or had no CPU, proves nothing about the file system.
             waited_s = min(round(child.waiting.seconds, 3), DEADLINE_S)
             state = "hung" if waited_s == DEADLINE_S else "hidden"
-            one.update(_result(child) if done else {"state": state, "seconds": waited_s})
+            document.update(_result(child) if done else {"state": state, "seconds": waited_s})
         return self._documents
 
 
 def choose(mounts: list[node_files.Mount], paths: list[str]) -> list[dict[str, Any]]:
     """Return the relevant file systems, without the fields that only a child can read."""
-    found: dict[str, dict[str, Any]] = {}
+    documents: dict[str, dict[str, Any]] = {}
     for path in paths:
         mount = node_files.holding(path, mounts)
         if mount is not None:
-            found.setdefault(mount.point, _describe(mount, mounts))["paths"].append(clean(path))
+            documents.setdefault(mount.point, _describe(mount, mounts))["paths"].append(clean(path))
     shown = {mount.point: mount for mount in mounts}
-    devices = {shown[point].device for point in found}
-    for mount in sorted(shown.values(), key=lambda one: len(one.point)):
+    devices = {shown[point].device for point in documents}
+    for mount in sorted(shown.values(), key=lambda mount: len(mount.point)):
         passing = mount.point.startswith(_PASSING)
         left_out = passing or mount.fuse_user or mount.device in devices
         if is_shared(mount.kind) and not left_out:
             devices.add(mount.device)
-            found.setdefault(mount.point, _describe(mount, mounts))
-    few = [one for one in found.values() if one["paths"]]
-    shared = [one for one in found.values() if not one["paths"]]
+            documents.setdefault(mount.point, _describe(mount, mounts))
+    few = [document for document in documents.values() if document["paths"]]
+    shared = [document for document in documents.values() if not document["paths"]]
     return few + shared[:MOST_SHARED]
 
 
@@ -95,14 +95,14 @@ def _describe(mount: node_files.Mount, mounts: list[node_files.Mount]) -> dict[s
         from . import redact  # its patterns take milliseconds
 
         source = clean(redact.redact_words([mount.source])[0])
-    above = [one for one in mounts if one.kind == "autofs"]
+    above = [other for other in mounts if other.kind == "autofs"]
     return {
         "mount": clean(mount.point),
         "kind": clean(mount.kind),
         "source": source,
         "paths": [],
         "shared": shared,
-        "automounted": any(node_files.holding(mount.point, [one]) for one in above),
+        "automounted": any(node_files.holding(mount.point, [automount]) for automount in above),
         "read_only": "ro" in mount.options or "ro" in mount.super_options,
         "remounted": "emergency_ro" in mount.super_options
         or ("ro" in mount.super_options and "rw" in mount.options),

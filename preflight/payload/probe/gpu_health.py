@@ -101,9 +101,9 @@ def _cluster(info: Any) -> str:
 
 
 def _trouble(mask: int) -> list[str]:
-    found = [words for at, words in _AGAINST if mask >> at & 3 == 1]
+    troubles = [words for at, words in _AGAINST if mask >> at & 3 == 1]
     setup = mask >> _WRONG_SETUP_AT & _WRONG_SETUP_MASK
-    return found + ([_WRONG_SETUP[setup]] if setup in _WRONG_SETUP else [])
+    return troubles + ([_WRONG_SETUP[setup]] if setup in _WRONG_SETUP else [])
 
 
 _FIELDS = {
@@ -119,37 +119,37 @@ _OLD_COUNTERS = {"replays": 0, "recoveries": 1, "crc": 2}
 """nvmlNvLinkErrorCounter_t, for drivers that do not know the fields."""
 
 
-def read_gpu_links(reader: Reader, known: list[dict[str, Any]] | None) -> None:
+def read_gpu_links(reader: Reader, nvlinks: list[dict[str, Any]] | None) -> None:
     """Fill `link_errors`, of the links that are up; a GPU without NVLinks lacks it."""
-    links = [each["link"] for each in known or () if each["up"]]
+    links = [link["link"] for link in nvlinks or () if link["up"]]
     if links:
         reader.derive("link_errors", lambda: _all_at_once(reader, links))
-    elif known:
+    elif nvlinks:
         reader.values["link_errors"] = []
-    elif known is not None:
+    elif nvlinks is not None:
         reader.refuse("link_errors", reader.nvml.lib.NVML_ERROR_NOT_SUPPORTED)
 
 
 def _all_at_once(reader: Reader, links: list[int]) -> list[dict[str, Any]] | None:
     """Read all links in one call; link by link only where NVML refuses that."""
-    asked = [(link, name, number) for link in links for name in _FIELDS for number in _FIELDS[name]]
-    answers = reader.nvml.fields(reader.handle, [(number, link) for link, _, number in asked])
-    found: dict[int, dict[str, Any]] = {link: {"link": link} for link in links}
-    for (link, name, _), (value, code) in zip(asked, answers):  # noqa: B905 - Python 3.8
+    asks = [(link, name, number) for link in links for name in _FIELDS for number in _FIELDS[name]]
+    answers = reader.nvml.fields(reader.handle, [(number, link) for link, _, number in asks])
+    rows: dict[int, dict[str, Any]] = {link: {"link": link} for link in links}
+    for (link, name, _), (value, code) in zip(asks, answers):  # noqa: B905 - Python 3.8
         if code is None and 0 <= value <= MOST:
-            found[link][name] = max(value, found[link].get(name, 0))
-    if all(len(one) == 1 for one in found.values()):
-        _one_by_one(reader, found)
-    return list(found.values()) if any(len(one) > 1 for one in found.values()) else None
+            rows[link][name] = max(value, rows[link].get(name, 0))
+    if all(len(row) == 1 for row in rows.values()):
+        _one_by_one(reader, rows)
+    return list(rows.values()) if any(len(row) > 1 for row in rows.values()) else None
 
 
-def _one_by_one(reader: Reader, found: dict[int, dict[str, Any]]) -> None:
+def _one_by_one(reader: Reader, rows: dict[int, dict[str, Any]]) -> None:
     call = "nvmlDeviceGetNvLinkErrorCounter"
-    for link, one in found.items():
+    for link, row in rows.items():
         for name, kind in _OLD_COUNTERS.items():
             value = reader.nvml.ask_by_name(call, reader.handle, link, kind)
             if value is not None:
-                one[name] = value
+                row[name] = value
 
 
 _COMPUTE_MODES = {0: "default", 1: "exclusive_thread", 2: "prohibited", 3: "exclusive_process"}
@@ -208,8 +208,8 @@ def _software(reader: Reader) -> None:
 
 def _modes(reader: Reader) -> None:
     reader.take("persistence", "nvmlDeviceGetPersistenceMode", via=bool)
-    named = _COMPUTE_MODES.get
-    reader.take("compute_mode", "nvmlDeviceGetComputeMode", via=lambda at: named(at, f"mode {at}"))
+    names = _COMPUTE_MODES.get
+    reader.take("compute_mode", "nvmlDeviceGetComputeMode", via=lambda at: names(at, f"mode {at}"))
     reader.take("ecc_on", "nvmlDeviceGetEccMode", via=lambda modes: modes[0] == 1)
     reader.take("ecc_pending", "nvmlDeviceGetEccMode", via=lambda modes: modes[1] == 1)
     reader.take("mig_pending", "nvmlDeviceGetMigMode", via=lambda modes: modes[1] == 1)
@@ -271,8 +271,8 @@ def _heat_and_power(reader: Reader) -> None:
 def _margin(reader: Reader) -> int | None:
     """T.Limit counts down to the maximum of operation; the slowdown is a little below zero."""
     ((beyond, _),) = reader.nvml.fields(reader.handle, [_SLOWDOWN_TLIMIT])
-    left = reader.nvml.ask_by_name("nvmlDeviceGetMarginTemperature", reader.handle)
-    return None if left is None else int(left) - beyond
+    margin = reader.nvml.ask_by_name("nvmlDeviceGetMarginTemperature", reader.handle)
+    return None if margin is None else int(margin) - beyond
 
 
 def _watts(milliwatts: int) -> float:
@@ -296,8 +296,8 @@ def _action(reader: Reader) -> str | None:
     ((action, code),) = reader.nvml.fields(reader.handle, [_RECOVERY_ACTION])
     if code is None:
         return _RECOVERY.get(action, f"action {action}")
-    asked = [_RESET_STATUS, _DRAIN_STATUS]
-    (reset, code), (drain, _) = reader.nvml.fields(reader.handle, asked)
+    fields = [_RESET_STATUS, _DRAIN_STATUS]
+    (reset, code), (drain, _) = reader.nvml.fields(reader.handle, fields)
     if code is not None:
         return None
     return "GPU reset" if reset else "drain and reset" if drain else "none"

@@ -255,9 +255,9 @@ class Child:
 
     def _state(self) -> str:
         """Its state in /proc/PID/stat; "T", as of a stopped process, if it is frozen."""
-        its = procfs.look(self.pid)
-        frozen = its is not None and procfs.wchan(self.pid) in _FREEZERS
-        return "T" if frozen else its.state if its is not None else ""
+        stat = procfs.look(self.pid)
+        frozen = stat is not None and procfs.wchan(self.pid) in _FREEZERS
+        return "T" if frozen else stat.state if stat is not None else ""
 
     def _reaped(self) -> bool:
         with contextlib.suppress(ChildProcessError):
@@ -269,16 +269,16 @@ class Child:
 
 
 def spawn(
-    work: Callable[..., Any], *given: object, calls: Calls | None = None, most: int = MOST_BYTES
+    work: Callable[..., Any], *arguments: object, calls: Calls | None = None, most: int = MOST_BYTES
 ) -> Child:
-    """Start `work(*given)` in a child of its own; its result must be plain JSON.
+    """Start `work(*arguments)` in a child of its own; its result must be plain JSON.
 
     `calls`: where the work notes the start of each of its calls. `most`: bytes of output to read.
     """
 
     def run(pipe: int) -> None:
         try:
-            answer = {"value": work(*given)}
+            answer = {"value": work(*arguments)}
         except Exception as error:  # noqa: BLE001 (a section's error must not affect the others)
             answer = {"failed": words(error)}
         with open(pipe, "wb", buffering=1 << 16) as file:
@@ -287,14 +287,14 @@ def spawn(
     return _fork(run, most, calls)
 
 
-def answer_of(name: str, asked: Child, until: float, complain: Callable[[str], None]) -> Any:
+def answer_of(name: str, child: Child, until: float, complain: Callable[[str], None]) -> Any:
     """Return the answer of a section's child; on failure None, with the reason to `complain`."""
-    answered = asked.listen(until)
-    if not asked.dismiss(kill=not answered):
-        complain(f"{name}: its reader {asked.pid} cannot be killed")
+    answered = child.listen(until)
+    if not child.dismiss(kill=not answered):
+        complain(f"{name}: its reader {child.pid} cannot be killed")
     try:
         if answered:
-            return asked.value()
+            return child.value()
         complain(f"{name}: no answer in time")
     except BrokenError as error:
         complain(f"{name}: {error}")
@@ -336,16 +336,16 @@ def spawn_tool(
 
 
 def _fork(run: Callable[[int], None], most: int, calls: Calls | None = None) -> Child:
-    mine, its = os.pipe()
+    read_end, write_end = os.pipe()
     pid = os.fork()
     if pid:
         clock.now()
-        os.close(its)
-        return Child(pid, mine, most, calls)
+        os.close(write_end)
+        return Child(pid, read_end, most, calls)
     try:
         _open.clear()
-        _close_inherited(its)
-        run(its)
+        _close_inherited(write_end)
+        run(write_end)
         os._exit(0)
     finally:
         os._exit(1)

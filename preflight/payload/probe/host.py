@@ -54,7 +54,7 @@ def read_cgroup(mounts: list[node_files.Mount]) -> dict[str, Any]:
 
 def _folders(own: list[str], mounts: list[node_files.Mount]) -> list[str]:
     """Return the folders of our groups and of all above them, for both versions."""
-    found: list[str] = []
+    folders: list[str] = []
     for line in own:
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
@@ -62,9 +62,9 @@ def _folders(own: list[str], mounts: list[node_files.Mount]) -> list[str]:
             if mount.kind == ("cgroup" if controllers else "cgroup2") and (
                 not controllers or set(controllers.split(",")) & set(mount.super_options)
             ):
-                found += _upwards(mount, path)
+                folders += _upwards(mount, path)
                 break
-    return found
+    return folders
 
 
 def _upwards(mount: node_files.Mount, path: str) -> list[str]:
@@ -98,8 +98,8 @@ def _whole(path: str) -> int | None:
         return None
 
 
-def _least(found: list[Any]) -> Any:
-    return min((each for each in found if each is not None), default=None)
+def _least(values: list[Any]) -> Any:
+    return min((value for value in values if value is not None), default=None)
 
 
 _FIRST_PROCESS_TABLE = "pid:[4026531836]"
@@ -174,8 +174,8 @@ _ALL_IDS = ["0", "0", "4294967295"]
 
 def own() -> dict[str, int]:
     """Return `Limits` of this process."""
-    wanted = (resource.RLIMIT_MEMLOCK, resource.RLIMIT_NOFILE)
-    return _limits([limit for one in wanted for limit in resource.getrlimit(one)])
+    kinds = (resource.RLIMIT_MEMLOCK, resource.RLIMIT_NOFILE)
+    return _limits([limit for kind in kinds for limit in resource.getrlimit(kind)])
 
 
 def locks_any() -> bool:
@@ -186,21 +186,21 @@ def locks_any() -> bool:
 
 def launchers(look: Look) -> list[dict[str, Any]]:
     """Return every scheduler's daemon of this node with its limits."""
-    found = []
+    daemons = []
     for pid, stat in look.stats.items():
         name = _LAUNCHERS.get(stat.comm, "")
         if name and procfs.is_daemon(pid, name):
             limits = parse(attempt_lines(f"/proc/{pid}/limits"))
             if limits is not None:
-                found.append({"name": name, "pid": pid, "limits": limits})
-    return found[:8]
+                daemons.append({"name": name, "pid": pid, "limits": limits})
+    return daemons[:8]
 
 
-def parse(found: list[str]) -> dict[str, int] | None:
+def parse(rows: list[str]) -> dict[str, int] | None:
     """Read /proc/PID/limits; None where a limit that we need is missing."""
     words = {
         name: line[len(name) :].split()[:2]
-        for line in found
+        for line in rows
         for name in ("Max locked memory", "Max open files")
         if line.startswith(name)
     }
@@ -211,8 +211,8 @@ def parse(found: list[str]) -> dict[str, int] | None:
         return None
 
 
-def _limits(found: list[int]) -> dict[str, int]:
-    memlock, memlock_hard, nofile, nofile_hard = (min(limit, _MOST) for limit in found)
+def _limits(values: list[int]) -> dict[str, int]:
+    memlock, memlock_hard, nofile, nofile_hard = (min(limit, _MOST) for limit in values)
     return {
         "memlock": memlock, "memlock_hard": memlock_hard, "nofile": nofile,
         "nofile_hard": nofile_hard,
@@ -233,19 +233,19 @@ class Look:
 
     def __init__(self, care: Care, among: Iterable[int] | None = None) -> None:
         self.at_s = time.monotonic()
-        every = care.everyone(among).items()
-        self.stats = {pid: one for pid, one in every if not one.kernel}
+        stats = care.everyone(among).items()
+        self.stats = {pid: stat for pid, stat in stats if not stat.kernel}
 
 
 def read_load(before: Look, run_pid: int, care: Care) -> dict[str, Any]:
     """Return `Load` since that look, without what belongs to this run or its login."""
     after = Look(care, before.stats)  # without processes that started in between
     seconds = max(time.monotonic() - before.at_s, 1 / TICKS)
-    ours = _ours(run_pid, before.stats)
+    own_pids = _ours(run_pid, before.stats)
     shares = []
     for pid, now in after.stats.items():
         then = before.stats[pid]
-        if pid not in ours and then.start == now.start and now.cpu_s > then.cpu_s:
+        if pid not in own_pids and then.start == now.start and now.cpu_s > then.cpu_s:
             shares.append(((now.cpu_s - then.cpu_s) / seconds, pid))
     return {
         "cpus_allowed": len(os.sched_getaffinity(0)),
@@ -285,18 +285,18 @@ _SOME = r"^some avg10=([\d.]+)"
 
 def parse_memory(meminfo: list[str], pressure: list[str]) -> dict[str, Any]:
     """Return `Memory` by /proc/meminfo and /proc/pressure/memory; LookupError or ValueError."""
-    known = {name: value.split() for name, value in parse_key_values(meminfo).items()}
+    values = {name: value.split() for name, value in parse_key_values(meminfo).items()}
 
     def mib(name: str) -> int:
-        return int(known[name][0]) // _KIB if name in known else 0
+        return int(values[name][0]) // _KIB if name in values else 0
 
     stalled = re.match(_SOME, pressure[0]) if pressure else None
     return {
-        "total_mib": int(known["MemTotal"][0]) // _KIB,
-        "available_mib": int(known["MemAvailable"][0]) // _KIB,
+        "total_mib": int(values["MemTotal"][0]) // _KIB,
+        "available_mib": int(values["MemAvailable"][0]) // _KIB,
         "swap_used_mib": max(0, mib("SwapTotal") - mib("SwapFree")),
         "shared_mib": mib("Shmem"),
-        "huge_pages_mib": int(known.get("HugePages_Total", ["0"])[0]) * mib("Hugepagesize"),
+        "huge_pages_mib": int(values.get("HugePages_Total", ["0"])[0]) * mib("Hugepagesize"),
         "stalled_percent": min(100.0, float(stalled.group(1))) if stalled else None,
     }
 
@@ -304,14 +304,14 @@ def parse_memory(meminfo: list[str], pressure: list[str]) -> dict[str, Any]:
 def edac(root: str) -> dict[str, Any]:
     """Return `Edac`; OSError or ValueError where a counter that is there cannot be read."""
     folder = root + "/devices/system/edac/mc"
-    found: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     watched = 0
     for controller in numbered(folder, r"mc\d+"):
         dimms = _dimms(f"{folder}/{controller}", controller)
         watched += len(dimms)
-        found += [*dimms, _rest(f"{folder}/{controller}", controller, dimms)]
-    errors = [one for one in found if one["corrected"] or one["uncorrected"]]
-    errors.sort(key=lambda one: (-one["uncorrected"], -one["corrected"]))
+        rows += [*dimms, _rest(f"{folder}/{controller}", controller, dimms)]
+    errors = [row for row in rows if row["corrected"] or row["uncorrected"]]
+    errors.sort(key=lambda row: (-row["uncorrected"], -row["corrected"]))
     return {"watched": watched, "errors": errors[:256]}
 
 
@@ -332,7 +332,7 @@ def _rest(folder: str, controller: str, dimms: list[dict[str, Any]]) -> dict[str
     """The controller's errors beyond its DIMMs': old drivers only know rows, or no location."""
     rest = {"name": clean(f"{controller}, no DIMM named"), "counted_s": _counted_s(folder)}
     for kind, name in (("corrected", "ce"), ("uncorrected", "ue")):
-        beyond = whole(f"{folder}/{name}_count") - sum(one[kind] for one in dimms)
+        beyond = whole(f"{folder}/{name}_count") - sum(dimm[kind] for dimm in dimms)
         rest[kind] = max(0, beyond)
     return rest
 
@@ -365,22 +365,22 @@ def serial(root: str) -> str | None:
     return next(filter(None, (attempt(f"{root}/class/dmi/id/{name}") for name in names)), None)
 
 
-def system(found: list[str]) -> str:
+def system(rows: list[str]) -> str:
     """Return PRETTY_NAME of os-release(5); "" without one."""
-    for line in found:
+    for line in rows:
         name, _, value = line.partition("=")
         if name.strip() == "PRETTY_NAME":
             return clean(value.strip().strip("\"'"))
     return ""
 
 
-def cpu(found: list[str]) -> str:
+def cpu(rows: list[str]) -> str:
     """Return the CPU's model: its name on x86, implementer and part on Arm."""
-    known = parse_key_values(found)
-    if "model name" in known:
-        return clean(known["model name"])
-    parts = [name for name in ("CPU implementer", "CPU part") if name in known]
-    return clean(" ".join(f"{name[4:]} {known[name]}" for name in parts))
+    fields = parse_key_values(rows)
+    if "model name" in fields:
+        return clean(fields["model name"])
+    parts = [name for name in ("CPU implementer", "CPU part") if name in fields]
+    return clean(" ".join(f"{name[4:]} {fields[name]}" for name in parts))
 
 
 def _libc() -> str:
@@ -392,12 +392,12 @@ def _libc() -> str:
 def governors(root: str) -> list[dict[str, Any]]:
     """Return every `Governor`; [] where the kernel does not control frequencies."""
     folder = root + "/devices/system/cpu/cpufreq"
-    counted: dict[tuple[str, str], int] = {}
+    totals: dict[tuple[str, str], int] = {}
     for policy in (f"{folder}/{name}" for name in numbered(folder, r"policy\d+")):
         kind = attempt(policy + "/scaling_governor"), attempt(policy + "/scaling_driver")
         cpus = len(attempt(policy + "/affected_cpus").split()) or 1
-        counted[kind] = counted.get(kind, 0) + cpus
-    rows = sorted((*kind, total) for kind, total in counted.items())
+        totals[kind] = totals.get(kind, 0) + cpus
+    rows = sorted((*kind, total) for kind, total in totals.items())
     return [{"name": name, "driver": driver, "cpus": total} for name, driver, total in rows[:64]]
 
 
@@ -411,7 +411,7 @@ class Machine:
     def __init__(self, root: str, stuck: set[int]) -> None:
         self._problems: list[str] = []
         self._files: file_systems.Readers | None = None
-        self._asked = guard.spawn(read, root)
+        self._child = guard.spawn(read, root)
         self._of_processes = Patient(read_processes, (os.getpid(),), stuck)
         try:
             self._files = file_systems.Readers(node_files.read())
@@ -426,7 +426,7 @@ class Machine:
         soon = max(soon, guard.clock.now())
         machine: dict[str, Any] = {}
         for answer in (
-            guard.answer_of("machine", self._asked, soon, self._problems.append),
+            guard.answer_of("machine", self._child, soon, self._problems.append),
             self._of_processes.finish(until, problems),
         ):
             machine.update(answer["machine"] if answer else {})

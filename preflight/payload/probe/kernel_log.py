@@ -170,13 +170,13 @@ _NUMBER = re.compile(r"\(pid \d+\)|0x[0-9a-f]+|(?<![\w:.])\d{4,}(?![\w:])|[0-9a-
 
 def summarize(source: str, records: Iterable[Record], after_s: float) -> dict[str, Any]:
     """Return the `KernelLog` document of all records, with the lines after `after_s`."""
-    seen, era, begins_s = 0, 0, None
-    found: dict[tuple[object, ...], dict[str, Any]] = {}
+    count, era, begins_s = 0, 0, None
+    lines: dict[tuple[object, ...], dict[str, Any]] = {}
     crashes = _Crashes()
     ages: dict[str, dict[tuple[object, ...], None]] = {}
     dropped: dict[str, int] = {}
     for at_s, raw in records:
-        seen += 1
+        count += 1
         if begins_s is None:
             begins_s = at_s
         if source == "dmesg" and any(map(_ANY.match, map(_printable, raw.split(b"\n")[1:]))):
@@ -192,9 +192,9 @@ def summarize(source: str, records: Iterable[Record], after_s: float) -> dict[st
             continue
         distinctive = crashes.key(record, at_s) if kind == "sm" else _distinctive(kind, record)
         key = (era, kind, distinctive)
-        line = found.get(key)
+        line = lines.get(key)
         if line is None:
-            found[key] = {"text": clean(record, _CHARS), "at_s": at_s, "last_s": at_s, "times": 1}
+            lines[key] = {"text": clean(record, _CHARS), "at_s": at_s, "last_s": at_s, "times": 1}
         else:
             line["last_s"] = at_s
             line["times"] += 1
@@ -204,13 +204,13 @@ def summarize(source: str, records: Iterable[Record], after_s: float) -> dict[st
         if len(own) > (MOST_ERAS if kind == "era" else MOST_OF_A_KIND):
             oldest = next(iter(own))
             del own[oldest]
-            dropped[kind] = dropped.get(kind, 0) + found.pop(oldest)["times"]
+            dropped[kind] = dropped.get(kind, 0) + lines.pop(oldest)["times"]
     return {
         "source": source,
-        "seen": seen,
+        "seen": count,
         "begins_s": begins_s,
         "after_s": after_s,
-        "lines": list(found.values()),
+        "lines": list(lines.values()),
         "dropped": sum(dropped.values()),
         "dropped_of": dropped,
     }
@@ -251,10 +251,10 @@ def _distinctive(kind: str, text: str) -> str:
 
 def _printable(raw: bytes) -> str:
     """Replace each character by one: a user's escape must not hide the driver's text after it."""
-    decoded = raw.decode("utf-8", "replace")
-    if decoded.isprintable():
-        return decoded
-    return "".join(c if c.isprintable() else " " if c.isspace() else "?" for c in decoded)
+    text = raw.decode("utf-8", "replace")
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else " " if c.isspace() else "?" for c in text)
 
 
 LOG = "/dev/kmsg"
@@ -401,7 +401,7 @@ def _records(lines: Iterator[bytes]) -> Iterator[Record]:
         if fields[3:4] == [b"c"] or fields[0] not in _KERNELS:
             # The rest of a split text, or written by a program: it may contain anything.
             continue
-        unescaped = _ESCAPED.sub(lambda found: bytes.fromhex(found[1].decode()), text)
+        unescaped = _ESCAPED.sub(lambda match: bytes.fromhex(match[1].decode()), text)
         yield int(fields[2]) / 1e6, unescaped
 
 
@@ -428,14 +428,14 @@ def _stamped(output: bytes) -> Iterator[Record]:
     """
     at_s, text, stamp = None, b"", None
     for line in output.split(b"\n"):
-        found = _STAMP.match(line)
-        if found is None or found.group(1) == stamp:
-            rest = line[found.end() if found else 0 :].strip()
+        match = _STAMP.match(line)
+        if match is None or match.group(1) == stamp:
+            rest = line[match.end() if match else 0 :].strip()
             text += b"\n" + rest if rest else b""
             continue
         if text:
             yield at_s, _ESCAPED.sub(b"?", text)
-        stamp, text = found.group(1), line[found.end() :]
+        stamp, text = match.group(1), line[match.end() :]
         at_s = float(stamp)
     if at_s is not None:
         yield at_s, _ESCAPED.sub(b"?", text)

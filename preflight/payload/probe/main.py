@@ -51,26 +51,26 @@ def read(
     with contextlib.suppress(Exception):  # processes that a section leaves running end with us
         children.adopt_orphans()
     began = guard.clock.now()
-    asked = [(each, guard.spawn(_collect, each, node, most=ANSWER_LIMIT)) for each in wanted]
+    reads = [(row, guard.spawn(_collect, row, node, most=ANSWER_LIMIT)) for row in wanted]
     answers = {}
-    for each, child in asked:
-        deadline_s = float(each["deadline_s"])
+    for section, child in reads:
+        deadline_s = float(section["deadline_s"])
         answer = _answer(child, min(until, began + deadline_s), deadline_s)
         if answer["error"]:
-            problems.append("{}: {}".format(each["id"], answer["error"]))
-        answers[each["id"]] = {**answer, "seconds": round(guard.clock.now() - began, 3)}
+            problems.append("{}: {}".format(section["id"], answer["error"]))
+        answers[section["id"]] = {**answer, "seconds": round(guard.clock.now() - began, 3)}
     return answers
 
 
-def _collect(each: dict[str, Any], node: str) -> Any:
+def _collect(section: dict[str, Any], node: str) -> Any:
     """In the child: run the site's code and return only its answer."""
-    request = {"id": each["id"], "name": node, "deadline_s": each["deadline_s"]}
-    if each["module"][:13] != "site_section_":
+    request = {"id": section["id"], "name": node, "deadline_s": section["deadline_s"]}
+    if section["module"][:13] != "site_section_":
         raise WrongError("a request may name no module of the node's own")
     try:
-        found = __import__(each["module"]).collect(request)
-        json.dumps(found)  # here its error can still be reported
-        return found  # noqa: TRY300 (an else would not see sys.exit)
+        answer = __import__(section["module"]).collect(request)
+        json.dumps(answer)  # here its error can still be reported
+        return answer  # noqa: TRY300 (an else would not see sys.exit)
     except SystemExit as error:
         raise Exited(f"sys.exit({error.code!r:.80})") from None
 
@@ -145,7 +145,7 @@ def run(
     asked_at, driver_s = guard.clock.now(), float(request["driver_deadline_s"])
     soon = min(until, asked_at + driver_s)
     calls = guard.Calls()
-    asked = guard.spawn(nvml.survey, root, calls.begin, calls=calls)
+    query = guard.spawn(nvml.survey, root, calls.begin, calls=calls)
     sections = {
         "nics": guard.spawn(rdma.read, root),
         "software": guard.spawn(software.read, request.get("libraries") or []),
@@ -157,28 +157,28 @@ def run(
             str(request.get("nccl_conf_file", "")),
         ),
     }
-    log_asked = kernel_log.Readers(
+    log_readers = kernel_log.Readers(
         str(request.get("kmsg", kernel_log.LOG)), request.get("kernel_log_since_s")
     )
 
     def answer(name: str) -> Any:
         return guard.answer_of(name, sections[name], soon, problems.append)
 
-    names_asked = network.start(request.get("names") or [])
+    lookups = network.start(request.get("names") or [])
     towards = request.get("towards")
-    source_asked = guard.spawn(network.source_address, str(towards)) if towards else None
+    source_child = guard.spawn(network.source_address, str(towards)) if towards else None
     machine = host.Machine(root, stuck)
-    facts.update(_driver(asked, driver_s, problems))
+    facts.update(_driver(query, driver_s, problems))
     asks_smi = facts["driver"]["state"] == "answered" and not request.get("spare")
     drawing = nvml.start() if asks_smi else None
-    held = _held(facts["gpus"] or [])
-    facts["processes"] = processes.read(held, until, problems, stuck)
+    gpu_mib = _gpu_mib_by_pid(facts["gpus"] or [])
+    facts["processes"] = processes.read(gpu_mib, until, problems, stuck)
     facts.update((name, answer(name)) for name in ("nics", "software", "network", "gpudirect"))
-    resolved = network.finish(names_asked, until)
+    resolved = network.finish(lookups, until)
     source = None
-    if source_asked is not None:
+    if source_child is not None:
         soonest = min(until, asked_at + network.PATIENCE_S)
-        source = guard.answer_of("source address", source_asked, soonest, lambda _: None)
+        source = guard.answer_of("source address", source_child, soonest, lambda _: None)
     if facts["network"] is not None:
         facts["network"]["source_address"] = clean(source or "")
         if resolved:  # the first is the host's own
@@ -186,7 +186,7 @@ def run(
     facts["nccl_conf"] = answer("nccl_conf")
     facts["topo_text"] = nvml.finish(drawing, min(until, guard.clock.now() + driver_s), problems)
     facts["machine"] = machine.finish(soon, until, problems)
-    facts["kernel_log"] = log_asked.finish(min(until, asked_at + kernel_log.PATIENCE_S), problems)
+    facts["kernel_log"] = log_readers.finish(min(until, asked_at + kernel_log.PATIENCE_S), problems)
     # Last and alone, so that a site's sections take no time from ours.
     facts["extra"] = read(request.get("sections") or [], str(request["name"]), until, problems)
     facts["problems"] = [clean(problem, TEXT_LIMIT) for problem in problems[:256]]
@@ -208,18 +208,18 @@ def _identity(nonce: str) -> dict[str, Any]:
     }
 
 
-def _driver(asked: guard.Child, most_s: float, problems: list[str]) -> dict[str, Any]:
+def _driver(query: guard.Child, most_s: float, problems: list[str]) -> dict[str, Any]:
     """Return the sections that need the driver; a driver that does not answer is `hung`.
 
     A call's time counts only while the reader waited for the driver: `guard.Calls`.
     """
-    answered = asked.listen(most_s=most_s)
-    waiting, passed_s = asked.waiting, time.monotonic() - asked.waiting.began
-    gone = asked.dismiss(kill=not answered)
+    answered = query.listen(most_s=most_s)
+    waiting, passed_s = query.waiting, time.monotonic() - query.waiting.began
+    gone = query.dismiss(kill=not answered)
     sections: dict[str, Any] = {"driver": {"state": "hung"}, "gpus": None, "gpu_pairs": None}
     if answered:
         try:
-            sections = asked.value()
+            sections = query.value()
         except guard.BrokenError as error:
             sections["driver"] = {"state": "error", "error": nvml_calls.OURS + str(error)}
         problems += sections.pop("problems", [])
@@ -235,15 +235,15 @@ def _driver(asked: guard.Child, most_s: float, problems: list[str]) -> dict[str,
     if not answered and waiting.seconds < most_s:
         driver["paused_s"] = round(passed_s - waiting.seconds, 3)
     if not gone:
-        driver["survivor"] = processes.survivor(asked.pid, "preflight's driver query")
+        driver["survivor"] = processes.survivor(query.pid, "preflight's driver query")
     return sections
 
 
-def _held(gpus: list[dict[str, Any]]) -> dict[int, int | None]:
+def _gpu_mib_by_pid(gpus: list[dict[str, Any]]) -> dict[int, int | None]:
     """GPU memory by pid, over all GPUs; None where NVML hides the amount."""
-    held: dict[int, int | None] = {}
+    gpu_mib: dict[int, int | None] = {}
     for gpu in gpus:
-        for one in gpu["processes"] or []:
-            before, more = held.get(one["pid"]), one["used_mib"]
-            held[one["pid"]] = before if more is None else (before or 0) + more
-    return held
+        for process in gpu["processes"] or []:
+            before, more = gpu_mib.get(process["pid"]), process["used_mib"]
+            gpu_mib[process["pid"]] = before if more is None else (before or 0) + more
+    return gpu_mib

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from typing import Any
 
-    Found = dict[int, list[str]]
-    Asked = list[tuple[str, guard.Child]]
+    Addresses = dict[int, list[str]]
+    Lookups = list[tuple[str, guard.Child]]
 
 _GET_ADDRESS = 22
 _DONE, _ERROR = 3, 2
@@ -34,21 +34,21 @@ _BODY = struct.Struct("=BBBBI")
 _ATTRIBUTE = struct.Struct("=HH")
 
 
-def by_index() -> Found:
+def by_index() -> Addresses:
     """Return addresses ("10.77.0.1/24") by interface index, IPv4 first; OSError if refused."""
-    found: Found = {}
+    addresses: Addresses = {}
     for family in (socket.AF_INET, socket.AF_INET6):
         for bodies in answers(socket.NETLINK_ROUTE, _GET_ADDRESS, _BODY.pack(family, 0, 0, 0, 0)):
             for body in bodies:
-                _take(body, family, found)
-    return found
+                _take(body, family, addresses)
+    return addresses
 
 
-def answers(protocol: int, kind: int, ask: bytes) -> Iterator[list[bytes]]:
+def answers(protocol: int, kind: int, request: bytes) -> Iterator[list[bytes]]:
     """Dump all of the kernel's entries of a kind, netlink(7); yield their bodies as they come."""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, protocol) as kernel:
         kernel.settimeout(_WAIT_S)
-        kernel.send(_HEAD.pack(_HEAD.size + len(ask), kind, _REQUEST_DUMP, 1, 0) + ask)
+        kernel.send(_HEAD.pack(_HEAD.size + len(request), kind, _REQUEST_DUMP, 1, 0) + request)
         going = True
         while going:
             bodies, going = messages(kernel.recv(1 << 18))
@@ -75,30 +75,30 @@ def messages(data: bytes) -> tuple[list[bytes], bool]:
 
 def attributes(data: bytes) -> dict[int, bytes]:
     """Split the attributes of a message, by their kind."""
-    found: dict[int, bytes] = {}
+    values: dict[int, bytes] = {}
     while len(data) >= _ATTRIBUTE.size:
         size, kind = _ATTRIBUTE.unpack_from(data)
         if size < _ATTRIBUTE.size:
             break
-        found[kind] = data[_ATTRIBUTE.size : size]
+        values[kind] = data[_ATTRIBUTE.size : size]
         data = data[(size + 3) & ~3 :]
-    return found
+    return values
 
 
-def _take(body: bytes, family: int, found: Found) -> None:
+def _take(body: bytes, family: int, addresses: Addresses) -> None:
     its_family, bits, _, _, index = _BODY.unpack_from(body.ljust(_BODY.size, b"\0"))
     raw = attributes(body[_BODY.size :])
     address = raw.get(_LOCAL) or raw.get(_ADDRESS, b"")
     if its_family == family and len(address) == (4 if family == socket.AF_INET else 16):
-        found.setdefault(index, []).append(f"{socket.inet_ntop(family, address)}/{bits}")
+        addresses.setdefault(index, []).append(f"{socket.inet_ntop(family, address)}/{bits}")
 
 
 def interface_of(address: str) -> str:
     """The interface that has this address; "" if none has."""
-    wanted = address.partition("%")[0] + "/"
+    prefix = address.partition("%")[0] + "/"
     with contextlib.suppress(OSError):
-        for index, its in by_index().items():
-            if any(each.startswith(wanted) for each in its):
+        for index, cidrs in by_index().items():
+            if any(cidr.startswith(prefix) for cidr in cidrs):
                 return socket.if_indextoname(index)
     return ""
 
@@ -139,8 +139,8 @@ def read_ethernet(name: str, path: str) -> dict[str, Any]:
 
 def fastest(mask: int) -> int:
     """Return the speed of the fastest link mode of a mask, Mb/s; 0 where there is none."""
-    found = (mbits for mbits, first, last in _SPEEDS if mask >> first & (1 << last - first + 1) - 1)
-    return max(found, default=0)
+    rates = (mbits for mbits, first, last in _SPEEDS if mask >> first & (1 << last - first + 1) - 1)
+    return max(rates, default=0)
 
 
 def _modes(name: str) -> tuple[int | None, int | None]:
@@ -162,11 +162,11 @@ def _ask(name: str, words: int) -> list[int]:
 
 def _ethtool(name: str, question: bytes) -> bytes:
     """Ask the driver of an interface, ioctl(SIOCETHTOOL); OSError where it does not answer."""
-    asked = array.array("B", question)
-    address, _ = asked.buffer_info()
+    buffer = array.array("B", question)
+    address, _ = buffer.buffer_info()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         fcntl.ioctl(any_socket, _SIOCETHTOOL, struct.pack("16sP", os.fsencode(name)[:15], address))
-    return asked.tobytes()
+    return buffer.tobytes()
 
 
 def _mask(words: list[int]) -> int:
@@ -175,8 +175,8 @@ def _mask(words: list[int]) -> int:
 
 def _wanted(name: str) -> int | None:
     """Return the MTU in the machine's configuration; None where it has none."""
-    found = re.search(r"(?:^| )MTU=[\"']?([0-9]{2,5})\b", attempt(IFCFG + os.path.basename(name)))
-    return int(found.group(1)) if found else None
+    match = re.search(r"(?:^| )MTU=[\"']?([0-9]{2,5})\b", attempt(IFCFG + os.path.basename(name)))
+    return int(match.group(1)) if match else None
 
 
 def _counters(folder: str) -> list[dict[str, Any]] | None:
@@ -213,25 +213,25 @@ def _interfaces(root: str) -> list[dict[str, Any]] | None:
     except FileNotFoundError:
         return None
     addressed = by_index()
-    found: list[dict[str, Any]] = []
+    interfaces: list[dict[str, Any]] = []
     for name in entries:
         path = f"{folder}/{name}"
         index = number(path + "/ifindex")
         if index is None:  # such as bonding_masters, which is a file
             continue
-        one = _interface(name, path, addressed.get(index, []))
-        found.append({"index": index, **one})
-    found.sort(key=_rating)
-    return sorted(found[:MOST], key=lambda one: int(one["index"]))
+        interface = _interface(name, path, addressed.get(index, []))
+        interfaces.append({"index": index, **interface})
+    interfaces.sort(key=_rating)
+    return sorted(interfaces[:MOST], key=lambda interface: int(interface["index"]))
 
 
-def _rating(one: dict[str, Any]) -> tuple[bool, bool, int]:
+def _rating(interface: dict[str, Any]) -> tuple[bool, bool, int]:
     """Sort key: first those with a routable address, then devices, then virtual ones."""
-    routable = any(not its.startswith("fe80") for its in one["addresses"])
-    return not routable, not one["physical"], int(one["index"])
+    routable = any(not address.startswith("fe80") for address in interface["addresses"])
+    return not routable, not interface["physical"], int(interface["index"])
 
 
-def _interface(name: str, path: str, its: list[str]) -> dict[str, Any]:
+def _interface(name: str, path: str, addresses: list[str]) -> dict[str, Any]:
     flags = attempt(path + "/flags")
     bits = int(flags, 16) if re.match(r"0x[0-9a-f]{1,8}$", flags) else 0
     physical = os.path.exists(path + "/device")
@@ -249,8 +249,8 @@ def _interface(name: str, path: str, its: list[str]) -> dict[str, Any]:
         "fec": _fec(name) if physical else "",
         "master": safe_name(master) if os.path.exists(path + "/master") else "",
         "lower": [safe_name(name[6:]) for name in names(path) if name.startswith("lower_")][:32],
-        "ethernet": None if loopback or not (its or physical) else read_ethernet(name, path),
-        "addresses": its,
+        "ethernet": None if loopback or not (addresses or physical) else read_ethernet(name, path),
+        "addresses": addresses,
     }
 
 
@@ -278,23 +278,23 @@ _DISCARD = 9  # any port will do: nothing is sent there
 _ADDRESSES = 16
 
 
-def start(wanted: Sequence[str]) -> Asked:
-    """Look up the host's own name and each wanted one, all at once, each in a child of its own."""
-    if not wanted:
+def start(hosts: Sequence[str]) -> Lookups:
+    """Look up the host's own name and those of `hosts`, all at once, each in its own child."""
+    if not hosts:
         return []
-    asked = [os.uname().nodename, *list(wanted)[:MOST_NAMES]]
-    return [(name, guard.spawn(_look_up, name)) for name in asked]
+    hostnames = [os.uname().nodename, *list(hosts)[:MOST_NAMES]]
+    return [(name, guard.spawn(_look_up, name)) for name in hostnames]
 
 
-def finish(asked: Asked, until: float) -> list[dict[str, Any]]:
+def finish(lookups: Lookups, until: float) -> list[dict[str, Any]]:
     """Return a `Resolved` document for each name, the host's own first."""
-    return [_resolved(name, child, until) for name, child in asked]
+    return [_resolved(name, child, until) for name, child in lookups]
 
 
-def source_address(other: str) -> str:
+def source_address(towards: str) -> str:
     """Our source address to another node; OSError without a route."""
-    found = socket.getaddrinfo(other, _DISCARD, type=socket.SOCK_DGRAM)
-    family, kind, protocol, _, there = found[0]
+    infos = socket.getaddrinfo(towards, _DISCARD, type=socket.SOCK_DGRAM)
+    family, kind, protocol, _, there = infos[0]
     with socket.socket(family, kind, protocol) as probe:
         probe.connect(there)  # a datagram socket: finds the route, sends nothing
         return str(probe.getsockname()[0])
@@ -302,9 +302,9 @@ def source_address(other: str) -> str:
 
 def _look_up(name: str) -> list[Any]:
     began = time.monotonic()
-    found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-    its = dict.fromkeys(str(each[4][0]) for each in found)
-    return [list(its)[:_ADDRESSES], round(time.monotonic() - began, 3)]
+    infos = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    addresses = dict.fromkeys(str(info[4][0]) for info in infos)
+    return [list(addresses)[:_ADDRESSES], round(time.monotonic() - began, 3)]
 
 
 def _resolved(name: str, child: guard.Child, until: float) -> dict[str, Any]:
@@ -321,8 +321,8 @@ def _resolved(name: str, child: guard.Child, until: float) -> dict[str, Any]:
     if not answered:
         return {**resolved, "error": f"no answer in {waited_s:.0f} s", "seconds": waited_s}
     try:
-        its, seconds = child.value()
+        addresses, seconds = child.value()
     except guard.BrokenError as error:
         return {**resolved, "error": clean(str(error))}
     seconds = min(seconds, waited_s)
-    return {**resolved, "addresses": [clean(one) for one in its], "seconds": seconds}
+    return {**resolved, "addresses": [clean(address) for address in addresses], "seconds": seconds}

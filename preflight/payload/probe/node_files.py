@@ -118,8 +118,8 @@ _DIGITS = 20
 
 def counters(paths: dict[str, str]) -> dict[str, int]:
     """Return the counters in these files by name, bounded; without those that cannot be read."""
-    found = {name: number(path) for name, path in paths.items()}
-    return {name: count for name, count in found.items() if count is not None}
+    counts = {name: number(path) for name, path in paths.items()}
+    return {name: count for name, count in counts.items() if count is not None}
 
 
 def names(folder: str) -> list[str]:
@@ -136,17 +136,17 @@ _HARMLESS = (os.makedev(1, 3), os.makedev(1, 11))
 
 def open_regular(path: str, *, follow: bool = True) -> tuple[int, os.stat_result]:
     """Open a regular file for reading; OSError with EINVAL for anything else."""
-    seen = os.open(path, os.O_PATH | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW))
+    handle = os.open(path, os.O_PATH | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW))
     try:
-        status = os.fstat(seen)
+        status = os.fstat(handle)
         if not stat.S_ISREG(status.st_mode) and status.st_rdev not in _HARMLESS:
             is_folder = stat.S_ISDIR(status.st_mode)
             code = errno.EISDIR if is_folder else errno.EINVAL
             raise OSError(code, os.strerror(code) if is_folder else "it is no regular file")
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
-        file = os.open("/proc/self/fd/%d" % seen, flags)
+        file = os.open("/proc/self/fd/%d" % handle, flags)
     finally:
-        os.close(seen)
+        os.close(handle)
     if stat.S_ISREG(status.st_mode) and not status.st_size and _is_endless(file):
         os.close(file)
         raise OSError(errno.EINVAL, "it is no regular file")
@@ -171,10 +171,10 @@ _ROOT = r"^pci[0-9a-fA-F]{4,}:[0-9a-fA-F]{2}$"
 
 def bus_id(raw: str) -> str:
     """Format a PCI address like sysfs: "00000000:1B:00.0" is 0000:1b:00.0; "" if it is not one."""
-    found = re.match(r"^([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})\.([0-7])$", raw)
-    if not found:
+    match = re.match(r"^([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})\.([0-7])$", raw)
+    if not match:
         return ""
-    domain, bus, device, function = (int(part, 16) for part in found.groups())
+    domain, bus, device, function = (int(part, 16) for part in match.groups())
     return f"{domain:04x}:{bus:02x}:{device:02x}.{function}"
 
 
@@ -219,8 +219,8 @@ def numa(device: str) -> int | None:
 
 def _gts(text: str) -> float | None:
     """Return the number of "32.0 GT/s PCIe"; None for the "Unknown" of virtual functions."""
-    found = re.match(r"([0-9]{1,3}(?:\.[0-9])?) GT/s", text)
-    return float(found.group(1)) if found else None
+    match = re.match(r"([0-9]{1,3}(?:\.[0-9])?) GT/s", text)
+    return float(match.group(1)) if match else None
 
 
 def _lanes(path: str) -> int | None:
@@ -238,8 +238,8 @@ def lines(path: str, limit: int = LIMIT) -> list[str]:
     """
     # Buffered: one plain read of a file of /proc returns at most a page, without an error.
     with open(path, "rb") as file:
-        found = file.read(limit).decode("utf-8", "replace").split("\n")
-    return found if found[-1] else found[:-1]
+        rows = file.read(limit).decode("utf-8", "replace").split("\n")
+    return rows if rows[-1] else rows[:-1]
 
 
 def attempt_lines(path: str, limit: int = LIMIT) -> list[str]:
@@ -273,10 +273,10 @@ def cpus_in(text: str) -> int:
     return total
 
 
-def parse_key_values(found: list[str]) -> dict[str, str]:
+def parse_key_values(rows: list[str]) -> dict[str, str]:
     """Return "Name: value" lines of /proc as a dict; the first of a name counts."""
     table: dict[str, str] = {}
-    for line in found:
+    for line in rows:
         name, colon, value = line.partition(":")
         if colon:
             table.setdefault(name.strip(), value.strip())
@@ -310,14 +310,14 @@ class Mount:
     @property
     def fuse_user(self) -> int:
         """The id of the user whose program serves it (FUSE); 0 for root or without one."""
-        ids = [one[8:] for one in self.super_options if one.startswith("user_id=")]
+        ids = [option[8:] for option in self.super_options if option.startswith("user_id=")]
         return int(ids[0]) if ids and ids[0].isdecimal() and self.kind.startswith("fuse") else 0
 
 
 def _plain(word: str) -> str:
     if "\\" not in word:
         return word
-    return re.sub(_OCTAL, lambda found: chr(int(found.group(1), 8)), word)
+    return re.sub(_OCTAL, lambda match: chr(int(match.group(1), 8)), word)
 
 
 def read() -> list[Mount]:
@@ -325,10 +325,10 @@ def read() -> list[Mount]:
     return parse(lines("/proc/self/mountinfo", 64 << 20))
 
 
-def parse(found: list[str]) -> list[Mount]:
+def parse(rows: list[str]) -> list[Mount]:
     """Read the lines of mountinfo; skip invalid ones."""
     mounts = []
-    for line in found:
+    for line in rows:
         with suppress(ValueError):
             mounts.append(Mount(line))
     return mounts

@@ -88,13 +88,13 @@ def _links(nvml: Nvml, handle: Any) -> list[dict[str, Any]] | None:
             continue
         if state is None:
             return None
-        one = {"link": link, "up": state == 1, "remote": "", "remote_kind": "unknown"}
+        row = {"link": link, "up": state == 1, "remote": "", "remote_kind": "unknown"}
         if state == 1:
             remote = nvml.ask(lib.nvmlDeviceGetNvLinkRemotePciInfo, handle, link)
             kind = nvml.ask(lib.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link)
-            one["remote"] = node_files.bus_id(as_text(remote.busId)) if remote is not None else ""
-            one["remote_kind"] = _REMOTE_KINDS.get(kind, "unknown")
-        links.append(one)
+            row["remote"] = node_files.bus_id(as_text(remote.busId)) if remote is not None else ""
+            row["remote_kind"] = _REMOTE_KINDS.get(kind, "unknown")
+        links.append(row)
     return links
 
 
@@ -107,18 +107,18 @@ def _processes(nvml: Nvml, handle: Any) -> list[dict[str, Any]] | None:
     if nvml.failed:
         return None
     used: dict[int, int | None] = {}
-    for one in compute:
-        used[one.pid] = _plus(used.get(one.pid), one.usedGpuMemory)
-    for one in graphics:
-        used.setdefault(one.pid, _plus(None, one.usedGpuMemory))
+    for process in compute:
+        used[process.pid] = _plus(used.get(process.pid), process.usedGpuMemory)
+    for process in graphics:
+        used.setdefault(process.pid, _plus(None, process.usedGpuMemory))
     return [{"pid": pid, "used_mib": used[pid]} for pid in sorted(used)]
 
 
 def _running(nvml: Nvml, call: str, handle: Any) -> Any:
     """Call the binding's version, which needs R510, or else that of R460."""
-    found = nvml.ask_by_name(call, handle)
-    older = found is None and nvml.refusal == nvml.lib.NVML_ERROR_FUNCTION_NOT_FOUND
-    return nvml.ask_by_name(f"{call}_v2", handle) if older else found
+    answer = nvml.ask_by_name(call, handle)
+    older = answer is None and nvml.refusal == nvml.lib.NVML_ERROR_FUNCTION_NOT_FOUND
+    return nvml.ask_by_name(f"{call}_v2", handle) if older else answer
 
 
 def _plus(mib: int | None, used_bytes: int | None) -> int | None:
@@ -170,7 +170,7 @@ def survey(sysfs_root: str, begin: Callable[[], float]) -> dict[str, Any]:
         try:
             pynvml.nvmlInit()
             opening = (began, time.monotonic() - began)
-            return {**_answered(Nvml(pynvml, begin), sysfs_root), "opening": opening}
+            return {**_document(Nvml(pynvml, begin), sysfs_root), "opening": opening}
         except pynvml.NVMLError as error:
             raise NoDriver("error", clean(str(error))) from None
     except NoDriver as none:
@@ -182,28 +182,28 @@ def survey(sysfs_root: str, begin: Callable[[], float]) -> dict[str, Any]:
         }
 
 
-def _answered(nvml: Nvml, sysfs_root: str) -> dict[str, Any]:
+def _document(nvml: Nvml, sysfs_root: str) -> dict[str, Any]:
     pynvml = nvml.lib
     version = nvml.text(pynvml.nvmlSystemGetDriverVersion)
     handles = {}
-    counted = pynvml.nvmlDeviceGetCount()
+    count = pynvml.nvmlDeviceGetCount()
     for index in range(pynvml.nvmlDeviceGetCount()):
         nvml.subject = f"GPU {index}"
         handle = nvml.ask(pynvml.nvmlDeviceGetHandleByIndex, index)
         if handle is not None:
             handles[index] = handle
         elif nvml.refusal == pynvml.NVML_ERROR_NO_PERMISSION:
-            counted -= 1  # it belongs to another job, so it is not missing here
-    found = {}
+            count -= 1  # it belongs to another job, so it is not missing here
+    documents = {}
     for index, handle in handles.items():
         nvml.subject = f"GPU {index}"
-        found[index] = read(nvml, index, handle, sysfs_root)
-    gpus = [gpu for gpu in found.values() if gpu is not None]
-    answered = {gpu["index"]: handles[gpu["index"]] for gpu in gpus}
+        documents[index] = read(nvml, index, handle, sysfs_root)
+    gpus = [gpu for gpu in documents.values() if gpu is not None]
+    gpu_handles = {gpu["index"]: handles[gpu["index"]] for gpu in gpus}
     return {
-        "driver": {"state": "answered", "version": version, "counted": counted},
+        "driver": {"state": "answered", "version": version, "counted": count},
         "gpus": gpus,
-        "gpu_pairs": read_pairs(nvml, answered),
+        "gpu_pairs": read_pairs(nvml, gpu_handles),
         "problems": nvml.problems,
         "timed": nvml.timed,
     }

@@ -103,11 +103,11 @@ class Nvml:
             pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
         }
 
-    def ask(self, call: Any, *given: Any) -> Any:
+    def ask(self, call: Any, *arguments: Any) -> Any:
         """Return the result of a call; None if it fails."""
         began = self._begin()
         try:
-            answer = call(*given)
+            answer = call(*arguments)
         except self.lib.NVMLError as error:
             self._timed(began, call)
             self._refused(error.value)
@@ -122,13 +122,13 @@ class Nvml:
         self.refusal = None
         return answer
 
-    def ask_by_name(self, name: str, *given: Any) -> Any:
+    def ask_by_name(self, name: str, *arguments: Any) -> Any:
         """Return the result of a call by its name; "not found" where an older pynvml lacks it."""
         call = getattr(self.lib, name, None)
         if call is None:
             self.refusal = self.lib.NVML_ERROR_FUNCTION_NOT_FOUND
             return None
-        return self.ask(call, *given)
+        return self.ask(call, *arguments)
 
     def has(self, name: str) -> bool:
         """Whether both the binding and the driver know a function."""
@@ -156,10 +156,10 @@ class Nvml:
         answers = self.ask_by_name("nvmlDeviceGetFieldValues", handle, ids)
         if answers is None:
             return [(0, self.refusal)] * len(ids)
-        for one in answers:
-            if one.nvmlReturn:
-                self._refused(one.nvmlReturn)
-        return [(_value(one), one.nvmlReturn or None) for one in answers]
+        for field in answers:
+            if field.nvmlReturn:
+                self._refused(field.nvmlReturn)
+        return [(_value(field), field.nvmlReturn or None) for field in answers]
 
     def _refused(self, code: int) -> None:
         self.refusal = code
@@ -173,9 +173,9 @@ class Nvml:
             name = getattr(call, "__name__", "a call")
             self.timed.append((began, took_s, f"{name} of {self.subject}"))
 
-    def text(self, call: Any, *given: Any) -> str:
+    def text(self, call: Any, *arguments: Any) -> str:
         """Return the result of a call as printable text; "" if it fails."""
-        answer = self.ask(call, *given)
+        answer = self.ask(call, *arguments)
         return "" if answer is None else clean(answer)
 
 
@@ -197,9 +197,9 @@ class Reader:
         self.values: dict[str, Any] = {}
         self._refused: dict[str, list[str]] = {"lacks": [], "denied": [], "errors": []}
 
-    def take(self, field: str, call: str, *given: Any, via: Callable[[Any], Any] = int) -> None:
+    def take(self, field: str, call: str, *arguments: Any, via: Callable[[Any], Any] = int) -> None:
         """Read one value; `via` converts NVML's answer to the document's value."""
-        answer = self.nvml.ask_by_name(call, self.handle, *given)
+        answer = self.nvml.ask_by_name(call, self.handle, *arguments)
         if self.nvml.refusal is not None:
             self.refuse(field, self.nvml.refusal)
         elif field.startswith("pcie_width") and answer == 0:  # as some virtual machines answer
@@ -245,11 +245,11 @@ class Reader:
         """Whether the reading failed, so that no other reading may replace it."""
         return any(error.startswith(field + ":") for error in self._refused["errors"])
 
-    def fields(self, wanted: dict[str, tuple[int, float]]) -> None:
+    def fields(self, by_name: dict[str, tuple[int, float]]) -> None:
         """Read several of NVML's numbered fields at once: (id, factor) by name."""
-        ids = [number for number, _ in wanted.values()]
+        ids = [number for number, _ in by_name.values()]
         answers = self.nvml.fields(self.handle, ids)
-        for (name, (_, factor)), (value, code) in zip(wanted.items(), answers):  # noqa: B905 - 3.8
+        for (name, (_, factor)), (value, code) in zip(by_name.items(), answers):  # noqa: B905 - 3.8
             if code is None:
                 self.values[name] = value if factor == 1 else round(value * factor, 3)
             else:

@@ -64,16 +64,16 @@ class Care:
 
     def everyone(self, among: Iterable[int] | None = None) -> dict[int, Stat]:
         """Return every process of this node (or this container), or those of `among`, by pid."""
-        found = map(self.look, procfs.pids() if among is None else among)
-        stats = {stat.pid: stat for stat in found if stat}
+        looks = map(self.look, procfs.pids() if among is None else among)
+        stats = {stat.pid: stat for stat in looks if stat}
         self.mark(0)
         return stats
 
-    def untouchable(self, one: Stat) -> bool:
+    def untouchable(self, stat: Stat) -> bool:
         """Whether its memory must not be touched."""
-        if one.pid in self._stuck or (self._stuck and one.state == "D"):
+        if stat.pid in self._stuck or (self._stuck and stat.state == "D"):
             return True
-        return bool(self._users) and procfs.owner(one.pid) in self._users
+        return bool(self._users) and procfs.owner(stat.pid) in self._users
 
     def mark(self, pid: int) -> None:
         """Note the process that is read next, negative for its stat line; 0 for none."""
@@ -83,9 +83,9 @@ class Care:
 
     def over(self, several: Iterable[_Each]) -> Iterator[_Each]:
         """Yield each, and note that the reading goes on: users can make many."""
-        for one in several:
+        for entry in several:
             self.mark(0)
-            yield one
+            yield entry
 
 
 class Describer:
@@ -205,17 +205,17 @@ class Allowances:
     def environ(self, pid: int) -> bytes | None:
         """Return its raw environment; None if hidden, or where its user's share is used up."""
         user = self.user(pid)
-        left = self._bytes.get(user, MOST_ENVIRONS)
-        environ = procfs.environ(pid) if left > 0 else None
-        self._bytes[user] = left - len(environ or b"")
+        bytes_left = self._bytes.get(user, MOST_ENVIRONS)
+        environ = procfs.environ(pid) if bytes_left > 0 else None
+        self._bytes[user] = bytes_left - len(environ or b"")
         return environ
 
     def open_files(self, pid: int) -> procfs.OpenFiles | None:
         """Return what it has open; None as for the environment."""
         user = self.user(pid)
-        left = self._files.get(user, procfs.MOST_FILES)
-        opened = procfs.open_files(pid, left) if left > 0 else None
-        self._files[user] = left - (opened.count if opened else 0)
+        files_left = self._files.get(user, procfs.MOST_FILES)
+        opened = procfs.open_files(pid, files_left) if files_left > 0 else None
+        self._files[user] = files_left - (opened.count if opened else 0)
         return opened
 
     def in_turn(self, pids: Iterable[int]) -> list[int]:
@@ -248,14 +248,14 @@ class Survey:
     def run(self) -> dict[str, Any]:
         """Return the document's `Processes`, and `dropped`: how many notable ones did not fit."""
         gpus = any(name[:6] == "nvidia" and name[6:].isdigit() for name in os.listdir("/dev"))
-        for one in self._everyone.values():
-            if not one.kernel and one.state not in "ZX":
-                self._read(one, gpus=gpus)
+        for stat in self._everyone.values():
+            if not stat.kernel and stat.state not in "ZX":
+                self._read(stat, gpus=gpus)
         lasting, apart_s = self._lasting()
         pids = sorted(self._ranks.keys() | self._holders | lasting, key=self._rating)
         alive = self._jobs_alive()
         sockets = self._care.over(itertools.islice(procfs.tcp(), MOST_SOCKETS if pids else 0))
-        ports = {one.inode: one.port for one in sockets if one.state == procfs.LISTEN}
+        ports = {row.inode: row.port for row in sockets if row.state == procfs.LISTEN}
         notable = []
         for pid in self._chosen(pids):
             process = self._describe(self._everyone[pid], alive, ports)
@@ -269,9 +269,9 @@ class Survey:
             "dropped": len(pids) - len(notable),
         }
 
-    def _read(self, one: Stat, *, gpus: bool) -> None:
-        pid, environ = one.pid, None
-        if not self._care.untouchable(one):
+    def _read(self, stat: Stat, *, gpus: bool) -> None:
+        pid, environ = stat.pid, None
+        if not self._care.untouchable(stat):
             self._care.mark(pid)
             environ = self._allowances.environ(pid)
         opened = self._open_files(pid) if gpus else None
@@ -286,9 +286,9 @@ class Survey:
     def _lasting(self) -> tuple[set[int], float]:
         """Return the pids in zombie or D state at every look, and the seconds between them."""
         suspects = [
-            one
-            for one in self._everyone.values()
-            if one.state in "DZ" and one.ppid != self._run_pid  # our own we reap in a moment
+            stat
+            for stat in self._everyone.values()
+            if stat.state in "DZ" and stat.ppid != self._run_pid  # our own we reap in a moment
         ]
         if not suspects:
             return set(), 0.0
@@ -296,13 +296,13 @@ class Survey:
         until = began + LOOK_AGAIN_S
         while suspects and time.monotonic() < until:
             time.sleep(LOOK_STEP_S)
-            suspects = [one for one in suspects if self._lasts(one)]
+            suspects = [stat for stat in suspects if self._lasts(stat)]
         self._care.mark(0)
-        return {one.pid for one in suspects}, round(time.monotonic() - began, 3)
+        return {stat.pid for stat in suspects}, round(time.monotonic() - began, 3)
 
-    def _lasts(self, one: Stat) -> bool:
-        now = self._care.look(one.pid)
-        return now is not None and now.start == one.start and now.state == one.state
+    def _lasts(self, stat: Stat) -> bool:
+        now = self._care.look(stat.pid)
+        return now is not None and now.start == stat.start and now.state == stat.state
 
     def _open_files(self, pid: int) -> procfs.OpenFiles | None:
         if pid not in self._opened:
@@ -326,30 +326,30 @@ class Survey:
     def _jobs_alive(self) -> set[str] | None:
         """Return the Slurm jobs that have a step daemon here; None without Slurm."""
         daemons = [
-            one
-            for one in self._everyone.values()
-            if one.comm in (b"slurmd", b"slurmstepd")
-            and procfs.is_daemon(one.pid, one.comm.decode("ascii"))
+            daemon
+            for daemon in self._everyone.values()
+            if daemon.comm in (b"slurmd", b"slurmstepd")
+            and procfs.is_daemon(daemon.pid, daemon.comm.decode("ascii"))
         ]
         if not daemons:
             return None
         titles = (
-            b" ".join(procfs.argv(one.pid)) for one in daemons if not self._care.untouchable(one)
+            b" ".join(procfs.argv(stat.pid)) for stat in daemons if not self._care.untouchable(stat)
         )
-        return {found.group(1).decode("ascii") for found in map(_STEP.search, titles) if found}
+        return {match.group(1).decode("ascii") for match in map(_STEP.search, titles) if match}
 
     def _describe(
-        self, one: Stat, alive: set[str] | None, ports: Mapping[str, int]
+        self, stat: Stat, alive: set[str] | None, ports: Mapping[str, int]
     ) -> dict[str, Any]:
-        process = self._describer.describe(one, self._ranks.get(one.pid))
-        opened = self._open_files(one.pid)
+        process = self._describer.describe(stat, self._ranks.get(stat.pid))
+        opened = self._open_files(stat.pid)
         listens = {ports[inode] for inode in opened.sockets if inode in ports} if opened else ()
         job = process["job"]
-        waits = one.state == "D" and not self._care.hides(one.pid)
-        process["wchan"] = procfs.wchan(one.pid) if waits else ""
+        waits = stat.state == "D" and not self._care.hides(stat.pid)
+        process["wchan"] = procfs.wchan(stat.pid) if waits else ""
         process["job_alive"] = job in alive if job and alive is not None else None
-        process["gpu_mib"] = self._gpu_mib.get(one.pid)
-        process["holds_gpu"] = one.pid in self._holders
+        process["gpu_mib"] = self._gpu_mib.get(stat.pid)
+        process["holds_gpu"] = stat.pid in self._holders
         process["listens"] = sorted(listens)
         return process
 
@@ -382,41 +382,41 @@ def read(
 
 
 def patiently(
-    survey: Callable[..., dict[str, Any]], given: tuple[object, ...], until: float,
+    survey: Callable[..., dict[str, Any]], arguments: tuple[object, ...], until: float,
     problems: list[str], stuck: set[int],
 ) -> dict[str, Any] | None:  # fmt: skip
-    """Run `survey(*given, Care)` in a child, repeatedly if it hangs; None if none answers.
+    """Run `survey(*arguments, Care)` in a child, repeatedly if it hangs; None if none answers.
 
     `stuck`: the processes at which one of the probe's readers hung, as marks have them; more come.
     """
-    return Patient(survey, given, stuck).finish(until, problems)
+    return Patient(survey, arguments, stuck).finish(until, problems)
 
 
 class Patient:
     """A survey of processes in a child that has begun: `patiently` in two steps."""
 
     def __init__(
-        self, survey: Callable[..., dict[str, Any]], given: tuple[object, ...], stuck: set[int]
+        self, survey: Callable[..., dict[str, Any]], arguments: tuple[object, ...], stuck: set[int]
     ) -> None:
-        self._survey, self._given, self._stuck = survey, given, stuck
+        self._survey, self._arguments, self._stuck = survey, arguments, stuck
         self._shared = mmap.mmap(-1, _MARK.size)
         self._begin()
 
     def _begin(self) -> None:
         self._avoided = set(self._stuck)
-        self._asked = guard.spawn(self._survey, *self._given, Care(self._avoided, self._shared))
+        self._child = guard.spawn(self._survey, *self._arguments, Care(self._avoided, self._shared))
 
     def finish(self, until: float, problems: list[str]) -> dict[str, Any] | None:
         """Return its answer, of another child if it hangs; None if none answers."""
-        for left in reversed(range(TRIES)):
-            asked = self._asked
+        for tries_left in reversed(range(TRIES)):
+            child = self._child
             # Where another reader hung meanwhile, this one most likely hangs there, too.
             more = bool(self._stuck - self._avoided)
-            answered = asked.listen(guard.clock.now()) if more else self._listen(until)
-            if not asked.dismiss(kill=not answered):
-                problems.append(f"processes: our reader {asked.pid} cannot be killed")
+            answered = child.listen(guard.clock.now()) if more else self._listen(until)
+            if not child.dismiss(kill=not answered):
+                problems.append(f"processes: our reader {child.pid} cannot be killed")
             at, _ = _MARK.unpack_from(self._shared)
-            if answered or not (left and (at or more)) or guard.clock.now() > until:
+            if answered or not (tries_left and (at or more)) or guard.clock.now() > until:
                 break
             if not more:
                 self._stuck.add(at)
@@ -434,9 +434,9 @@ class Patient:
         """Wait for the answer as long as the pass makes progress."""
         before, since_s, less = b"", 0.0, _LESS if self._avoided else 1
         while guard.clock.now() < until:
-            if self._asked.listen(min(until, guard.clock.now() + _STEP_S)):
+            if self._child.listen(min(until, guard.clock.now() + _STEP_S)):
                 return True
-            now, waited_s = self._shared[:], self._asked.waiting.seconds
+            now, waited_s = self._shared[:], self._child.waiting.seconds
             if now != before:
                 before, since_s = now, waited_s
             elif waited_s - since_s > (STAT_S if _MARK.unpack(now)[0] < 0 else STALLED_S) / less:
@@ -445,7 +445,7 @@ class Patient:
 
     def _answer(self, problems: list[str]) -> dict[str, Any] | None:
         try:
-            answer: dict[str, Any] = self._asked.value()
+            answer: dict[str, Any] = self._child.value()
         except guard.BrokenError as error:
             problems.append(f"processes: {error}")
             return None

@@ -123,17 +123,17 @@ def scheduled(place: int | str) -> tuple[float, float] | None:
 
 def job(pid: int) -> str:
     """Return the Slurm job whose cgroup holds it; "" if none does."""
-    found = re.search(_JOB, attempt_raw(f"/proc/{pid}/cgroup"))
-    return found.group(1).decode("ascii") if found else ""
+    match = re.search(_JOB, attempt_raw(f"/proc/{pid}/cgroup"))
+    return match.group(1).decode("ascii") if match else ""
 
 
 class OpenFiles:
     """The GPUs and sockets that a process has open."""
 
-    def __init__(self, targets: list[str]) -> None:
-        self.gpu = any(one.startswith(_GPU) and one[len(_GPU) :][:1].isdigit() for one in targets)
-        self.sockets = {one[len(_SOCKET) : -1] for one in targets if one.startswith(_SOCKET)}
-        self.count = len(targets)
+    def __init__(self, links: list[str]) -> None:
+        self.gpu = any(link.startswith(_GPU) and link[len(_GPU) :][:1].isdigit() for link in links)
+        self.sockets = {link[len(_SOCKET) : -1] for link in links if link.startswith(_SOCKET)}
+        self.count = len(links)
 
 
 MOST_FILES = 1 << 17
@@ -211,20 +211,20 @@ def below(pid: int, everyone: Mapping[int, Stat]) -> set[int]:
 
 def generations(pid: int, of: Mapping[int, list[int]]) -> list[int]:
     """Return its children, then theirs, and so on; `of`: the children of each process."""
-    found = {pid: None}  # a dict keeps their order
+    family = {pid: None}  # a dict keeps their order
     rising = of.get(pid, [])
     while rising:
-        found.update(dict.fromkeys(rising))
-        rising = [one for parent in rising for one in of.get(parent, []) if one not in found]
-    return list(found)[1:]
+        family.update(dict.fromkeys(rising))
+        rising = [child for parent in rising for child in of.get(parent, []) if child not in family]
+    return list(family)[1:]
 
 
 def children(everyone: Mapping[int, Stat]) -> dict[int, list[int]]:
     """Return the children of each of these processes that has any."""
-    found: dict[int, list[int]] = {}
-    for pid, one in everyone.items():
-        found.setdefault(one.ppid, []).append(pid)
-    return found
+    by_parent: dict[int, list[int]] = {}
+    for pid, stat in everyone.items():
+        by_parent.setdefault(stat.ppid, []).append(pid)
+    return by_parent
 
 
 def outline(pid: int) -> Stat | None:

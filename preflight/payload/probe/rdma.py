@@ -118,15 +118,15 @@ def read_all(folder: str) -> list[dict[str, Any]]:
 
 def read_counters(root: str, folder: str) -> dict[int, Counts]:
     """Return the error counters of each port that has any."""
-    found: dict[int, Counts] = {}
+    counts: dict[int, Counts] = {}
     for number in _numbers(folder + "/ports", PORTS):
         port = f"{folder}/ports/{number}"
-        found[number] = errors(port)
+        counts[number] = errors(port)
         netdev = _netdev(number, port, folder)
         if netdev:
             downs = {"carrier_downs": f"{root}/class/net/{netdev}/carrier_down_count"}
-            found[number].update(counters(downs))
-    return found
+            counts[number].update(counters(downs))
+    return counts
 
 
 def errors(port: str) -> Counts:
@@ -171,25 +171,25 @@ def _netdev(number: int, port: str, device: str) -> str:
     of_gid = attempt(port + "/gid_attrs/ndevs/0")
     if of_gid:
         return of_gid
-    found = names(device + "/device/net")
-    for name in found:
+    netdevs = names(device + "/device/net")
+    for name in netdevs:
         at = attempt(f"{device}/device/net/{name}/dev_port")
         if at == str(number - 1):
             return name
-    return found[0] if len(found) == 1 and number == 1 else ""
+    return netdevs[0] if len(netdevs) == 1 and number == 1 else ""
 
 
 def _gids(folder: str, most: int) -> list[dict[str, Any]] | None:
     indexes = _numbers(folder + "/gids", most)
     if not indexes:
         return None
-    found = []
+    gids = []
     for index in indexes:
         gid = attempt(f"{folder}/gids/{index}")
         if gid.strip("0:"):
             kind = attempt(f"{folder}/gid_attrs/types/{index}")
-            found.append({"index": index, "kind": kind, "gid": gid})
-    return found
+            gids.append({"index": index, "kind": kind, "gid": gid})
+    return gids
 
 
 LOOKS_APART_S = 0.25
@@ -207,17 +207,17 @@ def read(root: str) -> list[dict[str, Any]]:
         return []
     began = time.monotonic()
     before = {name: read_counters(root, f"{folder}/{name}") for name in devices}
-    found = [_nic(name, f"{folder}/{name}") for name in devices]
+    nics = [_nic(name, f"{folder}/{name}") for name in devices]
     if not any(before.values()):
-        return found
+        return nics
     time.sleep(max(0.0, LOOKS_APART_S - (time.monotonic() - began)))
-    for name, nic in zip(devices, found):  # noqa: B905 (Python 3.8)
+    for name, nic in zip(devices, nics):  # noqa: B905 (Python 3.8)
         after = read_counters(root, f"{folder}/{name}")
         apart_s = round(time.monotonic() - began, 3)
         for port in nic["ports"]:
             first = before[name].get(port["port"], {})
             port["counters"] = compare(first, after.get(port["port"], {}), apart_s)
-    return found
+    return nics
 
 
 def _nic(name: str, folder: str) -> dict[str, Any]:
@@ -287,13 +287,13 @@ def _acs(root: str, gpus: list[str], nics: list[str]) -> list[dict[str, Any]] | 
     )
     ways = ((gpu, nic) for gpu in of_gpus for nic in of_nics - of_gpus)
     between = {port for gpu, nic in ways for port in _below_meeting(gpu, nic)}
-    found, hidden = [], False
+    ports, hidden = [], False
     for port in sorted(between):
         readable, bits = acs(f"{root}/bus/pci/devices/{port}/config")
         hidden = hidden or not readable
         if bits is not None:
-            found.append({"bus_id": port, **bits})
-    return None if hidden else found[:256]
+            ports.append({"bus_id": port, **bits})
+    return None if hidden else ports[:256]
 
 
 def _below_meeting(a: tuple[str, ...], b: tuple[str, ...]) -> list[str]:

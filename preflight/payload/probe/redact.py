@@ -121,8 +121,8 @@ def _program_and_script(words: list[str]) -> list[str]:
 
 def _program(word: str) -> str:
     """Cut a word to the name of a program; only a login shell's begins with a dash."""
-    found = _PROGRAM.match(word)
-    return found[0] if found and (word[0] != "-" or _SHELLS.fullmatch(found[0][1:])) else CUT
+    match = _PROGRAM.match(word)
+    return match[0] if match and (word[0] != "-" or _SHELLS.fullmatch(match[0][1:])) else CUT
 
 
 def redact_words(words: list[str]) -> list[str]:
@@ -190,14 +190,14 @@ def _plain(name: str) -> str:
 def without_login(text: str) -> str:
     """Cut the login out of each URL, and each word with an encoded character: %40 is @."""
     text = _ENCODED.sub(CUT, text)
-    return _UP_TO_AT.sub(lambda found: _URL_LOGIN.sub(rf"\1\2{CUT}@", found.group()), text)
+    return _UP_TO_AT.sub(lambda match: _URL_LOGIN.sub(rf"\1\2{CUT}@", match.group()), text)
 
 
 def _without_shapes(word: str) -> str:
     """Cut words of a secret's form wherever they are: a key in a path or a file's name."""
     word = TOKEN.sub(CUT, without_login(word))
     word = _AWS_SECRET.sub(CUT, _HEX.sub(CUT, word))
-    return _LONG.sub(lambda found: CUT if _random(found.group()) else found.group(), word)
+    return _LONG.sub(lambda match: CUT if _random(match.group()) else match.group(), word)
 
 
 def _random(text: str) -> bool:

@@ -49,7 +49,7 @@ def architectures(path: str) -> list[str] | None:
     return None
 
 
-def _section(handle: int, wanted: bytes) -> tuple[int, int] | None:
+def _section(handle: int, section: bytes) -> tuple[int, int] | None:
     """Return start and end of a section of a 64-bit ELF file."""
     header = os.pread(handle, 64, 0)
     if header[:6] != b"\x7fELF\x02\x01":
@@ -61,7 +61,7 @@ def _section(handle: int, wanted: bytes) -> tuple[int, int] | None:
     _, _, _, _, where, length = sections[names_at]
     names = os.pread(handle, min(length, 1 << 20), where)
     for name, _, _, _, offset, length in sections:
-        if names[name : names.index(b"\0", name)] == wanted:
+        if names[name : names.index(b"\0", name)] == section:
             return offset, offset + length
     return None
 
@@ -98,9 +98,9 @@ def _usual(containers: list[frozenset[str]]) -> list[str] | None:
     """Keep the targets of at least half of them: some kernels are for one architecture only."""
     if not containers:
         return None
-    every = dict.fromkeys(arch for one in containers for arch in one)
+    archs = dict.fromkeys(arch for names in containers for arch in names)
     usual = [
-        arch for arch in every if 2 * sum(arch in one for one in containers) >= len(containers)
+        arch for arch in archs if 2 * sum(arch in names for names in containers) >= len(containers)
     ]
     return sorted(usual, key=lambda arch: (arch.split("_")[0], int(arch.split("_")[1])))[:MOST]
 
@@ -110,7 +110,7 @@ _LIBRARIES = ("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/l
 _PLUGINS = ("/opt/amazon/ofi-nccl/lib", "/opt/amazon/ofi-nccl/lib/x86_64-linux-gnu",
             "/opt/amazon/ofi-nccl/lib/aarch64-linux-gnu", "/opt/hpcx/nccl_rdma_sharp_plugin/lib",
             "/opt/hpcx/ncclnet_plugin/lib", "/usr/local/nccl-rdma-sharp-plugins/lib")  # fmt: skip
-_COMPAT = tuple("/usr/local/cuda/compat" + each for each in ("", "/lib", "/lib.real"))
+_COMPAT = tuple("/usr/local/cuda/compat" + suffix for suffix in ("", "/lib", "/lib.real"))
 _CACHE = "/etc/ld.so.cache"
 _MOST = 64
 
@@ -130,34 +130,34 @@ def read(libraries: Iterable[str] = ()) -> dict[str, Any]:
     torch = None if folder is None else _torch(folder)
     own = os.environ.get("LD_LIBRARY_PATH", "").split(":")
     loader = [*libraries, *(part for part in own if part[:1] == "/")]
-    found: dict[str, Any] = {"torch": torch, "nccl": None, "cudnn": None}
+    document: dict[str, Any] = {"torch": torch, "nccl": None, "cudnn": None}
     if folder is not None and torch is not None and torch["cuda"] is not None:
         major = torch["cuda"].partition(".")[0]
         packages = dict(_packages([os.path.dirname(folder), *sys.path], major))
         inside = [folder + "/lib", sys.prefix + "/lib"]
         files = dict(_files(_LIBRARY, [*inside, *loader, *_LIBRARIES]))
         for name in ("nccl", "cudnn"):
-            found[name] = packages.get(name) or files.get(name)
+            document[name] = packages.get(name) or files.get(name)
     compat = [name for name, _ in _matches(_DRIVER, _COMPAT)]
-    found["cuda_compat"] = compat[0] if compat else None
-    found["net_plugins"] = list(_plugins([*loader, *_PLUGINS, *_LIBRARIES]))
-    return found
+    document["cuda_compat"] = compat[0] if compat else None
+    document["net_plugins"] = list(_plugins([*loader, *_PLUGINS, *_LIBRARIES]))
+    return document
 
 
 def _torch_folder() -> Optional[str]:
     """Find the package that `import torch` would take, also an editable one; imports nothing."""
-    kept = list(sys.path)
+    sys_path = list(sys.path)
     if sys.prefix == sys.base_prefix:
         # -I leaves out the user's own packages, which the job would see.
         sys.path.insert(0, site.getusersitepackages())
     try:
         # As importlib.util.find_spec, which takes a node a millisecond to load.
-        found = (finder.find_spec("torch", None) for finder in sys.meta_path)
-        spec = next(filter(None, found), None)
+        specs = (finder.find_spec("torch", None) for finder in sys.meta_path)
+        spec = next(filter(None, specs), None)
     except (ImportError, ValueError, AttributeError):
         return None
     finally:
-        sys.path[:] = kept
+        sys.path[:] = sys_path
     return os.path.dirname(spec.origin) if spec is not None and spec.origin else None
 
 
@@ -189,8 +189,8 @@ def _packages(folders: Iterable[str], major: str) -> Iterator[tuple[str, str]]:
 
 def _files(pattern: re.Pattern[str], folders: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Yield the same by file names such as libnccl.so.2.21.5; the first folder's come last."""
-    found = [match.groups() for _, match in _matches(pattern, folders)]
-    for name, version in reversed(found):
+    versions = [match.groups() for _, match in _matches(pattern, folders)]
+    for name, version in reversed(versions):
         yield name, clean(version)
 
 
@@ -240,16 +240,16 @@ def _home() -> str:
 
 
 def _file(path: str, kind: str) -> dict[str, Any] | None:
-    found = {"path": clean(path), "kind": kind}
+    document = {"path": clean(path), "kind": kind}
     try:
         with open(open_regular(path)[0], "rb", buffering=0) as file:
             raw = file.read(LIMIT + 1) or b""
     except OSError as error:
         absent = error.errno in (errno.ENOENT, errno.ENOTDIR)
-        return None if absent else dict(found, error=words(error))
+        return None if absent else dict(document, error=words(error))
     if len(raw) > LIMIT:
-        return dict(found, error="it is larger than %d bytes" % LIMIT)
-    return dict(found, **_settings(raw))
+        return dict(document, error="it is larger than %d bytes" % LIMIT)
+    return dict(document, **_settings(raw))
 
 
 def _settings(raw: bytes) -> dict[str, Any]:

@@ -64,7 +64,7 @@ class StackReader:
         if not pythons:
             return
         if self._own:
-            folders = (folder for one in pythons for folder in one["bins"])
+            folders = (folder for rank in pythons for folder in rank["bins"])
             self._spy = pyspy.find_installed(folders, self._patience.within(SPY_S))
         if self._spy is None and not pyspy.asks(emit):
             self._no_spy = _INSTALLED
@@ -84,7 +84,7 @@ class StackReader:
     def sample(self, ranks: list[Document], until: float) -> None:
         """Start to sample ranks, for the whole seconds that remain until `until`."""
         seconds = int(until - time.monotonic())
-        in_turn = (one["pid"] for one in rank_dumps.in_turn(ranks))
+        in_turn = (rank["pid"] for rank in rank_dumps.in_turn(ranks))
         pids = [pid for pid in in_turn if _read(self._first.get(pid))]
         if self._spy is not None and seconds > 0 and len(pids) <= MOST_SAMPLED:
             self._samplers = self._spy.sample(pids, seconds)
@@ -96,41 +96,41 @@ class StackReader:
         pids = [pid for pid, stack in self._first.items() if _read(stack)]
         pids += [pid for pid, stack in self._first.items() if stack == pyspy.LATE]
         self._later = self._dump(pids, self._patience.within(READ_S))
-        late = sum(each == pyspy.LATE for each in self._later.values())
+        late = sum(stack == pyspy.LATE for stack in self._later.values())
         if late:
             self._patience.complain(f"{late} stacks could not be read in time")
 
     def read_native(self, rows: list[Document]) -> None:
         """Read the native stacks of ranks at rest, one per place: that pauses them for some ms."""
-        chosen: dict[str, int] = {}
+        pid_of: dict[str, int] = {}
         for row in rows:
             before, after = self._first.get(row["pid"]), self._later.get(row["pid"])
             place = pyspy.where(before) if _read(before) else ""
             if place and _read(after) and place == pyspy.where(after) and _at_rest(row):
-                chosen.setdefault(place, row["pid"])
+                pid_of.setdefault(place, row["pid"])
         if self._spy is not None:
-            pids = list(chosen.values())[:MOST_NATIVE]
+            pids = list(pid_of.values())[:MOST_NATIVE]
             until = self._patience.within(NATIVE_S)
             self._native = self._genuine(self._spy.dump(pids, until, native=True, at_once=2))
             for pid, stack in self._native.items():
                 if not _read(stack):
                     self._patience.complain(f"native stack of process {pid}: {stack}")
 
-    def add(self, one: Document, row: Document) -> None:
+    def add(self, rank: Document, row: Document) -> None:
         """Add a rank's stacks to its row of the document, or why there are none."""
-        pid = one["pid"]
+        pid = rank["pid"]
         row["stacks"] = self._document(self._first.get(pid))
         row["later"] = self._document(self._later.get(pid))
         row["sightings"] = self._sampled.get(pid, [])
         row["native"] = self._document(self._native.get(pid))
         row["workers"] = [
-            {"pid": each, "stacks": stacks}
-            for each in one["workers"]
-            for stacks in [self._document(self._later.get(each, self._first.get(each)))]
+            {"pid": worker, "stacks": stacks}
+            for worker in rank["workers"]
+            for stacks in [self._document(self._later.get(worker, self._first.get(worker)))]
             if stacks is not None
         ]
         if row["stacks"] is None:
-            row["no_stacks"] = clean(self._why_none(one, row), TEXT_LIMIT)
+            row["no_stacks"] = clean(self._why_none(rank, row), TEXT_LIMIT)
 
     def close(self) -> None:
         """Close the file of a py-spy that was sent."""
@@ -144,27 +144,27 @@ class StackReader:
         """Take out what was read of a process that got the pid of one that has ended."""
         problems, stuck = self._patience.problems, self._patience.stuck
         until = max(self._patience.within(_BEGINS_S), time.monotonic() + _SEND_S)
-        found = processes.patiently(_begins, (list(read),), until, problems, stuck) or {}
+        starts = processes.patiently(_begins, (list(read),), until, problems, stuck) or {}
         looked_s = time.monotonic() - self._patience.began
         began_s = time.clock_gettime(time.CLOCK_BOOTTIME) - looked_s
-        return {pid: read[pid] for pid in read if found.get(str(pid), began_s) < began_s}
+        return {pid: read[pid] for pid in read if starts.get(str(pid), began_s) < began_s}
 
     def _document(self, stack: Any) -> Document | None:
         if not _read(stack) or self._spy is None:
             return None
         return {"threads": stack, "by": self._spy.by}
 
-    def _why_none(self, one: Document, row: Document) -> str:
+    def _why_none(self, rank: Document, row: Document) -> str:
         if row["state"] in ("zombie", "gone"):
             return "it has ended"
-        if one["stuck"]:
+        if rank["stuck"]:
             return "reading its memory hangs, as one of its threads hangs in the kernel: see dmesg"
-        if not one["python"]:
+        if not rank["python"]:
             return "it is no Python process"
         if self._spy is None:
             return self._no_spy
-        error = self._first.get(one["pid"])
-        reason = pyspy.why(one["uid"], one["user"])
+        error = self._first.get(rank["pid"])
+        reason = pyspy.why(rank["uid"], rank["user"])
         return reason or f"py-spy could not read it: {error or 'it printed nothing'}"
 
 
@@ -173,11 +173,11 @@ def readable(ranks: list[Document], alive: Callable[[int], bool]) -> list[int]:
 
     Each user's in turn: some may take py-spy seconds.
     """
-    live = [one for one in ranks if one["python"] and not one["stuck"] and alive(one["pid"])]
-    mine = rank_dumps.in_turn(live)
-    each = max(1, MOST_WORKERS // max(1, len(mine)))
-    workers = [pid for one in mine for pid in one["workers"][:each]]
-    return [one["pid"] for one in mine] + workers[:MOST_WORKERS]
+    live = [rank for rank in ranks if rank["python"] and not rank["stuck"] and alive(rank["pid"])]
+    ordered = rank_dumps.in_turn(live)
+    share = max(1, MOST_WORKERS // max(1, len(ordered)))
+    workers = [pid for rank in ordered for pid in rank["workers"][:share]]
+    return [rank["pid"] for rank in ordered] + workers[:MOST_WORKERS]
 
 
 def _read(stack: Any) -> bool:
@@ -187,8 +187,8 @@ def _read(stack: Any) -> bool:
 
 def _begins(pids: list[int], care: Care) -> dict[str, float]:
     """Return when each process was started, in seconds after boot, by its pid as text."""
-    found = {str(pid): care.look(pid) for pid in pids if not care.hides(pid)}
-    return {pid: its.start / procfs.TICKS for pid, its in found.items() if its is not None}
+    stats = {str(pid): care.look(pid) for pid in pids if not care.hides(pid)}
+    return {pid: stat.start / procfs.TICKS for pid, stat in stats.items() if stat is not None}
 
 
 def _at_rest(row: Document) -> bool:
@@ -226,18 +226,18 @@ def run(request: Document, lines: Lines, emit: Emit) -> None:
         str(request.get("kmsg", kernel_log.LOG)), request.get("kernel_log_since_s")
     )
     gpus_asked = guard.spawn(moments.read_gpu_look, began + look_s)
-    found = _find(request, patience)
-    ranks, launchers = found["ranks"], found["launchers"]
+    survey = _find(request, patience)
+    ranks, launchers = survey["ranks"], survey["launchers"]
     dumps_until = patience.within(look_s + DUMPS_S - _SEND_S)
-    wanted = [_dumped(one) for one in ranks if one["dumps"]]
-    dumps_asked = _for_each_user(rank_dumps.read_files, wanted, dumps_until)
-    servers = [one for one in ranks if one["socket"]]
+    with_dumps = [_dumped(rank) for rank in ranks if rank["dumps"]]
+    dumps_asked = _for_each_user(rank_dumps.read_files, with_dumps, dumps_until)
+    servers = [rank for rank in ranks if rank["socket"]]
     served_asked = _for_each_user(rank_dumps.ask_servers, servers, dumps_until)
-    addresses = {str(one["pid"]): one["ras"] for one in ranks if one["ras"]}
-    services_asked = guard.spawn(ras_client.services, addresses, found["others"])
+    addresses = {str(rank["pid"]): rank["ras"] for rank in ranks if rank["ras"]}
+    services_asked = guard.spawn(ras_client.services, addresses, survey["others"])
     stacks = StackReader(patience, own=bool(request.get("own_spy", True)))
     before = Instant(patience, ranks, sysfs)
-    stacks.prepare([one for one in ranks if one["python"]], lines, emit)
+    stacks.prepare([rank for rank in ranks if rank["python"]], lines, emit)
     # The second look, and what follows it, have as much time as the first.
     first_until = patience.within(min(READ_S, (patience.left_s() - look_s) / 2))
     stacks.read(readable(ranks, before.alive), first_until)
@@ -246,50 +246,50 @@ def run(request: Document, lines: Lines, emit: Emit) -> None:
     after = Instant(patience, ranks, sysfs)
     stacks.read_again()
     document["gpus"] = _gpus(patience.answer_of("GPUs", gpus_asked, GPUS_S), ranks, patience)
-    rows = [after.row(one, before) for one in ranks]
+    rows = [after.row(rank, before) for rank in ranks]
     if request.get("native", True):
         stacks.read_native(rows)
     dumped = _together("flight recorder", dumps_asked, patience)
     served = _together("torch's worker server", served_asked, patience)
     services = patience.answer_of("RAS services", services_asked, DUMPS_S) or {}
     document["ras"], document["ras_pid"] = services.get("0", ""), services.get("pid", 0)
-    for one, row in zip(ranks, rows):  # noqa: B905 (Python 3.8)
-        stacks.add(one, row)
-        row["ras"] = services.get(str(one["pid"]), "")
-        row["dump"] = dumped.get(str(one["pid"])) or served.get(str(one["pid"]))
+    for rank, row in zip(ranks, rows):  # noqa: B905 (Python 3.8)
+        stacks.add(rank, row)
+        row["ras"] = services.get(str(rank["pid"]), "")
+        row["dump"] = dumped.get(str(rank["pid"])) or served.get(str(rank["pid"]))
     stacks.close()
     document.update(
         ranks=rows,
         launchers=launchers,
-        hidden=found["hidden"],
+        hidden=survey["hidden"],
         ports=after.ports(before),
         log=log.finish(patience.within(kernel_log.PATIENCE_S), patience.problems),
     )
-    document["problems"] = [clean(each, TEXT_LIMIT) for each in patience.problems[:64]]
+    document["problems"] = [clean(problem, TEXT_LIMIT) for problem in patience.problems[:64]]
     emit(document)
 
 
 def _find(request: Document, patience: Patience) -> Document:
-    wanted = [pid for pid in request.get("pids") or [] if isinstance(pid, int)]
+    pids = [pid for pid in request.get("pids") or [] if isinstance(pid, int)]
     until = patience.within(FIND_S)
-    found = processes.patiently(
-        node_ranks.find, (os.getpid(), wanted), until, patience.problems, patience.stuck
+    answer = processes.patiently(
+        node_ranks.find, (os.getpid(), pids), until, patience.problems, patience.stuck
     )
-    if found is None:
+    if answer is None:
         return {"ranks": [], "launchers": [], "hidden": 0, "others": []}
-    for pid in found["absent"]:
+    for pid in answer["absent"]:
         patience.complain(f"process {pid}: there is none")
-    _name_users(found["ranks"], patience)
-    return found
+    _name_users(answer["ranks"], patience)
+    return answer
 
 
 def _name_users(ranks: list[Document], patience: Patience) -> None:
     """Look up users that are not in /etc/passwd in the directory, if it answers soon."""
-    unknown = {one["uid"] for one in ranks if one["user"].isdigit()}
+    unknown = {rank["uid"] for rank in ranks if rank["user"].isdigit()}
     if unknown:
-        named = patience.answer_of("users", guard.spawn(_names, sorted(unknown)), USERS_S) or {}
-        for one in ranks:
-            one["user"] = named.get(str(one["uid"]), one["user"])
+        names = patience.answer_of("users", guard.spawn(_names, sorted(unknown)), USERS_S) or {}
+        for rank in ranks:
+            rank["user"] = names.get(str(rank["uid"]), rank["user"])
 
 
 def _names(uids: list[int]) -> dict[str, str]:
@@ -297,27 +297,27 @@ def _names(uids: list[int]) -> dict[str, str]:
     return {str(uid): clean(users.name(uid)) for uid in uids}
 
 
-def _dumped(one: Document) -> Document:
+def _dumped(rank: Document) -> Document:
     """The fields of a rank that the reader of dumps needs."""
-    began_s = time.time() - float(one["age_s"])
-    return {"pid": one["pid"], "uid": one["uid"], "paths": one["dumps"], "began_s": began_s}
+    began_s = time.time() - float(rank["age_s"])
+    return {"pid": rank["pid"], "uid": rank["uid"], "paths": rank["dumps"], "began_s": began_s}
 
 
 def _for_each_user(
-    read: Callable[..., Document], wanted: list[Document], until: float
+    read: Callable[..., Document], ranks: list[Document], until: float
 ) -> list[guard.Child]:
     """Start a reader for each user: a path of one may be on a file system that hangs."""
-    groups = rank_dumps.by_user(wanted)
-    return [guard.spawn(read, some, until, len(groups)) for some in groups]
+    groups = rank_dumps.by_user(ranks)
+    return [guard.spawn(read, group, until, len(groups)) for group in groups]
 
 
-def _together(what: str, asked: list[guard.Child], patience: Patience) -> Document:
+def _together(what: str, readers: list[guard.Child], patience: Patience) -> Document:
     """Return the answers of such readers."""
-    found: Document = {}
+    answers: Document = {}
     until = patience.within(DUMPS_S)
-    for one in asked:
-        found.update(guard.answer_of(what, one, until, patience.complain) or {})
-    return found
+    for reader in readers:
+        answers.update(guard.answer_of(what, reader, until, patience.complain) or {})
+    return answers
 
 
 def _gpus(
@@ -327,6 +327,6 @@ def _gpus(
     gpus: list[Document] | None = answer["gpus"] if answer else None
     for problem in answer["problems"] if answer else []:
         patience.complain(problem)
-    for one in ranks:
-        one["gpus"] = [gpu["uuid"] for gpu in gpus or [] if one["pid"] in gpu["pids"]]
+    for rank in ranks:
+        rank["gpus"] = [gpu["uuid"] for gpu in gpus or [] if rank["pid"] in gpu["pids"]]
     return gpus

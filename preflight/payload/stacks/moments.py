@@ -35,26 +35,26 @@ def oom_kills(pid: int) -> int:
     most = 0
     for version, path in groups("\n".join(node_files.attempt_lines(f"/proc/{pid}/cgroup"))):
         job = _JOB.search(path)
-        for each in {path, path[: job.end()] if job else path}:
+        for group in {path, path[: job.end()] if job else path}:
             for root in _ROOTS[version]:
-                match = _KILLS.search(attempt(f"{root}{each}/{_FILES[version]}"))
+                match = _KILLS.search(attempt(f"{root}{group}/{_FILES[version]}"))
                 most = max(most, int(match.group(1)) if match else 0)
     return most
 
 
 def groups(text: str) -> list[tuple[int, str]]:
     """Read /proc/PID/cgroup: (version, path) of groups that account memory, without the root."""
-    found = []
+    rows = []
     for line in text.split("\n"):
         hierarchy, _, rest = line.partition(":")
         controllers, colon, path = rest.partition(":")
         if not colon or not path.startswith("/") or path == "/" or ".." in path:
             continue
         if hierarchy == "0" and not controllers:
-            found.append((2, path))
+            rows.append((2, path))
         elif "memory" in controllers.split(","):
-            found.append((1, path))
-    return found
+            rows.append((1, path))
+    return rows
 
 
 _STATES = {"R": "running", "S": "sleeping", "D": "disk", "T": "stopped", "t": "traced",
@@ -67,28 +67,28 @@ def read(pids: dict[str, int], care: Care) -> dict[str, Document]:
     The state is "gone" for a process that has ended, also if its pid was reused. Only in a child:
     the processes may be stuck.
     """
-    found = {}
+    moments = {}
     for pid, start in pids.items():
         if not care.hides(int(pid)):
             care.mark(-int(pid))
-            found[pid] = moment(int(pid), start)
-    return found
+            moments[pid] = moment(int(pid), start)
+    return moments
 
 
 def moment(pid: int, start: int) -> Document:
     """Return the kernel's current counters of one process."""
-    its = procfs.look(pid)
-    if its is None or its.start != start:
+    stat = procfs.look(pid)
+    if stat is None or stat.start != start:
         return {"state": "gone"}
     status = _numbers(f"/proc/{pid}/status")
     below = [procfs.outline(child) for child in children.of(pid)]
     return {
-        "state": _STATES.get(its.state, "sleeping"),
+        "state": _STATES.get(stat.state, "sleeping"),
         "wait_channel": procfs.wchan(pid),
-        "main_cpu_s": (procfs.look(pid, thread=pid) or its).cpu_s,
+        "main_cpu_s": (procfs.look(pid, thread=pid) or stat).cpu_s,
         "switches": status.get("voluntary_ctxt_switches", 0),
         "oom_kills": oom_kills(pid),
-        "dead_children": sum(one is not None and one.state == "Z" for one in below),
+        "dead_children": sum(child is not None and child.state == "Z" for child in below),
     }
 
 
@@ -107,12 +107,12 @@ _WORD = 4
 def look(root: str) -> dict[str, Document]:
     """Return one `PortLook` for each port under `root`/class/infiniband, by "mlx5_0/1"."""
     folder = root + "/class/infiniband"
-    found: dict[str, Document] = {}
+    ports: dict[str, Document] = {}
     for device in names(folder)[:MOST]:
         for port, counts in rdma.read_counters(root, f"{folder}/{device}").items():
             name = safe_name(f"{device}/{port}")
-            found[name] = _port(name, f"{folder}/{device}/ports/{port}", counts)
-    return found
+            ports[name] = _port(name, f"{folder}/{device}/ports/{port}", counts)
+    return ports
 
 
 def _port(name: str, folder: str, counts: dict[str, int]) -> Document:
@@ -159,15 +159,15 @@ class Instant:
     """One look at ranks, connections and ports."""
 
     def __init__(self, patience: Patience, ranks: list[Document], sysfs: str) -> None:
-        pids = [one["pid"] for one in ranks]
+        pids = [rank["pid"] for rank in ranks]
         wired = guard.spawn(sockets.look, pids)
         ports = guard.spawn(look, sysfs)
         self.at = time.monotonic()
-        starts = {str(one["pid"]): one["start"] for one in ranks}
+        starts = {str(rank["pid"]): rank["start"] for rank in ranks}
         moment = processes.Patient(read, (starts,), patience.stuck)
         answer = moment.finish(patience.within(READ_S), patience.problems)
         # A rank is not gone because its counters could not be read.
-        unread = {str(one["pid"]): {"state": _STATES.get(one["seen"], _GONE)} for one in ranks}
+        unread = {str(rank["pid"]): {"state": _STATES.get(rank["seen"], _GONE)} for rank in ranks}
         self._moments: Document = {**unread, **(answer or {})}
         answer = patience.answer_of("connections", wired, READ_S)
         for problem in answer["problems"] if answer else []:
@@ -184,11 +184,11 @@ class Instant:
         """Whether the process still runs."""
         return self.of(pid)["state"] not in ("zombie", _GONE)
 
-    def row(self, one: Document, before: Instant) -> Document:
+    def row(self, rank: Document, before: Instant) -> Document:
         """Return a `RankLook` of the document as of now, without its stacks."""
-        pid = one["pid"]
+        pid = rank["pid"]
         then, now = before.of(pid), self.of(pid)
-        row = {name: one[name] for name in _STATIC if one.get(name) is not None}
+        row = {name: rank[name] for name in _STATIC if rank.get(name) is not None}
         row.update(look_s=round(self.at - before.at, 3), state=now["state"])
         row.update({name: now[name] for name in _CURRENT if name in now})
         for name in _MOVED:
@@ -253,5 +253,5 @@ def _gpu(nvml: Nvml, index: int) -> Document | None:
 
 
 def _pids(nvml: Nvml, handle: Any) -> list[int]:
-    listed = nvml.ask_by_name("nvmlDeviceGetComputeRunningProcesses", handle) or []
-    return sorted({one.pid for one in listed if 0 <= one.pid < 1 << 31})[:MOST_PIDS]
+    rows = nvml.ask_by_name("nvmlDeviceGetComputeRunningProcesses", handle) or []
+    return sorted({process.pid for process in rows if 0 <= process.pid < 1 << 31})[:MOST_PIDS]

@@ -66,10 +66,10 @@ def bins(table: ProcessTable, pid: int) -> list[str]:
     environ = table.environs.get(pid, {})
     first = os.fsdecode((table.command(pid) or [b""])[0])
     names = (b"VIRTUAL_ENV", b"CONDA_PREFIX")
-    found = [os.path.dirname(first)]
-    found += [os.path.join(os.fsdecode(environ[name]), "bin") for name in names if name in environ]
-    found.append(os.path.dirname(procfs.link(pid, "exe")))
-    return [one for one in dict.fromkeys(found) if one.startswith("/") and _travels(one)]
+    paths = [os.path.dirname(first)]
+    paths += [os.path.join(os.fsdecode(environ[name]), "bin") for name in names if name in environ]
+    paths.append(os.path.dirname(procfs.link(pid, "exe")))
+    return [path for path in dict.fromkeys(paths) if path.startswith("/") and _travels(path)]
 
 
 def _travels(path: str) -> bool:
@@ -79,8 +79,9 @@ def _travels(path: str) -> bool:
 
 def _workers(table: ProcessTable, pid: int) -> list[int]:
     """Return the Python processes that a rank has started, usually its data loader's."""
-    alive = [one for one in table.tree.of(pid) if not (table.ended(one) or table.stuck(one))]
-    return [one for one in alive if table.is_python(one)][:MOST_WORKERS]
+    below = table.tree.of(pid)
+    alive = [child for child in below if not (table.ended(child) or table.stuck(child))]
+    return [child for child in alive if table.is_python(child)][:MOST_WORKERS]
 
 
 def _dumps(pid: int, rank: int, environ: dict[bytes, bytes]) -> list[str]:
@@ -111,21 +112,21 @@ _SHARED = ("job", "world_size", "local_world_size", "restarts", "master")
 
 def find_launchers(table: ProcessTable, ranks: list[Document]) -> list[Document]:
     """Return a `Launcher` for each parent of ranks, and for each launcher without ranks."""
-    found: dict[int, Document] = {}
+    launchers: dict[int, Document] = {}
     for rank in ranks:
         above, kind = starter(table, rank["pid"])
         if above is not None:
-            found.setdefault(above, {"pid": above, "kind": kind, "job": rank.get("job", "")})
+            launchers.setdefault(above, {"pid": above, "kind": kind, "job": rank.get("job", "")})
     for pid in table.tree.stats:
         kind = table.launcher(pid)
-        if kind not in _KINDS or pid in found or table.ended(pid):
+        if kind not in _KINDS or pid in launchers or table.ended(pid):
             continue
-        if not set(table.tree.below(pid)) & found.keys():
+        if not set(table.tree.below(pid)) & launchers.keys():
             job = process_table.job_of_options(table.command(pid))
-            found[pid] = {"pid": pid, "kind": kind, "job": job}
-    for pid, launcher in found.items():
+            launchers[pid] = {"pid": pid, "kind": kind, "job": job}
+    for pid, launcher in launchers.items():
         launcher["children"] = sorted(table.tree.of(pid))[:256]
-    return list(found.values())
+    return list(launchers.values())
 
 
 def starter(table: ProcessTable, pid: int) -> tuple[int | None, str]:
@@ -152,62 +153,62 @@ def silent_children(
         return []
     others = set(launcher["children"]) - {rank["pid"] for rank in ranks}
     mute = sorted(pid for pid in others if table.ended(pid) or table.stuck(pid))
-    known = [rank for rank in ranks if "rank" in rank]
-    known = [rank for rank in known if starter(table, rank["pid"])[0] == launcher["pid"]]
-    free = _free_local_ranks(known, len(mute))
-    return [_describe_silent(table, *one, known) for one in zip(mute, free)]  # noqa: B905 (3.8)
+    peers = [rank for rank in ranks if "rank" in rank]
+    peers = [rank for rank in peers if starter(table, rank["pid"])[0] == launcher["pid"]]
+    free = _free_local_ranks(peers, len(mute))
+    return [_describe_silent(table, *pair, peers) for pair in zip(mute, free)]  # noqa: B905 (3.8)
 
 
-def _free_local_ranks(ranks: list[Document], wanted: int) -> list[int | None]:
-    """Return the missing local ranks, if there are exactly `wanted` of them."""
+def _free_local_ranks(ranks: list[Document], count: int) -> list[int | None]:
+    """Return the missing local ranks, if there are exactly `count` of them."""
     if ranks and ranks[0].get("local_world_size"):
-        taken = {rank["local_rank"] for rank in ranks}
-        free = [one for one in range(ranks[0]["local_world_size"]) if one not in taken]
-        if len(free) == wanted:
+        used = {rank["local_rank"] for rank in ranks}
+        free = [number for number in range(ranks[0]["local_world_size"]) if number not in used]
+        if len(free) == count:
             return list(free)
-    return [None] * wanted
+    return [None] * count
 
 
 def _describe_silent(
     table: ProcessTable, pid: int, local_rank: int | None, ranks: list[Document]
 ) -> Document:
-    its = describe(table, pid, None)
+    row = describe(table, pid, None)
     if ranks:
         like = ranks[0]
-        its.update({name: like.get(name) for name in _SHARED})
+        row.update({name: like.get(name) for name in _SHARED})
         if local_rank is not None and like.get("local_rank") is not None:
             rank = like["rank"] - like["local_rank"] + local_rank
-            its.update(local_rank=local_rank, rank=rank)
-    return its
+            row.update(local_rank=local_rank, rank=rank)
+    return row
 
 
 MOST = 512
 MOST_LAUNCHERS = 128
 
 
-def find(run_pid: int, wanted: list[int], care: Care) -> Document:
+def find(run_pid: int, only: list[int], care: Care) -> Document:
     """Return `ranks`, `launchers`, the number of `hidden` ranks, the `absent` pids, and `others`.
 
     `others`: a Python process of each user whose processes this login may not read.
 
-    `wanted`: only these processes, their descendants, and the other ranks of a rank's launcher;
+    `only`: only these processes, their descendants, and the other ranks of a rank's launcher;
     empty for all processes of this node but our own.
     """
-    table = ProcessTable(run_pid, wanted, care)
+    table = ProcessTable(run_pid, only, care)
     pids = _first(table, _rank_processes(table), MOST)
     ranks = [describe(table, pid, table.identities[pid]) for pid in pids]
     if not ranks:
-        pids = _first(table, _possible_ranks(table, wanted), MOST)
+        pids = _first(table, _possible_ranks(table, only), MOST)
         ranks = [describe(table, pid, None) for pid in pids]
     launchers = find_launchers(table, ranks)
     for launcher in launchers:
         silent = silent_children(table, launcher, ranks)
-        ranks = [one for one in ranks if not _is_left_behind(table, one, silent + ranks)] + silent
-    kept = _first(table, [one["pid"] for one in launchers], MOST_LAUNCHERS)
+        ranks = [row for row in ranks if not _is_left_behind(table, row, silent + ranks)] + silent
+    launcher_pids = _first(table, [launcher["pid"] for launcher in launchers], MOST_LAUNCHERS)
     unread = [pid for pid in table.denied if table.is_python(pid)]
     return {
         "ranks": ranks[:MOST],
-        "launchers": [one for one in launchers if one["pid"] in kept],
+        "launchers": [launcher for launcher in launchers if launcher["pid"] in launcher_pids],
         "hidden": _hidden(table, unread),
         "absent": table.absent,
         "others": list({table.allowances.user(pid): pid for pid in unread}.values()),
@@ -220,16 +221,16 @@ def _first(table: ProcessTable, pids: list[int], most: int) -> list[int]:
     return [pid for pid in pids if pid in chosen]
 
 
-def _is_left_behind(table: ProcessTable, one: Document, ranks: list[Document]) -> bool:
+def _is_left_behind(table: ProcessTable, rank: Document, ranks: list[Document]) -> bool:
     """Whether it is an orphan with the identity of another rank: a worker left behind."""
-    if starter(table, one["pid"])[0] is not None:
+    if starter(table, rank["pid"])[0] is not None:
         return False
-    alike = [other for other in ranks if _identity(other) == _identity(one) and other is not one]
+    alike = [other for other in ranks if _identity(other) == _identity(rank) and other is not rank]
     return any(starter(table, other["pid"])[0] is not None for other in alike)
 
 
-def _identity(one: Document) -> tuple[Any, Any]:
-    return one.get("job"), one.get("rank", one["pid"])
+def _identity(rank: Document) -> tuple[Any, Any]:
+    return rank.get("job"), rank.get("rank", rank["pid"])
 
 
 def _rank_processes(table: ProcessTable) -> list[int]:
@@ -238,37 +239,37 @@ def _rank_processes(table: ProcessTable) -> list[int]:
     A launcher may have variables of a rank, too, from Slurm or, for the node, from a Kubernetes
     job. It is no rank. Neither is another program that Slurm or MPI started, unless it holds a GPU.
     """
-    found = []
+    pids = []
     for root in table.tree.roots:
         members = [pid for pid in table.tree.members(root) if not _launches(table, pid)]
         pythons = [pid for pid in members if table.is_python(pid)]
         if pythons:
-            found.append(pythons[0])
+            pids.append(pythons[0])
         elif members and table.identities[root]["kind"] == "torch":
-            found.append(members[0])
+            pids.append(members[0])
         else:
-            found += [pid for pid in members if _has_gpu(table, pid)][:1]
-    return found
+            pids += [pid for pid in members if _has_gpu(table, pid)][:1]
+    return pids
 
 
 def _launches(table: ProcessTable, pid: int) -> bool:
-    return any(table.launcher(one) for one in (pid, *table.tree.below(pid)))
+    return any(table.launcher(member) for member in (pid, *table.tree.below(pid)))
 
 
-def _possible_ranks(table: ProcessTable, wanted: list[int]) -> list[int]:
-    """Return processes that may be ranks: those in `wanted`, or Python processes that hold GPUs."""
-    if not wanted:
+def _possible_ranks(table: ProcessTable, only: list[int]) -> list[int]:
+    """Return processes that may be ranks: those in `only`, or Python processes that hold GPUs."""
+    if not only:
         holders = {pid for pid in table.environs if table.is_python(pid) and _has_gpu(table, pid)}
         return sorted(pid for pid in holders if not holders.intersection(table.tree.above(pid)))
-    found: list[int] = []
-    for pid in wanted:
+    pids: list[int] = []
+    for pid in only:
         if pid in table.tree.stats:
-            of_it = [one for one in table.tree.of(pid) if table.is_python(one)]
+            pythons = [at for at in table.tree.of(pid) if table.is_python(at)]
             if not table.launcher(pid):
                 # Only those that multiprocessing's `spawn`, which sets no variables, started.
-                of_it = [one for one in of_it if b"spawn_main" in b" ".join(table.command(one))]
-            found += of_it or [pid]
-    return list(dict.fromkeys(found))
+                pythons = [at for at in pythons if b"spawn_main" in b" ".join(table.command(at))]
+            pids += pythons or [pid]
+    return list(dict.fromkeys(pids))
 
 
 def _has_gpu(table: ProcessTable, pid: int) -> bool:
@@ -309,6 +310,6 @@ class Patience:
         """Sleep until `moment` (monotonic), but not beyond the deadline of all."""
         time.sleep(max(0.0, min(self.until, moment) - time.monotonic()))
 
-    def answer_of(self, what: str, asked: guard.Child, seconds: float) -> Any:
+    def answer_of(self, what: str, child: guard.Child, seconds: float) -> Any:
         """Return the answer of a guarded reader; on failure None, and a line in `problems`."""
-        return guard.answer_of(what, asked, self.within(seconds), self.complain)
+        return guard.answer_of(what, child, self.within(seconds), self.complain)

@@ -37,7 +37,7 @@ class ProcessTree:
 
     def keep(self, pids: Collection[int]) -> None:
         """Drop all other processes."""
-        self.stats = {pid: one for pid, one in self.stats.items() if pid in pids}
+        self.stats = {pid: stat for pid, stat in self.stats.items() if pid in pids}
         self._below = procfs.children(self.stats)
 
     def of(self, pid: int) -> list[int]:
@@ -59,8 +59,8 @@ class ProcessTree:
 
     def join(self, identities: Mapping[int, Identity]) -> None:
         """Group processes that have the same rank and descend from each other."""
-        for pid, mine in identities.items():
-            alike = [one for one in self.above(pid) if same(identities.get(one), mine)]
+        for pid, identity in identities.items():
+            alike = [parent for parent in self.above(pid) if same(identities.get(parent), identity)]
             self._root_of[pid] = [pid, *alike][-1]
         self.roots = sorted(set(self._root_of.values()), key=lambda pid: self.stats[pid].start)
 
@@ -74,10 +74,10 @@ class ProcessTree:
         return parent if parent in self.stats else None
 
 
-def same(one: Identity | None, other: Identity) -> bool:
+def same(left: Identity | None, right: Identity) -> bool:
     """Whether two processes have the same rank of the same job."""
     names = ("kind", "job", "rank")
-    return one is not None and all(one[name] == other[name] for name in names)
+    return left is not None and all(left[name] == right[name] for name in names)
 
 
 _PROGRAMS = {
@@ -118,25 +118,25 @@ def job_of_options(argv: Sequence[bytes]) -> str:
 
     "" if not known: torchrun also reads it from files and variables.
     """
-    given = _options(argv)
-    run_id = given.get("rdzv-id", "")
-    meets = given.get("rdzv-endpoint", "")
-    if given.get("master-port"):
-        meets = f"{given.get('master-addr', '')}:{given['master-port']}"
+    options = _options(argv)
+    run_id = options.get("rdzv-id", "")
+    meets = options.get("rdzv-endpoint", "")
+    if options.get("master-port"):
+        meets = f"{options.get('master-addr', '')}:{options['master-port']}"
     return clean(run_id if run_id not in ("", "none") else meets)
 
 
 def _options(argv: Sequence[bytes]) -> dict[str, str]:
     """Read `--name value` and `--name=value`, with dashes or underscores, up to the script."""
     words = [word.decode("utf-8", "replace") for word in argv[:256]]
-    found: dict[str, str] = {}
+    options: dict[str, str] = {}
     for word, following in zip(words, [*words[1:], ""]):  # noqa: B905 (Python 3.8)
         if word.endswith(".py"):
             break
         if word.startswith("--"):
             name, equals, value = word[2:].partition("=")
-            found.setdefault(name.replace("_", "-"), value if equals else following)
-    return found
+            options.setdefault(name.replace("_", "-"), value if equals else following)
+    return options
 
 
 _NAMES = {
@@ -226,11 +226,11 @@ class ProcessTable:
     def __init__(self, run_pid: int, only: Collection[int], care: Care) -> None:
         self._care = care
         self.allowances = Allowances()
-        every = care.everyone()
-        ours = {run_pid, *procfs.below(run_pid, every), *ancestors(run_pid)}
-        self.absent = [pid for pid in only if pid not in every]
-        theirs = {pid: one for pid, one in every.items() if not one.kernel and pid not in ours}
-        self.tree = ProcessTree(theirs)
+        everyone = care.everyone()
+        own = {run_pid, *procfs.below(run_pid, everyone), *ancestors(run_pid)}
+        self.absent = [pid for pid in only if pid not in everyone]
+        stats = {pid: stat for pid, stat in everyone.items() if not stat.kernel and pid not in own}
+        self.tree = ProcessTree(stats)
         self.environs: dict[int, dict[bytes, bytes]] = {}
         self.identities: dict[int, Identity] = {}
         self.denied: list[int] = []
@@ -244,17 +244,17 @@ class ProcessTable:
 
     def _narrow(self, only: list[int]) -> None:
         """Keep these processes, their descendants, and the other ranks of their launchers."""
-        meant = {pid for each in only for pid in (each, *self.tree.below(each))}
-        jobs, kept = set(), set(meant)
+        meant = {pid for root in only for pid in (root, *self.tree.below(root))}
+        jobs, pids = set(), set(meant)
         for pid in only:
             top = self._launcher_of(pid)
             if top is not None:
                 jobs.add(self.identities[pid]["job"])
-                kept |= {top, *self.tree.below(top)}
-        for pid in kept - meant:
+                pids |= {top, *self.tree.below(top)}
+        for pid in pids - meant:
             self._read(pid)
-        others = {pid for pid in kept - meant if pid in self.identities}
-        self.tree.keep(kept - {pid for pid in others if self.identities[pid]["job"] not in jobs})
+        others = {pid for pid in pids - meant if pid in self.identities}
+        self.tree.keep(pids - {pid for pid in others if self.identities[pid]["job"] not in jobs})
         self.identities = {
             pid: identity for pid, identity in self.identities.items() if pid in self.tree.stats
         }
@@ -262,13 +262,13 @@ class ProcessTable:
     def _launcher_of(self, pid: int) -> int | None:
         """Return a rank's launcher: its nearest ancestor of another rank; None if it is no rank."""
         self._read(pid)
-        mine = self.identities.get(pid)
-        if mine is None:
+        identity = self.identities.get(pid)
+        if identity is None:
             return None
-        for one in self.tree.above(pid):
-            self._read(one)
-            if not same(self.identities.get(one), mine):
-                return one if one > 1 else None
+        for ancestor in self.tree.above(pid):
+            self._read(ancestor)
+            if not same(self.identities.get(ancestor), identity):
+                return ancestor if ancestor > 1 else None
         return None
 
     def _read(self, pid: int) -> None:

@@ -50,15 +50,15 @@ def parse(output: bytes, pid: int, most: int = 1024) -> list[dict[str, Any]] | N
         return None
     try:
         text = output[opening.start() :].decode("utf-8", "replace")
-        listed, _ = json.JSONDecoder().raw_decode(text)
+        rows, _ = json.JSONDecoder().raw_decode(text)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(listed, list):
+    if not isinstance(rows, list):
         return None
-    listed = [one for one in listed if isinstance(one, dict)]
-    by_name = not any(one.get("os_thread_id") == pid for one in listed)
-    threads = [_thread(one, pid, by_name=by_name) for one in listed]
-    threads.sort(key=lambda one: not one["main"])
+    rows = [row for row in rows if isinstance(row, dict)]
+    by_name = not any(row.get("os_thread_id") == pid for row in rows)
+    threads = [_thread(row, pid, by_name=by_name) for row in rows]
+    threads.sort(key=lambda thread: not thread["main"])
     for thread in threads[1:]:
         most -= len(thread["frames"])
         if most < 0:
@@ -66,24 +66,24 @@ def parse(output: bytes, pid: int, most: int = 1024) -> list[dict[str, Any]] | N
     return threads[:MOST_THREADS]
 
 
-def _thread(one: dict[str, Any], pid: int, *, by_name: bool) -> dict[str, Any]:
+def _thread(row: dict[str, Any], pid: int, *, by_name: bool) -> dict[str, Any]:
     """Read one thread; in a container py-spy has the container's thread ids: names count then."""
-    frames = one.get("frames")
+    frames = row.get("frames")
     frames = frames if isinstance(frames, list) else []
-    bounded = _within_bounds([_frame(each) for each in frames if isinstance(each, dict)])
-    name = _text(one.get("thread_name"))
+    bounded = _within_bounds([_frame(frame) for frame in frames if isinstance(frame, dict)])
+    name = _text(row.get("thread_name"))
     return {
         "frames": bounded,
-        "main": name == "MainThread" if by_name else one.get("os_thread_id") == pid,
+        "main": name == "MainThread" if by_name else row.get("os_thread_id") == pid,
         "name": name,
     }
 
 
-def _frame(one: dict[str, Any]) -> dict[str, Any]:
-    line = one.get("line")
+def _frame(row: dict[str, Any]) -> dict[str, Any]:
+    line = row.get("line")
     return {
-        "function": _text(one.get("name")),
-        "file": _text(one.get("filename")),
+        "function": _text(row.get("name")),
+        "file": _text(row.get("filename")),
         "line": line if isinstance(line, int) and 0 <= line < _LAST_LINE else 0,
     }
 
@@ -97,14 +97,14 @@ def parse_samples(output: bytes, pid: int) -> list[dict[str, Any]]:
 
     A line is `thread (0x7f): MainThread;<module> (/a.py:9);step (/a.py:3) 17`, outermost first.
     """
-    seen: dict[str, int] = {}
+    times_of: dict[str, int] = {}
     for line in output.decode("utf-8", "replace").split("\n"):
         stack, _, times = line.rpartition(" ")
         thread, _, calls = stack.partition(";")
         if calls and _TIMES.fullmatch(times) and _is_main(thread, pid):
-            seen[calls] = seen.get(calls, 0) + int(times)
-    ordered = sorted(seen, key=lambda calls: -seen[calls])[:MOST_PLACES]
-    return [{"frames": _sampled(calls.split(";")), "times": seen[calls]} for calls in ordered]
+            times_of[calls] = times_of.get(calls, 0) + int(times)
+    ordered = sorted(times_of, key=lambda calls: -times_of[calls])[:MOST_PLACES]
+    return [{"frames": _sampled(calls.split(";")), "times": times_of[calls]} for calls in ordered]
 
 
 def _is_main(label: str, pid: int) -> bool:
@@ -130,8 +130,8 @@ def _within_bounds(frames: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def where(threads: Any) -> str:
     """Return the main thread's stack as one text, to compare; "" without a main thread."""
-    frames: list[dict[str, Any]] = next((one["frames"] for one in threads if one["main"]), [])
-    return "\n".join(f"{one['function']} {one['file']}:{one['line']}" for one in frames)
+    frames: list[dict[str, Any]] = next((row["frames"] for row in threads if row["main"]), [])
+    return "\n".join(f"{frame['function']} {frame['file']}:{frame['line']}" for frame in frames)
 
 
 EACH_S = 4.0
@@ -219,24 +219,24 @@ def collect_samples(
         child.dismiss(kill=not answered)
         if answered:
             sightings[pid] = parse_samples(bytes(child.output), pid)
-    return {pid: seen or [] for pid, seen in _fit(sightings)}
+    return {pid: rows or [] for pid, rows in _fit(sightings)}
 
 
 def _fit(read: dict[int, Any]) -> Iterator[tuple[int, Any]]:
     """Yield each process with what was read of it, or None: a user may choose long names."""
-    left = _ALL_BYTES
-    for pid, one in read.items():
-        size = len(json.dumps(one))
-        fits = size <= left
-        left -= size * fits
-        yield pid, one if fits else None
+    bytes_left = _ALL_BYTES
+    for pid, value in read.items():
+        size = len(json.dumps(value))
+        fits = size <= bytes_left
+        bytes_left -= size * fits
+        yield pid, value if fits else None
 
 
 def _begin(argv: list[str], pid: int = 0, *, errors: bool = False) -> guard.Child:
     """Start py-spy; as root, on a user's process `pid` only with the rights of that user."""
     environ = {"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "LC_ALL": "C"}
-    others = pid and os.geteuid() == 0 and procfs.uid(pid) != 0
-    become = functools.partial(_become_user_of, pid) if others else None
+    is_foreign = pid and os.geteuid() == 0 and procfs.uid(pid) != 0
+    become = functools.partial(_become_user_of, pid) if is_foreign else None
     return guard.spawn_program(argv, environ, errors=errors, most=_LIMIT, become=become)
 
 
@@ -283,10 +283,10 @@ def _continue(pid: int) -> None:
     """Continue a process that a killed py-spy may have left stopped."""
     for _ in range(20):
         time.sleep(0.01)
-        its = procfs.outline(pid)
-        if its is None:
+        process = procfs.outline(pid)
+        if process is None:
             return
-        if its.state == _STOPPED:
+        if process.state == _STOPPED:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGCONT)
 
@@ -308,10 +308,10 @@ def find_installed(bins: Iterable[str], until: float) -> Spy | None:
 def _may_run(path: str) -> bool:
     """Whether this account may run it; for root, whether the ranks' users may, too."""
     try:
-        every = bool(os.stat(path).st_mode & stat.S_IXOTH)
+        for_all = bool(os.stat(path).st_mode & stat.S_IXOTH)
     except OSError:
         return False
-    return os.access(path, os.X_OK) and (every or os.geteuid() != 0)
+    return os.access(path, os.X_OK) and (for_all or os.geteuid() != 0)
 
 
 def version_of(path: str, until: float) -> str:
@@ -319,8 +319,8 @@ def version_of(path: str, until: float) -> str:
     child = _begin([path, "--version"])
     answered = child.listen(min(until, time.monotonic() + EACH_S))
     child.dismiss(kill=not answered)
-    found = _VERSION.search(bytes(child.output).decode("ascii", "replace"))
-    return found.group(1) if answered and found else ""
+    match = _VERSION.search(bytes(child.output).decode("ascii", "replace"))
+    return match.group(1) if answered and match else ""
 
 
 def resolve_path(path: str) -> str:
@@ -328,10 +328,10 @@ def resolve_path(path: str) -> str:
 
     Each step, including links, is checked after those before it: no other user can replace it then.
     """
-    place, steps, seen = "/", path.split("/")[::-1], 0
+    place, steps, count = "/", path.split("/")[::-1], 0
     try:
-        while steps and seen < _MOST_STEPS:
-            seen += 1
+        while steps and count < _MOST_STEPS:
+            count += 1
             place = os.path.normpath(os.path.join(place, steps.pop()))
             if not _is_ours(place):
                 return ""
@@ -352,7 +352,7 @@ def _is_ours(place: str) -> bool:
     status, above = os.lstat(place), os.lstat(os.path.dirname(place))
     others = stat.S_IWOTH if os.geteuid() else stat.S_IWGRP | stat.S_IWOTH
     device = f"{os.major(status.st_dev)}:{os.minor(status.st_dev)}"
-    mounted = {one.fuse_user for one in node_files.read() if one.device == device}
+    mounted = {mount.fuse_user for mount in node_files.read() if mount.device == device}
     if not {status.st_uid, *mounted} <= {0, os.geteuid()}:
         return False
     if stat.S_ISDIR(status.st_mode):
@@ -481,8 +481,8 @@ def _why(  # noqa: PLR0911 (one line per cause)
             "it with --cap-add=SYS_PTRACE (Kubernetes: capabilities: add: [SYS_PTRACE])"
         )
     if uid != own:
-        who = user if uid == 0 else f"{user} or as root"
-        return f"it belongs to {user}: run preflight diagnose as {who}"
+        account = user if uid == 0 else f"{user} or as root"
+        return f"it belongs to {user}: run preflight diagnose as {account}"
     if scope == _ADMIN_ONLY:
         return (
             "only root may read another process here (kernel.yama.ptrace_scope is 2): "
@@ -498,5 +498,5 @@ def _why(  # noqa: PLR0911 (one line per cause)
 
 def may_trace(status: str) -> bool:
     """Whether CAP_SYS_PTRACE is effective, by /proc/PID/status."""
-    found = _CAPABILITIES.search(status)
-    return found is not None and bool(int(found[1], 16) & _SYS_PTRACE)
+    match = _CAPABILITIES.search(status)
+    return match is not None and bool(int(match[1], 16) & _SYS_PTRACE)

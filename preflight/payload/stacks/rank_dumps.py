@@ -42,71 +42,69 @@ _LAST_S = 1e12
 _NOT_THEIRS = "it is no regular file of the rank's own user"
 
 
-def read_files(wanted: list[Document], until: float, shares: int = 1) -> dict[str, Document]:
-    """Return a `Dump` by pid (as text) for each of `wanted`: "pid", "uid", "paths", "began_s".
+def read_files(ranks: list[Document], until: float, shares: int = 1) -> dict[str, Document]:
+    """Return a `Dump` by pid (as text) for each of `ranks`: "pid", "uid", "paths", "began_s".
 
     Only in a child: they may be on a file server. Of several paths the newest file counts.
     What is not read by `until` (monotonic clock) is left out, so that the others are returned.
     `shares`: among how many such readers the room is divided.
     """
-    found: dict[str, Document] = {}
+    dump_of: dict[str, Document] = {}
     room = _TOGETHER // shares
-    for one in in_turn(wanted, _size):
+    for rank in in_turn(ranks, _size):
         if time.monotonic() >= until:
-            found[str(one["pid"])] = _document(why=_LATE)
+            dump_of[str(rank["pid"])] = _document(why=_LATE)
             continue
-        seen = [_newest(one, path, until) for path in one["paths"]]
-        dumps = [dump for dump in seen if dump]
+        newest = [_newest(rank, path, until) for path in rank["paths"]]
+        dumps = [dump for dump in newest if dump]
         if dumps:
-            dump = max(dumps, key=lambda each: float(each["written_s"]))
+            dump = max(dumps, key=lambda dump: float(dump["written_s"]))
             if len(dump["content"]) > room:
                 dump.update(content="", why="the dumps of this node are too large together")
             room -= len(dump["content"])
-            found[str(one["pid"])] = dump
-    return found
+            dump_of[str(rank["pid"])] = dump
+    return dump_of
 
 
 _MOST_READERS = 8
 
 
-def by_user(wanted: list[Document]) -> list[list[Document]]:
+def by_user(ranks: list[Document]) -> list[list[Document]]:
     """Those of each user apart; of more than eight users those of the last ones together."""
     groups: dict[int | None, list[Document]] = {}
-    for one in wanted:
-        user = procfs.answering(one["uid"])
+    for rank in ranks:
+        user = procfs.answering(rank["uid"])
         is_apart = user in groups or len(groups) < _MOST_READERS - 1
-        groups.setdefault(user if is_apart else None, []).append(one)
+        groups.setdefault(user if is_apart else None, []).append(rank)
     return list(groups.values())
 
 
-def in_turn(
-    wanted: list[Document], size: Callable[[Document], int] = lambda _: 0
-) -> list[Document]:
+def in_turn(ranks: list[Document], size: Callable[[Document], int] = lambda _: 0) -> list[Document]:
     """Each user's smallest first, then each one's next: who poses as many ranks waits."""
-    return processes.in_turn((procfs.answering(one["uid"]), size(one), one) for one in wanted)
+    return processes.in_turn((procfs.answering(rank["uid"]), size(rank), rank) for rank in ranks)
 
 
-def _size(one: Document) -> int:
+def _size(rank: Document) -> int:
     total = 0
-    for path in one["paths"]:
-        for place in _places(one, path):
+    for path in rank["paths"]:
+        for place in _places(rank, path):
             with suppress(OSError):
                 total += os.lstat(place).st_size
     return total
 
 
-def _places(one: Document, path: str) -> tuple[str, str]:
+def _places(rank: Document, path: str) -> tuple[str, str]:
     """The path in the process's own container, and at this login."""
-    return f"/proc/{one['pid']}/root{path}", path
+    return f"/proc/{rank['pid']}/root{path}", path
 
 
-def _newest(one: Document, path: str, until: float) -> Document | None:
+def _newest(rank: Document, path: str, until: float) -> Document | None:
     """Return the file in the process's own container, else at this login's path."""
-    dumps = (_dump(place, path, one, until) for place in _places(one, path))
+    dumps = (_dump(place, path, rank, until) for place in _places(rank, path))
     return next(filter(None, dumps), None)
 
 
-def _dump(place: str, path: str, one: Document, until: float) -> Document | None:
+def _dump(place: str, path: str, rank: Document, until: float) -> Document | None:
     """Return the file, or why it is not read; None where there is none of this job."""
     try:
         file, status = node_files.open_regular(place, follow=False)
@@ -116,9 +114,9 @@ def _dump(place: str, path: str, one: Document, until: float) -> Document | None
         absent = isinstance(error, (FileNotFoundError, NotADirectoryError, ProcessLookupError))
         return None if absent or place != path else _document(why=words(error))
     try:
-        if not stat.S_ISREG(status.st_mode) or status.st_uid != one["uid"]:
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != rank["uid"]:
             return _document(why=_NOT_THEIRS)
-        if status.st_mtime + _AGE_SLACK_S < one["began_s"]:
+        if status.st_mtime + _AGE_SLACK_S < rank["began_s"]:
             return None  # of an earlier job
         content, why = _content(file, status.st_size, until)
         return _document(status.st_mtime, content, why)
@@ -159,31 +157,31 @@ _HANDLERS = ("dump_nccl_trace_pickle", "fr_trace_json")
 _RANK_S = 1.0
 
 
-def ask_servers(wanted: list[Document], until: float, shares: int = 1) -> dict[str, Document]:
-    """Return a `Dump` by pid (as text) for each of `wanted` that answers: "pid", "uid", "socket".
+def ask_servers(ranks: list[Document], until: float, shares: int = 1) -> dict[str, Document]:
+    """Return a `Dump` by pid (as text) for each of `ranks` that answers: "pid", "uid", "socket".
 
     Only in a child: a server may hang. `shares`: as for files.
     """
-    found: dict[str, Document] = {}
+    dump_of: dict[str, Document] = {}
     room = _TOGETHER // shares
-    for one in in_turn(wanted):
+    for rank in in_turn(ranks):
         body = b""
         with suppress(OSError, ValueError):
             for handler in _HANDLERS:
-                body = body or _ask(one, handler, min(until, time.monotonic() + _RANK_S))
+                body = body or _ask(rank, handler, min(until, time.monotonic() + _RANK_S))
         content = base64.b64encode(zlib.compress(body)).decode("ascii")
         if body and len(content) <= min(room, _PACKED):
             room -= len(content)
             now_s = round(time.time(), 3)
-            found[str(one["pid"])] = _document(now_s, content)
-    return found
+            dump_of[str(rank["pid"])] = _document(now_s, content)
+    return dump_of
 
 
-def _ask(one: Document, handler: str, until: float) -> bytes:
+def _ask(rank: Document, handler: str, until: float) -> bytes:
     """Return the body of the answer; b"" if the server does not know the handler."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
         link.settimeout(max(0.01, until - time.monotonic()))
-        _connect(link, f"/proc/{one['pid']}/root{one['socket']}", int(one["uid"]))
+        _connect(link, f"/proc/{rank['pid']}/root{rank['socket']}", int(rank["uid"]))
         link.sendall(b"POST /handler/%s HTTP/1.0\r\nContent-Length: 0\r\n\r\n" % handler.encode())
         answer = bytearray()
         while True:

@@ -73,10 +73,10 @@ def answer(request: Document, until: float) -> Document:
 
     It asks in a child, which enters the network namespace of the rank `pid`.
     """
-    asked = guard.spawn(_ask, request, until - 0.5)
+    child = guard.spawn(_ask, request, until - 0.5)
     problems: list[str] = []
-    found = guard.answer_of("RAS did not answer", asked, until, problems.append)
-    return found or {"why": clean(problems[0] if problems else "RAS did not answer", TEXT_LIMIT)}
+    report = guard.answer_of("RAS did not answer", child, until, problems.append)
+    return report or {"why": clean(problems[0] if problems else "RAS did not answer", TEXT_LIMIT)}
 
 
 def _ask(request: Document, until: float) -> Document:
@@ -114,15 +114,15 @@ def _first_answer(ends: list[tuple[int, Any]], until: float, *, always: bool) ->
 def _own_addresses(where: str) -> list[tuple[int, Any]]:
     """Return (family, address) of those that are this node's: a rank's variable chose the name."""
     host, port = where.rpartition(":")[0].strip("[]"), port_of(where)
-    found = []
+    ends = []
     with suppress(OSError, UnicodeError):
         for family, _, _, _, target in socket.getaddrinfo(host, port, 0, socket.SOCK_STREAM):
             with suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as tried:
                 tried.bind((target[0], 0, *target[2:]))
-                found.append((int(family), target))
-    if not port or not found:
+                ends.append((int(family), target))
+    if not port or not ends:
         raise NoAnswerError(f"{where} is no address of this node")
-    return found
+    return ends
 
 
 def _of_user(pid: int, ends: list[tuple[int, Any]]) -> list[tuple[int, Any]]:
@@ -134,7 +134,7 @@ def _of_user(pid: int, ends: list[tuple[int, Any]]) -> list[tuple[int, Any]]:
         users = sockets.listening_users()
     except OSError as error:
         raise NoAnswerError(f"{_UNCHECKED}: {words(error)}") from None
-    found = []
+    own_ends = []
     for family, target in ends:
         host, port = target[0].partition("%")[0], target[1]
         if family == socket.AF_INET:
@@ -142,11 +142,11 @@ def _of_user(pid: int, ends: list[tuple[int, Any]]) -> list[tuple[int, Any]]:
         else:
             names = [f"[{host}]:{port}", f"[::]:{port}"]
         # The kernel prefers the socket with the exact address.
-        if uid == next((users[one] for one in names if one in users), None):
-            found.append((family, target))
-    if not found:
+        if uid == next((users[name] for name in names if name in users), None):
+            own_ends.append((family, target))
+    if not own_ends:
         raise NoAnswerError("no process of the ranks' user listens there")
-    return found
+    return own_ends
 
 
 class _Talk:
@@ -170,8 +170,8 @@ class _Talk:
             raise NoAnswerError(f'no RAS service is on this port: it says "{greeting[:60]}"')
         is_json = self._command("SET FORMAT json") == "OK"
         # Only 2.29.2 and later know MONITOR; a group that does not exist changes nothing.
-        known = not self._command("MONITOR preflight").startswith("ERROR: Unknown command")
-        if not (always or known):
+        is_new = not self._command("MONITOR preflight").startswith("ERROR: Unknown command")
+        if not (always or is_new):
             raise NoAnswerError(_OLD)
         set_time = self._command(f"TIMEOUT {_RANKS_S}")
         if set_time != "OK":
@@ -244,15 +244,15 @@ def services(addresses: dict[str, str], others: list[int]) -> Document:
     spaces = {own: ["0"]}
     for pid in addresses:
         spaces.setdefault(sockets.namespace(int(pid)) or own, []).append(pid)
-    found: Document = {"pid": next(iter(others), 0)}
+    document: Document = {"pid": next(iter(others), 0)}
     with suppress(OSError):
         ends, end = sockets.listening_users(), f":{port_of(DEFAULT)}"
         users = {user for name, user in ends.items() if name.endswith(end)}
-        found["pid"] = next((pid for pid in others if procfs.uid(pid) in users), found["pid"])
+        document["pid"] = next((pid for pid in others if procfs.uid(pid) in users), document["pid"])
     for space, pids in spaces.items():  # its own network first: it does not return there
         with suppress(OSError):
             inside = space == own or sockets.enter(int(pids[0]))
             ports = sockets.listeners() if inside else sockets.proc_listeners(int(pids[0]))
-            wanted = {pid: addresses.get(pid, DEFAULT) for pid in pids}
-            found.update({pid: at for pid, at in wanted.items() if port_of(at) in ports})
-    return found
+            service_of = {pid: addresses.get(pid, DEFAULT) for pid in pids}
+            document.update({pid: at for pid, at in service_of.items() if port_of(at) in ports})
+    return document

@@ -41,20 +41,20 @@ def connections(inodes: Container[int]) -> list[Wire]:
 
     All others, of which a user may have thousands, cost a microsecond each.
     """
-    found: list[Wire] = []
-    wanted = sum(1 << number for number in STATES)
-    for body in _sockets(1 << (_INFO - 1), wanted):
+    wires: list[Wire] = []
+    states = sum(1 << number for number in STATES)
+    for body in _sockets(1 << (_INFO - 1), states):
         if int.from_bytes(body[_MESSAGE.size - 4 : _MESSAGE.size], sys.byteorder) in inodes:
             wire = parse(body)
-            found += [wire] if wire else []
-    return found
+            wires += [wire] if wire else []
+    return wires
 
 
 def _sockets(extensions: int, states: int) -> Iterator[bytes]:
     """Yield the kernel's messages about TCP sockets of both families, bounded in number."""
     for family in (socket.AF_INET, socket.AF_INET6):
-        ask, read = _ASK.pack(family, socket.IPPROTO_TCP, extensions, 0, states), 0
-        for bodies in answers(_SOCK_DIAG, _BY_FAMILY, ask):
+        request, read = _ASK.pack(family, socket.IPPROTO_TCP, extensions, 0, states), 0
+        for bodies in answers(_SOCK_DIAG, _BY_FAMILY, request):
             read += len(bodies)
             yield from (body for body in bodies if len(body) >= _MESSAGE.size)
             if read >= MOST_SOCKETS:
@@ -71,11 +71,11 @@ def listeners() -> set[int]:
 
 def listening_users() -> dict[str, int]:
     """Return the user id of each listener of this network namespace by `address:port`; OSError."""
-    found: dict[str, int] = {}
+    user_of: dict[str, int] = {}
     for fields in map(_MESSAGE.unpack_from, _sockets(0, 1 << _LISTEN)):
         source = fields[6][: 4 if fields[0] == socket.AF_INET else 16]
-        found[_name(source, int.from_bytes(fields[4], "big"))] = fields[12]
-    return found
+        user_of[_name(source, int.from_bytes(fields[4], "big"))] = fields[12]
+    return user_of
 
 
 def parse(body: bytes) -> Wire | None:
@@ -103,14 +103,14 @@ def parse(body: bytes) -> Wire | None:
 
 def _counted(info: bytes) -> dict[str, int]:
     """Read the counters of struct tcp_info, which grows with newer kernels."""
-    found = {}
+    counters = {}
     if len(info) >= 104:  # noqa: PLR2004 (the offsets of linux/tcp.h)
         sent_ms, _, received_ms = struct.unpack_from("=III", info, 44)
-        found["quiet_ms"] = min(sent_ms, received_ms)
-        found["resent"] = struct.unpack_from("=I", info, 100)[0]
+        counters["quiet_ms"] = min(sent_ms, received_ms)
+        counters["resent"] = struct.unpack_from("=I", info, 100)[0]
     if len(info) >= 136:  # noqa: PLR2004
-        found["sent"], found["received"] = struct.unpack_from("=QQ", info, 120)
-    return found
+        counters["sent"], counters["received"] = struct.unpack_from("=QQ", info, 120)
+    return counters
 
 
 def _name(address: bytes, port: int) -> str:
@@ -141,13 +141,13 @@ def look_interfaces(*, hardware: bool = False) -> dict[str, Wire]:
     `hardware`: only real devices. Any user can make the others in a network of his own, and break
     them there.
     """
-    found: dict[str, Wire] = {}
+    looks: dict[str, Wire] = {}
     for bodies in answers(socket.NETLINK_ROUTE, _GET_LINK, _BODY.pack(0, 0, 0, 0, 0)):
-        wanted = [body for body in bodies if not (hardware and _is_made(body))]
-        found.update({one["name"]: one for one in map(parse_interfaces, wanted) if one})
-        if len(found) >= MOST_INTERFACE_ROWS:
+        chosen = [body for body in bodies if not (hardware and _is_made(body))]
+        looks.update({port["name"]: port for port in map(parse_interfaces, chosen) if port})
+        if len(looks) >= MOST_INTERFACE_ROWS:
             break
-    return found
+    return looks
 
 
 def _is_made(body: bytes) -> bool:
@@ -182,8 +182,8 @@ def proc_connections(pid: int) -> list[Wire]:
 
 def proc_listeners(pid: int) -> set[int]:
     """The ports on which something listens in the network namespace of a process."""
-    listed = itertools.islice(procfs.tcp(pid), MOST_SOCKETS)
-    return {one.port for one in listed if one.state == procfs.LISTEN}
+    rows = itertools.islice(procfs.tcp(pid), MOST_SOCKETS)
+    return {row.port for row in rows if row.state == procfs.LISTEN}
 
 
 def _proc_tables(pid: int) -> list[str]:
@@ -253,14 +253,14 @@ def look(pids: list[int]) -> dict[str, Any]:
                 document["ports"] = {**interfaces, **document["ports"]}
         files = {pid: procfs.open_files(pid) for pid in members}
         owned = {pid: opened.sockets if opened else set() for pid, opened in files.items()}
-        inodes = {int(inode) for its in owned.values() for inode in its}
-        found = _connections(members[0], document["problems"], inodes if inside else None)
+        inodes = {int(inode) for inodes_of_pid in owned.values() for inode in inodes_of_pid}
+        wire_of = _connections(members[0], document["problems"], inodes if inside else None)
         with contextlib.suppress(OSError):
             ports = listeners() if inside else proc_listeners(members[0])
-            for wire in found.values():
+            for wire in wire_of.values():
                 wire["served"] = int(wire["local"].rpartition(":")[2]) in ports
-        for pid, its in owned.items():
-            wires = [found[inode] for inode in sorted(its) if inode in found]
+        for pid, inodes_of_pid in owned.items():
+            wires = [wire_of[inode] for inode in sorted(inodes_of_pid) if inode in wire_of]
             document["wires"][str(pid)] = wires[:most]
     if not document["ports"]:
         with contextlib.suppress(OSError):
@@ -271,14 +271,14 @@ def look(pids: list[int]) -> dict[str, Any]:
 def _connections(pid: int, problems: list[str], inodes: set[int] | None) -> dict[str, Wire]:
     """Return the connections by inode as text: the kernel's of these inodes, else /proc's."""
     try:
-        found = proc_connections(pid) if inodes is None else connections(inodes)
+        wires = proc_connections(pid) if inodes is None else connections(inodes)
     except OSError as error:
         try:
-            found = proc_connections(pid)
+            wires = proc_connections(pid)
         except OSError:
             problems.append(f"connections of process {pid}: {words(error)}")
             return {}
-    return {str(one["inode"]): one for one in found}
+    return {str(wire["inode"]): wire for wire in wires}
 
 
 def namespace(pid: int) -> str:
@@ -304,8 +304,8 @@ def enter(pid: int) -> bool:
 
 def changes(before: list[Wire], after: list[Wire]) -> list[Wire]:
     """Return a `Connection` of the document for each that exists at the second look."""
-    first = {one["inode"]: one for one in before}
-    return [_change(first.get(one["inode"], {}), one) for one in after]
+    first = {wire["inode"]: wire for wire in before}
+    return [_change(first.get(wire["inode"], {}), wire) for wire in after]
 
 
 def _change(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:

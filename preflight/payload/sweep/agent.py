@@ -58,24 +58,24 @@ def serve_controller(
     request: dict[str, Any], read_line: Read, emit: Emit
 ) -> tuple[Orders, start.Lease]:
     """Start threads that read orders, send heartbeats, and end the process when its time is up."""
-    orders, kept = Orders(), start.Lease(request.get("lease_s"))
+    orders, lease = Orders(), start.Lease(request.get("lease_s"))
     for work, arguments in (
-        (_attend, (read_line, kept, orders, emit)),
-        (_beat, (kept, emit)),
+        (_attend, (read_line, lease, orders, emit)),
+        (_beat, (lease, emit)),
         (_end_after, (request["deadline_s"],)),
     ):
         threading.Thread(target=work, args=arguments, daemon=True).start()
-    return orders, kept
+    return orders, lease
 
 
-def _attend(read_line: Read, kept: start.Lease, orders: Orders, emit: Emit) -> None:
+def _attend(read_line: Read, lease: start.Lease, orders: Orders, emit: Emit) -> None:
     """Read the controller's messages; end the process when the controller is gone."""
     status = start.BROKE
     try:
-        ended = start.attend(read_line, kept, orders.take)
-        status = start.DONE if ended == start.CLOSED else start.LAPSED
-        if ended == process_groups.STORE:
-            error = f"the sweep's store was silent for {kept.seconds:g} s"
+        cause = start.attend(read_line, lease, orders.take)
+        status = start.DONE if cause == start.CLOSED else start.LAPSED
+        if cause == process_groups.STORE:
+            error = f"the sweep's store was silent for {lease.seconds:g} s"
             lapsed = {"event": "lapsed", "error": error}
             last_words = threading.Thread(target=emit, args=(lapsed,), daemon=True)
             last_words.start()
@@ -84,13 +84,13 @@ def _attend(read_line: Read, kept: start.Lease, orders: Orders, emit: Emit) -> N
         children.leave(status)
 
 
-def _beat(kept: start.Lease, emit: Emit) -> None:
+def _beat(lease: start.Lease, emit: Emit) -> None:
     """Send heartbeats: the controller cannot see that a silent connection is dead."""
-    if kept.seconds is None:
+    if lease.seconds is None:
         return
     try:
         while True:
-            time.sleep(kept.seconds / start.BEATS)
+            time.sleep(lease.seconds / start.BEATS)
             emit({"event": "alive"})
     except start.Gone:
         children.leave()
@@ -140,25 +140,25 @@ _STUCK = {
 
 def why_taken(name: str) -> tuple[str, str]:
     """Return why a node is locked, and what to do if waiting does not help (else "")."""
-    found = _oldest(address(name))
-    if found is None:
+    oldest = _oldest(address(name))
+    if oldest is None:
         return "another preflight run measures this node; wait for it", ""
     time.sleep(_AGAIN_S)
-    again = procfs.look(found.pid)
-    holder = f"pid {found.pid}, started {found.age_s():.0f} s ago"
-    if again is None or again.state != found.state or found.state not in _STUCK:
+    again = procfs.look(oldest.pid)
+    holder = f"pid {oldest.pid}, started {oldest.age_s():.0f} s ago"
+    if again is None or again.state != oldest.state or oldest.state not in _STUCK:
         return f"another preflight run measures this node ({holder}); wait for it", ""
-    state, advice = _STUCK[found.state]
+    state, advice = _STUCK[oldest.state]
     error = f"a process of an earlier preflight run ({holder}) {state} and still holds this node"
-    return error, advice.format(found.pid)
+    return error, advice.format(oldest.pid)
 
 
 def _oldest(address: str) -> procfs.Stat | None:
     """Return the oldest process that has the socket; None where processes are hidden."""
     inode, files = _inode(address), Allowances().open_files
     opened = ((pid, files(pid)) for pid in procfs.pids() if inode)
-    found = (procfs.look(pid) for pid, its in opened if its and inode in its.sockets)
-    return min(filter(None, found), key=lambda stat: stat.start, default=None)
+    stats = (procfs.look(pid) for pid, held in opened if held and inode in held.sockets)
+    return min(filter(None, stats), key=lambda stat: stat.start, default=None)
 
 
 def _inode(address: str) -> str:

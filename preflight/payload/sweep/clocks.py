@@ -224,14 +224,14 @@ class CudaClock(Clock):
         """
         now, events = time.monotonic(), self._events[: len(host_us)]
         took_us = [start.elapsed_time(end) * 1000.0 for start, end, _ in events]
-        counted = range(1, len(events))
-        self._prompt_us += [took_us[at] for at in counted if not host_us[at]]
+        indices = range(1, len(events))
+        self._prompt_us += [took_us[at] for at in indices if not host_us[at]]
         usual_us = _median(self._prompt_us or took_us[1:])
         # The host's delay is subtracted, down to the usual time, and counts as a gap: the partner
         # waited in this operation or, if that was launched by then, in the next one.
-        late_us = [max(0.0, min(host_us[at], took_us[at] - usual_us)) for at in counted]
+        late_us = [max(0.0, min(host_us[at], took_us[at] - usual_us)) for at in indices]
         late_us = [0.0, *late_us]  # the first operation is not counted
-        for at in counted:
+        for at in indices:
             (_, former_end, _), (start, end, checked) = events[at - 1 : at + 1]
             if at == 1 or late_us[at - 1]:
                 since_s = former_end.elapsed_time(events[-1][2]) / 1e3 + late_us[at - 1] / 1e6
@@ -295,7 +295,7 @@ class Stalls:
     def __init__(self, pid: int) -> None:
         self._pid = pid
         self._stopped_from: float | None = None
-        self._found: list[tuple[float, float, str]] = []
+        self._stalls: list[tuple[float, float, str]] = []
 
     def wait(self, descriptor: int, within_s: float) -> bool:
         """Whether it became readable in time."""
@@ -318,8 +318,8 @@ class Stalls:
         """Stalls since the last call, as (date, milliseconds, kind); only the longest if many."""
         if self._stopped_from is not None:
             self._keep(self._stopped_from, time.monotonic(), "stopped")
-        longest = sorted(self._found, key=lambda one: -one[1])[:_KEPT]
-        self._found, self._stopped_from = [], None
+        longest = sorted(self._stalls, key=lambda stall: -stall[1])[:_KEPT]
+        self._stalls, self._stopped_from = [], None
         return sorted(longest)
 
     def _look(self, now: float) -> None:
@@ -333,13 +333,13 @@ class Stalls:
     @staticmethod
     def _waited_s() -> float:
         """How long this process was ready to run but did not; without schedstats, the time now."""
-        its = procfs.scheduled("self")
-        return its[1] if its else time.monotonic()
+        times = procfs.scheduled("self")
+        return times[1] if times else time.monotonic()
 
     def _keep(self, began: float, ended: float, what: str) -> None:
-        self._found.append((date_s(began), round((ended - began) * 1000.0, 1), what))
-        if len(self._found) > 2 * _KEPT:
-            self._found = sorted(self._found, key=lambda one: -one[1])[:_KEPT]
+        self._stalls.append((date_s(began), round((ended - began) * 1000.0, 1), what))
+        if len(self._stalls) > 2 * _KEPT:
+            self._stalls = sorted(self._stalls, key=lambda stall: -stall[1])[:_KEPT]
 
 
 _EXPLAINS = 0.5
@@ -349,8 +349,8 @@ _EXPLAINS = 0.5
 def waited_s(pid: int) -> dict[str, float]:
     """Seconds that each thread was ready to run but did not, since its start."""
     threads = names(f"/proc/{pid}/task")
-    found = {thread: procfs.scheduled(f"{pid}/task/{thread}") for thread in threads}
-    return {thread: its[1] for thread, its in found.items() if its}
+    times = {thread: procfs.scheduled(f"{pid}/task/{thread}") for thread in threads}
+    return {thread: row[1] for thread, row in times.items() if row}
 
 
 def longest_wait_s(before: dict[str, float], pid: int) -> float:
@@ -361,14 +361,14 @@ def longest_wait_s(before: dict[str, float], pid: int) -> float:
 
 def is_stopped(pid: int) -> bool:
     """Whether it is stopped by a signal or a debugger."""
-    its = procfs.look(pid, pid)  # a stop stops every thread; one thread's stat is cheaper
-    return its is not None and its.state in ("T", "t")
+    stat = procfs.look(pid, pid)  # a stop stops every thread; one thread's stat is cheaper
+    return stat is not None and stat.state in ("T", "t")
 
 
 def in_d_state(pid: int) -> bool:
     """Whether one of its threads is in D state, where no signal reaches it."""
     threads = (procfs.look(pid, int(thread)) for thread in names(f"/proc/{pid}/task"))
-    return any(one is not None and one.state == "D" for one in threads)
+    return any(stat is not None and stat.state == "D" for stat in threads)
 
 
 def excuse(before: dict[str, float], pid: int, within_s: float) -> str:

@@ -47,15 +47,15 @@ _TCP = {"/proc/net/snmp": {"Tcp: RetransSegs": "retrans_segs"},
 
 def rdma(root: str, devices: Collection[str] | None) -> dict[str, float]:
     """Read the ports of these RDMA devices (None: of all) under `root`/class/infiniband."""
-    found: dict[str, float] = {}
+    counts: dict[str, float] = {}
     folder = root + "/class/infiniband"
     for device in listed(folder):
         if devices is not None and device not in devices:
             continue
         for port in listed(f"{folder}/{device}/ports"):
             for name, value in errors(f"{folder}/{device}/ports/{port}").items():
-                found[f"{device}/{port} {name}"] = float(value)
-    return found
+                counts[f"{device}/{port} {name}"] = float(value)
+    return counts
 
 
 def ethernet(root: str, interface: str) -> dict[str, float]:
@@ -70,12 +70,12 @@ def ethernet(root: str, interface: str) -> dict[str, float]:
 
 def tcp() -> dict[str, float]:
     """Read TCP retransmissions and timeouts of this network namespace."""
-    found: dict[str, float] = {}
-    for path, wanted in _TCP.items():
+    counts: dict[str, float] = {}
+    for path, names in _TCP.items():
         for name, value in table(attempt_lines(path)):
-            if name in wanted:
-                found["tcp " + wanted[name]] = value
-    return found
+            if name in names:
+                counts["tcp " + names[name]] = value
+    return counts
 
 
 def table(lines: list[str]) -> Iterator[tuple[str, float]]:
@@ -131,7 +131,7 @@ class Gpus:
         throttled: list[str] = []
         for gpu in self.by_bus_id(bus_id):
             name = f"GPU {gpu.index} "
-            counters.update({name + each: float(value) for each, value in gpu.counters().items()})
+            counters.update({name + kind: float(value) for kind, value in gpu.counters().items()})
             throttled += [f"{name}throttle {reason}" for reason in gpu.throttled() or ()]
         return counters, throttled
 
@@ -140,11 +140,11 @@ class Gpus:
 
         None where NVML does not report the mode.
         """
-        gpu = self._found(index)
+        gpu = self._gpu(index)
         mode = None if gpu is None else gpu.ask("ComputeMode")
         if gpu is None or mode != _EXCLUSIVE_PROCESS:
             return None if mode is None else False, []
-        return True, [int(one.pid) for one in gpu.ask("ComputeRunningProcesses") or ()]
+        return True, [int(process.pid) for process in gpu.ask("ComputeRunningProcesses") or ()]
 
     def bus_ids(self, visible: list[Any]) -> list[str]:
         """PCI addresses of the GPUs that answer, of those with these NVML indices or UUIDs.
@@ -154,16 +154,16 @@ class Gpus:
         is not known.
         """
         count = self._ask("Count") or 0
-        every = {at: self._ask("HandleByIndex", at) for at in range(count)}
-        uuids = {at: nvml_calls.text(self._ask("UUID", one)) for at, one in every.items() if one}
-        found: list[Any] = []
-        for wanted in visible:
-            at = wanted if isinstance(wanted, int) else _only(uuids, wanted)
+        gpus = {at: self._ask("HandleByIndex", at) for at in range(count)}
+        uuids = {at: nvml_calls.text(self._ask("UUID", gpu)) for at, gpu in gpus.items() if gpu}
+        infos: list[Any] = []
+        for name in visible:
+            at = name if isinstance(name, int) else _only(uuids, name)
             if at is None:
                 return []
-            if every.get(at) is not None:  # NVML counts a lost GPU, CUDA skips it
-                found.append(self._ask("PciInfo", every[at]))
-        return [] if None in found else [nvml_calls.text(pci.busId).lower() for pci in found]
+            if gpus.get(at) is not None:  # NVML counts a lost GPU, CUDA skips it
+                infos.append(self._ask("PciInfo", gpus[at]))
+        return [] if None in infos else [nvml_calls.text(pci.busId).lower() for pci in infos]
 
     def bus_id(self, uuid: str) -> str | None:
         """The PCI address, as in sysfs, of the GPU with this UUID ("GPU-...")."""
@@ -174,11 +174,11 @@ class Gpus:
     def by_bus_id(self, bus_id: str | None) -> list[Gpu]:
         """Return one GPU, or all; handles are found once, and stay valid with the library."""
         keys = range(self._ask("Count") or 0) if bus_id is None else [bus_id]
-        gpus = {key: self._known.get(key) or self._found(key) for key in keys}
+        gpus = {key: self._known.get(key) or self._gpu(key) for key in keys}
         self._known.update(gpus)
         return [gpu for gpu in gpus.values() if gpu is not None]
 
-    def _found(self, key: str | int) -> Gpu | None:
+    def _gpu(self, key: str | int) -> Gpu | None:
         if isinstance(key, int):
             index, handle = key, self._ask("HandleByIndex", key)
         else:
@@ -188,10 +188,10 @@ class Gpus:
             return None
         return Gpu(self._nvml, index, handle)
 
-    def _ask(self, what: str, *given: Any) -> Any:
+    def _ask(self, what: str, *arguments: Any) -> Any:
         """Return the result of nvmlDeviceGet`what`; None on any error, and without a driver."""
         nvml = self._nvml
-        return None if nvml is None else nvml.ask_by_name("nvmlDeviceGet" + what, *given)
+        return None if nvml is None else nvml.ask_by_name("nvmlDeviceGet" + what, *arguments)
 
 
 class Gpu:
@@ -209,35 +209,35 @@ class Gpu:
         """Return its counters by name: "pcie_replay", "nvlink3_crc"."""
         if not self._fields and not self._calls:
             self._learn()
-        found = self._read(self._fields)
+        counts = self._read(self._fields)
         for name, call in self._calls.items():
             value = self.ask(*call)
             if value is not None:
-                found[name] = value
-        return found
+                counts[name] = value
+        return counts
 
     def throttled(self) -> list[str] | None:
         """Return why hardware or heat throttle it now; None where NVML does not answer."""
         bits = self._nvml.ask_by_name(self._reasons, self._handle)
-        named = nvml_calls.reasons(int(bits or 0))
-        return None if bits is None else [name for name in named if name in nvml_calls.FORCED]
+        reasons = nvml_calls.reasons(int(bits or 0))
+        return None if bits is None else [name for name in reasons if name in nvml_calls.FORCED]
 
     def _learn(self) -> None:
         links = self._read({"links": (_LINK_COUNT, 0)}).get("links", _MOST_LINKS)
-        each = {
+        per_link = {
             f"nvlink{link}_{kind}": (number, link)
             for link in range(min(links, _MOST_LINKS))
             for kind, number in _LINK_FIELDS.items()
         }
         totals = {f"nvlink_{kind}": (number, 0) for kind, number in _LINK_TOTALS.items()}
-        asked = {name: (number, 0) for name, number in _FIELDS.items()}
-        found = self._read({**asked, **each, **totals})
-        asked.update(totals if each.keys().isdisjoint(found) else each)
-        self._fields = {name: field for name, field in asked.items() if name in found}
+        fields = {name: (number, 0) for name, number in _FIELDS.items()}
+        values = self._read({**fields, **per_link, **totals})
+        fields.update(totals if per_link.keys().isdisjoint(values) else per_link)
+        self._fields = {name: field for name, field in fields.items() if name in values}
         self._calls = {
             name: call
             for name, call in _CALLS.items()
-            if name not in found and self.ask(*call) is not None
+            if name not in values and self.ask(*call) is not None
         }
 
     def _read(self, fields: dict[str, tuple[int, int]]) -> dict[str, int]:
@@ -249,15 +249,15 @@ class Gpu:
             if refusal is None and 0 <= value <= nvml_calls.MOST
         }
 
-    def ask(self, what: str, *given: Any) -> Any:
+    def ask(self, what: str, *arguments: Any) -> Any:
         """Return the result of nvmlDeviceGet`what`; None on any error."""
-        return self._nvml.ask_by_name("nvmlDeviceGet" + what, self._handle, *given)
+        return self._nvml.ask_by_name("nvmlDeviceGet" + what, self._handle, *arguments)
 
 
 def _only(uuids: dict[int, str], start: str) -> int | None:
     """The index of the only GPU whose UUID begins with `start`; None if there is not one."""
-    found = [index for index, uuid in uuids.items() if uuid.startswith(start)]
-    return found[0] if len(found) == 1 else None
+    indices = [index for index, uuid in uuids.items() if uuid.startswith(start)]
+    return indices[0] if len(indices) == 1 else None
 
 
 LOG = "/dev/kmsg"
@@ -280,8 +280,8 @@ class KernelLog:
 
     def xids(self, bus_id: str | None) -> dict[str, float]:
         """How often each Xid came so far; only those of one GPU if its PCI address is given."""
-        for found in _XID.finditer(self._new()):
-            where, number = (part.decode("ascii") for part in found.groups())
+        for match in _XID.finditer(self._new()):
+            where, number = (part.decode("ascii") for part in match.groups())
             name = f"Xid {number} {where}"
             self._counts[name] = self._counts.get(name, 0) + 1
         return {
@@ -439,11 +439,11 @@ def changes(
         for name, value in after["counters"].items()
     }
     steps.update(dict.fromkeys(after["throttled"], 1))
-    found = [(name, by) for name, by in steps.items() if by > 0]
-    own = [{"name": name, "by": by} for name, by in found if transport.owns(name)]
+    rises = [(name, by) for name, by in steps.items() if by > 0]
+    own = [{"name": name, "by": by} for name, by in rises if transport.owns(name)]
     others = [
         {"name": name, "by": by, "assigned": False}
-        for name, by in found
+        for name, by in rises
         if not transport.owns(name)
     ]
     return (own + others)[:MOST]
@@ -456,18 +456,18 @@ def _serve(asking: int, writing: int, root: str) -> None:
         return
     gpus, log = Gpus(), KernelLog()
     while True:
-        asked = questions.next(None)
-        if asked is None:
+        question = questions.next(None)
+        if question is None:
             return
         answer: dict[str, Any]
-        if "uuid" in asked:
-            answer = {"bus_id": gpus.bus_id(asked["uuid"])}
+        if "uuid" in question:
+            answer = {"bus_id": gpus.bus_id(question["uuid"])}
         else:
-            found, throttled = gpus.read(asked["bus_id"])
-            found.update(log.xids(asked["bus_id"]))
-            found.update(rdma(root, asked["devices"]))
-            if asked["interface"]:
-                found.update(ethernet(root, asked["interface"]))
-                found.update(tcp())
-            answer = {"counters": found, "throttled": throttled}
-        start.write(writing, dict(answer, number=asked["number"]))
+            counts, throttled = gpus.read(question["bus_id"])
+            counts.update(log.xids(question["bus_id"]))
+            counts.update(rdma(root, question["devices"]))
+            if question["interface"]:
+                counts.update(ethernet(root, question["interface"]))
+                counts.update(tcp())
+            answer = {"counters": counts, "throttled": throttled}
+        start.write(writing, dict(answer, number=question["number"]))

@@ -132,8 +132,8 @@ def _cuda(torch: Any) -> dict[str, Any]:
     """Count the GPUs in a child: the CUDA runtime may hang, and spoils a process for forking."""
     counting = guard.spawn(_gpus, torch, os.getpid())
     until = guard.clock.now() + _CUDA_S
-    found: dict[str, Any] = guard.answer_of("CUDA", counting, until, lambda _: None) or {}
-    return found
+    answer: dict[str, Any] = guard.answer_of("CUDA", counting, until, lambda _: None) or {}
+    return answer
 
 
 def _gpus(torch: Any, agent: int) -> dict[str, Any]:

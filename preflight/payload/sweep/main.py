@@ -122,10 +122,10 @@ _STORE_S = 30.0
 
 def run(request: dict[str, Any], read_line: Read, emit: Emit) -> None:
     """Serve one sweep. `read_line(within_s)`: the controller's next line; None when it is gone."""
-    orders, kept = agent.serve_controller(request, read_line, emit)
+    orders, lease = agent.serve_controller(request, read_line, emit)
     children.adopt_orphans()
-    held = agent.claim(lock_name(request))
-    if held is None:
+    lock = agent.claim(lock_name(request))
+    if lock is None:
         error, advice = agent.why_taken(lock_name(request))
         emit({"event": "taken", "error": error, "advice": advice} if advice else
              {"event": "busy", "error": error})  # fmt: skip
@@ -148,13 +148,13 @@ def run(request: dict[str, Any], read_line: Read, emit: Emit) -> None:
     if server is not None:
         process_groups.host(go, store, orders.shared)
     else:
-        process_groups.follow(go, store, kept)
+        process_groups.follow(go, store, lease)
     threading.Event().wait()  # until the controller ends us: we may host the store
     del server
 
 
-def _in_thread(work: Callable[..., None], *given: object) -> None:
-    threading.Thread(target=work, args=given, daemon=True).start()
+def _in_thread(work: Callable[..., None], *arguments: object) -> None:
+    threading.Thread(target=work, args=arguments, daemon=True).start()
 
 
 def _host_store(address: str) -> Any:
@@ -188,8 +188,8 @@ def _sweep(
         local = network.source_address(go.towards)
         for place, rail in enumerate(rails):
             gpu = place if job_rail is None else gpu_of_rank()
-            one = plan.Rail(go, rail, local, store, gpu)
-            start_rail(one, writing=accounts[place][1], orders=orders[place][0])
+            rail_plan = plan.Rail(go, rail, local, store, gpu)
+            start_rail(rail_plan, writing=accounts[place][1], orders=orders[place][0])
         merged = RailRelay(len(rails), emit)
         for place, rail in enumerate(rails):
             _in_thread(merged.relay, accounts[place][0], rail)

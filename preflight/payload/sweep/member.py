@@ -49,7 +49,7 @@ def measure(context: Context, alive: Alive) -> dict[str, Any]:
     `alive`: as in `pair.measure`. The other rails may still be in the last round.
     """
     go, own = context.rail.go, context.rail.go.own_rails
-    names = [f"rail {each} of this node" for each in own]
+    names = [f"rail {rail} of this node" for rail in own]
     # Rounds of pairs use the keys of ranks 0 and 1; a node's number makes its data unique, too.
     data = _ROUND - go.index
     place, rank = f"inside/{go.index}", own.index(context.rail.rail)
@@ -71,27 +71,27 @@ def measure_domain(context: Context, turn: plan.PairOfRound, alive: Alive) -> di
 
 
 def _among(
-    context: Context, members: _Members, seen: dict[str, Any], alive: Alive
+    context: Context, members: _Members, report: dict[str, Any], alive: Alive
 ) -> dict[str, Any]:
     waited = 0.0
 
-    def climb(seen: dict[str, Any]) -> None:
+    def climb(report: dict[str, Any]) -> None:
         nonlocal waited
         waited = _waited_s()
-        _climb(context, members, alive, seen)
-        left = f"{members.place}/left"
-        context.rendezvous.gather(left, members.rank, len(members.names), context.rail.go.op_s)
+        _climb(context, members, alive, report)
+        key = f"{members.place}/left"
+        context.rendezvous.gather(key, members.rank, len(members.names), context.rail.go.op_s)
 
     alive("connect", members.within_s + MARGIN_S)
-    before = attempt(context, seen, alive, lambda: _assemble(context, members), climb)
-    seen["stepped_s"] = context.steps.step_s()
+    before = attempt(context, report, alive, lambda: _assemble(context, members), climb)
+    report["stepped_s"] = context.steps.step_s()
     waited = round(_waited_s() - waited, 3)
     alive("pair", PATIENCE_S + MARGIN_S)
     if before is not None:
-        seen.update(context.watch.since(before, context.transport))
-    if seen["timings"] and waited > 0:
-        seen["moved"] = [{"name": CPU_WAIT, "by": waited}, *seen["moved"][: MOST - 1]]
-    return seen
+        report.update(context.watch.since(before, context.transport))
+    if report["timings"] and waited > 0:
+        report["moved"] = [{"name": CPU_WAIT, "by": waited}, *report["moved"][: MOST - 1]]
+    return report
 
 
 def _waited_s() -> float:
@@ -105,14 +105,14 @@ def _assemble(context: Context, members: _Members) -> None:
         raise NotMeasured("absent", f"{names[missing[0]]} did not come")
 
 
-def _climb(context: Context, members: _Members, alive: Alive, seen: dict[str, Any]) -> None:
+def _climb(context: Context, members: _Members, alive: Alive, report: dict[str, Any]) -> None:
     go = context.rail.go
-    keys = [verify.key(go.seed, members.data, each) for each in range(len(members.names))]
+    keys = [verify.key(go.seed, members.data, number) for number in range(len(members.names))]
     larger = replace(go, ladder=go.ladder + go.inside_sizes)
     ends = verify.Ends(keys, members.rank)
     group = f"{members.place}/group"
-    ladder, found = climb_ladder(context, group, ends, larger, alive, soak=False)
-    seen.update(found)
+    ladder, fields = climb_ladder(context, group, ends, larger, alive, soak=False)
+    report.update(fields)
     if ladder.spoilt and ladder.data is not None and ladder.data.wrong:
         alone = "right" if ladder.data.right_alone(keys) else "WRONG: it is this device"
         alone = f"its own sum of the same data is {alone}"
@@ -180,8 +180,8 @@ def _over_nvlink(context: Context, first: int, say: Callable[..., None]) -> bool
     for step in range(first, context.rail.go.steps):
         turn = context.rail.turn(step)
         if turn is not None:
-            seen = measure_domain(context, turn, _alive(say, step))
-            if not _send_account(context, step, seen, say):
+            report = measure_domain(context, turn, _alive(say, step))
+            if not _send_account(context, step, report, say):
                 return False
     return True
 

@@ -184,9 +184,9 @@ class Ladder:
         clock.run(operation, data.check, min(LEAST, rung.iterations))
         stopped = ""
         if rung.iterations > LEAST:
-            wanted = self._agree(_affordable(rung, box_s, clock.one_s()))
+            total = self._agree(_affordable(rung, box_s, clock.one_s()))
             most_s = within_s(self._go, phase, box_s)
-            stopped = self._run_on(clock, operation, rung, wanted, (box_s, most_s))
+            stopped = self._run_on(clock, operation, rung, total, (box_s, most_s))
         data.settle(self._group)
         timing = {"size_bytes": rung.size_bytes, "phase": phase, **clock.timing(base)}
         self.timings.append(dict(timing, stopped=stopped))
@@ -196,36 +196,36 @@ class Ladder:
         clock: clocks.Clock,
         operation: Callable[[], None],
         rung: plan.Rung,
-        wanted: int,
+        total: int,
         limits_s: tuple[float, float],
     ) -> str:
-        """Run up to `wanted` iterations; return why both ends stopped early, or "".
+        """Run up to `total` iterations; return why both ends stopped early, or "".
 
         `limits_s`: the box for all of them, and the maximum. With shared CPUs the first three
         iterations do not show how many fit into the box, so both ends recompute it repeatedly.
         """
         assert self.data is not None
-        every, begun = operations_at_once(self.data.size_bytes), time.monotonic()
+        batch, begun = operations_at_once(self.data.size_bytes), time.monotonic()
         box_s, most_s = limits_s
-        while (left := wanted - len(clock.times_us)) > 0:
+        while (left := total - len(clock.times_us)) > 0:
             clock.restart()
-            clock.run(operation, self.data.check, min(left, every))
-            if left > every:
+            clock.run(operation, self.data.check, min(left, batch))
+            if left > batch:
                 spent_s = time.monotonic() - begun
-                mine = operations_left(clock.times_us, spent_s, most_s, self._go.stop_rule)
-                word, fitting = self._agreed(mine, _affordable(rung, box_s, clock.usual_s()))
+                own_left = operations_left(clock.times_us, spent_s, most_s, self._go.stop_rule)
+                word, fitting = self._agreed(own_left, _affordable(rung, box_s, clock.usual_s()))
                 if word != GO_ON:
                     return WORDS.get(word, "")
-                wanted = min(wanted, fitting)
+                total = min(total, fitting)
         return ""
 
-    def _agree(self, mine: int) -> int:
+    def _agree(self, value: int) -> int:
         """Return the smaller of both ends' numbers."""
-        return self._agreed(mine)[0]
+        return self._agreed(value)[0]
 
-    def _agreed(self, *mine: int) -> list[int]:
+    def _agreed(self, *values: int) -> list[int]:
         """Return the smaller of both ends' values of each number."""
-        both = self._torch.tensor(mine, dtype=self._torch.int32, device=self._group.device)
+        both = self._torch.tensor(values, dtype=self._torch.int32, device=self._group.device)
         self._group.reduce(both, smallest=True)
         return [int(number) for number in both.tolist()]
 
@@ -293,37 +293,37 @@ def measure(context: Context, turn: plan.PairOfRound, alive: Alive) -> dict[str,
     go, rendezvous = context.rail.go, context.rendezvous
     name = f"{turn.round}/{turn.a}-{turn.b}/{context.rail.rail}"
 
-    def climb(seen: dict[str, Any]) -> None:
-        ladder, found = climb_ladder(context, f"pair/{name}/0", _ends(context, turn), go, alive)
+    def climb(report: dict[str, Any]) -> None:
+        ladder, fields = climb_ladder(context, f"pair/{name}/0", _ends(context, turn), go, alive)
         alive("pair", go.op_s + BEAT_S + MARGIN_S)
         error = _look_into(context, turn, name, ladder, alive) if ladder.spoilt else ""
-        seen.update(found)
+        report.update(fields)
         if error:
             raise NotMeasured("corrupt", error)
         rendezvous.leave(name, turn.rank)
         rendezvous.await_leave(name, turn.rank, go.op_s)
 
-    seen = account(context.rail, turn, "measured")
+    report = account(context.rail, turn, "measured")
     alive("connect", go.meet_s + MARGIN_S)
-    before = attempt(context, seen, alive, lambda: _agree(context, turn, name), climb)
+    before = attempt(context, report, alive, lambda: _agree(context, turn, name), climb)
     rendezvous.leave(name, turn.rank)
-    seen["stepped_s"] = context.steps.step_s()
+    report["stepped_s"] = context.steps.step_s()
     alive("pair", PATIENCE_S + MARGIN_S)
-    if not seen["net"]:  # it failed before that was read: what the library meant to use
-        seen["net"] = printable(context.transport.words())
+    if not report["net"]:  # it failed before that was read: what the library meant to use
+        report["net"] = printable(context.transport.words())
     if before is not None:
-        seen.update(context.watch.since(before, context.transport))
-    return seen
+        report.update(context.watch.since(before, context.transport))
+    return report
 
 
 def attempt(
     context: Context,
-    seen: dict[str, Any],
+    report: dict[str, Any],
     alive: Alive,
     meet: Callable[[], None],
     climb: Callable[[dict[str, Any]], None],
 ) -> dict[str, Any] | None:
-    """Meet the others and climb; failures and partial results are added to `seen`.
+    """Meet the others and climb; failures and partial results are added to `report`.
 
     Return the counters before the load; None if it failed before.
     """
@@ -333,12 +333,12 @@ def attempt(
         alive("connect", connect_s(context.rail.go) + PATIENCE_S)
         context.transport.prepare()
         before = context.watch.read(context.transport.question())
-        climb(seen)
+        climb(report)
     except NotMeasured as failure:
-        seen.update(state=failure.state, error=printable(str(failure), WHOLE_LIMIT))
+        report.update(state=failure.state, error=printable(str(failure), WHOLE_LIMIT))
     except RuntimeError as error:
         reason = because(short(error), context.transport.reason())
-        seen.update(state=state_of(str(error)), error=reason)
+        report.update(state=state_of(str(error)), error=reason)
     return before
 
 
@@ -359,8 +359,8 @@ def climb_ladder(
     started_s, setup_ms = clocks.now_s(), round((met - begun) * 1000.0, 1)
     ladder = Ladder(context.torch, group, go, ends, alive)
     ladder.climb(begun, met, soak=soak)
-    found = {"started_s": started_s, "setup_ms": setup_ms, "timings": ladder.timings}
-    return ladder, {**found, "net": printable(context.transport.words())}
+    fields = {"started_s": started_s, "setup_ms": setup_ms, "timings": ladder.timings}
+    return ladder, {**fields, "net": printable(context.transport.words())}
 
 
 def _agree(context: Context, turn: plan.PairOfRound, name: str) -> None:
@@ -395,21 +395,21 @@ def _look_into(
     """
     data = ladder.data
     assert data is not None
-    mine = data.words() if data.wrong else ""
+    wrong = data.words() if data.wrong else ""
     alone = data.right_alone(ladder.keys)
-    other = replace(turn, rank=1 - turn.rank)
+    reverse = replace(turn, rank=1 - turn.rank)
     try:
         alive("pair", connect_s(context.rail.go) + BEAT_S)
-        group = context.connect(f"pair/{name}/1", other.rank)
-        again = Ladder(context.torch, group, context.rail.go, _ends(context, other), alive)
+        group = context.connect(f"pair/{name}/1", reverse.rank)
+        again = Ladder(context.torch, group, context.rail.go, _ends(context, reverse), alive)
         repeated = again.repeat(data.size_bytes, _AGAIN, data.dtype)
         times = repeated.wrong.times if repeated.wrong else 0
         swapped = f"with the roles swapped {times} of {_AGAIN}"
-        mine = mine or (repeated.words() if repeated.wrong else "")
+        wrong = wrong or (repeated.words() if repeated.wrong else "")
     except (RuntimeError, NotMeasured) as error:
         swapped = f"with the roles swapped: {short(error)[:60]}"
     words = "right" if alone else "WRONG: it is this device"
-    return f"{mine}; {swapped}; its own sum without a network is {words}" if mine else ""
+    return f"{wrong}; {swapped}; its own sum without a network is {words}" if wrong else ""
 
 
 def state_of(message: str) -> str:

@@ -188,8 +188,8 @@ def _rounds(order: dict[str, Any], first: int) -> dict[str, Any]:
     )
 
 
-def _turns(listed: Iterable[dict[str, Any] | None], first: int) -> tuple[PairOfRound | None, ...]:
-    turns = tuple(None if turn is None else PairOfRound(**turn) for turn in listed)
+def _turns(rows: Iterable[dict[str, Any] | None], first: int) -> tuple[PairOfRound | None, ...]:
+    turns = tuple(None if turn is None else PairOfRound(**turn) for turn in rows)
     if any(turn is not None and turn.round != place for place, turn in enumerate(turns, first)):
         raise ValueError("turns out of order")
     return turns
@@ -298,4 +298,4 @@ def because(error: str, reason: str) -> str:
 def printable(text: str, limit: int = 120) -> str:
     """Return the text as printable ASCII of bounded length."""
     plain = text.encode("ascii", "replace").decode("ascii")
-    return "".join(each for each in plain if each.isprintable())[:limit]
+    return "".join(character for character in plain if character.isprintable())[:limit]

@@ -52,7 +52,7 @@ class Rendezvous:
     ) -> None:
         self._store = store
         self._member = member
-        self._members = [each for each in range(members) if each not in missing]
+        self._members = [number for number in range(members) if number not in missing]
 
     def arrive(self, round_index: int, within_s: float) -> bool:
         """Wait for the others; False if they began this round without this member."""
@@ -85,13 +85,13 @@ class Rendezvous:
         if now < rounds and self._store.add(f"count/{now}", 0) + struck >= len(self._members):
             self._store.set(f"begin/{now}", "1")
 
-    def agree(self, pair: str, rank: int, mine: str, within_s: float) -> bool | None:
+    def agree(self, pair: str, rank: int, own_plan: str, within_s: float) -> bool | None:
         """Compare our plan with the partner's; None if it did not come."""
-        self._store.set(f"plan/{pair}/{rank}", mine)
-        theirs = f"plan/{pair}/{1 - rank}"
-        if not self._wait([theirs], within_s):
+        self._store.set(f"plan/{pair}/{rank}", own_plan)
+        partner_key = f"plan/{pair}/{1 - rank}"
+        if not self._wait([partner_key], within_s):
             return None
-        return bool(self._store.get(theirs).decode("ascii", "replace") == mine)
+        return bool(self._store.get(partner_key).decode("ascii", "replace") == own_plan)
 
     def leave(self, pair: str, rank: int) -> None:
         """Note that this end has finished a pair, successfully or not."""
@@ -298,9 +298,9 @@ def host(go: plan.Go, address: tuple[str, int], lines: queue.Queue[dict[str, Any
     threading.Thread(target=_write, args=(go, store, lines), daemon=True).start()
 
 
-def follow(go: plan.Go, address: tuple[str, int], kept: Lease) -> None:
+def follow(go: plan.Go, address: tuple[str, int], lease: Lease) -> None:
     """Start to renew the lease whenever the store's host was renewed."""
-    threading.Thread(target=_poll, args=(go, address, kept), daemon=True).start()
+    threading.Thread(target=_poll, args=(go, address, lease), daemon=True).start()
 
 
 def _write(go: plan.Go, store: Any, lines: queue.Queue[dict[str, Any]]) -> None:
@@ -316,16 +316,16 @@ def _write(go: plan.Go, store: Any, lines: queue.Queue[dict[str, Any]]) -> None:
                 rendezvous.strike(node * go.rails + rail, rounds)
 
 
-def _poll(go: plan.Go, address: tuple[str, int], kept: Lease) -> None:
+def _poll(go: plan.Go, address: tuple[str, int], lease: Lease) -> None:
     """Poll the store; if a frozen host never answers, another thread ends us with the lease."""
     try:
         store = client(go, address)
-        seen = b""
+        former = b""
         while True:
             renewals = store.get(_RENEWALS)
-            if renewals != seen:
-                seen = renewals
-                kept.renew(STORE)
+            if renewals != former:
+                former = renewals
+                lease.renew(STORE)
             time.sleep(POLL_S)
     except RuntimeError:
         return  # torch's DistError: the store is gone, and no more renewals will come

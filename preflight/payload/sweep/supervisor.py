@@ -116,24 +116,24 @@ def _measure_steps(rail: plan.Rail, step: int, output: int, last_exit: _Exit) ->
         if rail.go.backend == "nccl" and (error := last_exit.overdue()):
             start.write(output, {"event": "trouble", "error": error})
             return False
-        ended = _run(rail, step, output, last_exit)
-        if ended.step != step:
-            step, failures = ended.step, 0
-        if not ended.error:
+        end = _run(rail, step, output, last_exit)
+        if end.step != step:
+            step, failures = end.step, 0
+        if not end.error:
             continue  # done, or a new process goes on with the next step
-        if ended.gpu_taken:
-            _account_for_all(rail, step, output, ended.error)
+        if end.gpu_taken:
+            _account_for_all(rail, step, output, end.error)
             _step_out(rail)
             return True
-        lost = ended.phase in _LOST_IN and account_of(rail, ended.step, ended.state, ended.error)
-        if lost:
-            start.write(output, lost)
+        step_account = end.phase in _LOST_IN and account_of(rail, end.step, end.state, end.error)
+        if step_account:
+            start.write(output, step_account)
             step, failures = step + 1, 0
             continue
         failures += 1
-        if failures == _ATTEMPTS or (ended.phase == "init" and ended.late):
-            start.write(output, {"event": "trouble", "error": ended.error})
-            if ended.phase == "init":
+        if failures == _ATTEMPTS or (end.phase == "init" and end.late):
+            start.write(output, {"event": "trouble", "error": end.error})
+            if end.phase == "init":
                 _step_out(rail)
             return False
     return True

@@ -90,7 +90,7 @@ class NcclLog:
             left_out = f"\n[{len(raw) - 2 * half} bytes are left out here]\n"
             raw = raw[:half] + left_out.encode("ascii") + raw[-half:]
         text = raw.decode("ascii", "replace").replace("\ufffd", "?")
-        return "".join(each for each in text if each in "\t\n" or each.isprintable())
+        return "".join(letter for letter in text if letter in "\t\n" or letter.isprintable())
 
     def close(self) -> None:
         """Give up this process's descriptor."""
@@ -106,13 +106,13 @@ def parse_log(log: str, new: str) -> str:
     """
     devices = _devices(log)
     ways: dict[str, None] = {}
-    for found in _CHANNEL.finditer(new):
-        ways[_way(found.group(1).strip(), devices)] = None
+    for match in _CHANNEL.finditer(new):
+        ways[_way(match.group(1).strip(), devices)] = None
     if _MULTICAST.search(new):
         ways["NVLS"] = None
     if not ways:
-        for found in _NETWORK.finditer(new):
-            ways[_network(_name(found.group(1).strip()), devices)] = None
+        for match in _NETWORK.finditer(new):
+            ways[_network(_name(match.group(1).strip()), devices)] = None
     return " + ".join(ways)
 
 
@@ -165,12 +165,12 @@ def bus_id(torch: Any, gpu: int, by_uuid: Callable[[str], str | None]) -> str | 
     GPUs by CUDA_VISIBLE_DEVICES. Without that library, `by_uuid` looks it up in NVML, which numbers
     them differently, by torch's UUID (from 2.5 on).
     """
-    known = torch.cuda.get_device_properties(gpu)
+    device = torch.cuda.get_device_properties(gpu)
     try:
-        return f"{known.pci_domain_id:04x}:{known.pci_bus_id:02x}:{known.pci_device_id:02x}.0"
+        return f"{device.pci_domain_id:04x}:{device.pci_bus_id:02x}:{device.pci_device_id:02x}.0"
     except AttributeError:
         by_driver = _by_driver(gpu)
-    uuid = getattr(known, "uuid", None)
+    uuid = getattr(device, "uuid", None)
     return by_uuid(f"GPU-{uuid}") if by_driver is None and uuid is not None else by_driver
 
 
@@ -216,14 +216,14 @@ def permits(spec: str, name: str) -> bool:
     Without "=", names are prefixes; ports after a colon are ignored. Source: NCCL's env.rst.
     """
     exclude, exact = spec.startswith("^"), spec.lstrip("^").startswith("=")
-    names = [each.partition(":")[0] for each in spec.lstrip("^=").split(",") if each]
-    hit = any(name == each if exact else name.startswith(each) for each in names)
+    names = [word.partition(":")[0] for word in spec.lstrip("^=").split(",") if word]
+    hit = any(name == pattern if exact else name.startswith(pattern) for pattern in names)
     return not names or hit != exclude
 
 
-def _together(one: list[str], other: list[str]) -> int:
+def _together(left: list[str], right: list[str]) -> int:
     """How many steps from the root two paths share."""
-    return len(list(itertools.takewhile(lambda step: step[0] == step[1], zip(one, other))))  # noqa: B905 - Python 3.8
+    return len(list(itertools.takewhile(lambda step: step[0] == step[1], zip(left, right))))  # noqa: B905 - Python 3.8
 
 
 def active(device: str) -> list[str]:
@@ -271,8 +271,8 @@ class Transport:
             if self._log is not None:
                 self._prepare_nccl(self._log)
             else:
-                named = gloo_interfaces(self._rail)
-                self.interface = named[0] if named else interface_of(self._rail.local)
+                interfaces = gloo_interfaces(self._rail)
+                self.interface = interfaces[0] if interfaces else interface_of(self._rail.local)
         self._sockets = set(_sockets())
         self._used = set()
         self._since = 0 if self._log is None else self._log.length
@@ -312,23 +312,23 @@ class Transport:
     def _prepare_nccl(self, log: NcclLog) -> None:
         rail = self._rail
         self.bus_id = bus_id(self._torch, rail.gpu, self._by_uuid)
-        wanted = os.environ.get("NCCL_IB_HCA", "")
+        spec = os.environ.get("NCCL_IB_HCA", "")
         if self.bus_id is None:
             self.unplaced = UNPLACED
         else:
-            self.devices = nearest(rail.go.sysfs, self.bus_id, wanted)
+            self.devices = nearest(rail.go.sysfs, self.bus_id, spec)
         if self.devices:
             os.environ["NCCL_IB_HCA"] = "=" + ",".join(self.devices)
         log.begin()
 
     def _tcp(self) -> str:
         """The interfaces of connections opened since `prepare`."""
-        found: dict[str, None] = {}
+        addresses: dict[str, None] = {}
         for link, descriptor in _sockets().items():
             if link not in self._sockets:
-                found.update(dict.fromkeys(_local(descriptor)))
-        named = dict.fromkeys(interface_of(address) or address for address in found)
-        return "tcp " + " ".join(named) if named else ""
+                addresses.update(dict.fromkeys(_local(descriptor)))
+        interfaces = dict.fromkeys(interface_of(address) or address for address in addresses)
+        return "tcp " + " ".join(interfaces) if interfaces else ""
 
 
 def gloo_interfaces(rail: plan.Rail) -> list[str]:
@@ -344,15 +344,15 @@ def gloo_interfaces(rail: plan.Rail) -> list[str]:
 
 def _sockets() -> dict[str, int]:
     """Our own sockets: the kernel's name of each, and its descriptor."""
-    found: dict[str, int] = {}
+    descriptors: dict[str, int] = {}
     for name in os.listdir("/proc/self/fd"):
         try:
             link = os.readlink("/proc/self/fd/" + name)
         except OSError:
             continue  # the listing's own descriptor, gone by now
         if link.startswith("socket:"):
-            found[link] = int(name)
-    return found
+            descriptors[link] = int(name)
+    return descriptors
 
 
 def _local(descriptor: int) -> list[str]:

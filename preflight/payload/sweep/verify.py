@@ -72,9 +72,9 @@ def expected(torch: Any, like: Any, keys: Iterable[int]) -> Any:
     """The sum over all ends' patterns, in a tensor like `like`."""
     total = torch.zeros_like(like)
     part = torch.empty_like(like)
-    every = list(keys)
-    for of_key in every:
-        fill(torch, part, of_key, len(every))
+    all_keys = list(keys)
+    for of_key in all_keys:
+        fill(torch, part, of_key, len(all_keys))
         total.add_(part)
     return total
 
@@ -84,10 +84,10 @@ _memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 _memcmp.restype = ctypes.c_int
 
 
-def same(one: Any, other: Any) -> bool:
+def same(left: Any, right: Any) -> bool:
     """Compare two contiguous tensors of one shape and type, in the memory of the host."""
-    size_bytes = one.numel() * one.element_size()
-    return bool(_memcmp(one.data_ptr(), other.data_ptr(), size_bytes) == 0)
+    size_bytes = left.numel() * left.element_size()
+    return bool(_memcmp(left.data_ptr(), right.data_ptr(), size_bytes) == 0)
 
 
 EACH_FROM_BYTES = 64 << 10
@@ -168,8 +168,8 @@ class Data:
 
     def settle(self, group: Any) -> None:
         """Finish the checks of this size: read a device's reports, compare a small size."""
-        for place, found in enumerate(self._reports):
-            differs, index, got = (int(value) for value in found.tolist())
+        for place, row in enumerate(self._reports):
+            differs, index, got = (int(value) for value in row.tolist())
             if differs:
                 operation = self.operations - len(self._reports) + place + 1
                 self._note(operation, (index, got, int(self._wanted_bits[index].item())))
@@ -195,13 +195,13 @@ class Data:
             group.reduce(self.buffer)
             doublings = 0
             self.operations += 1
-        wanted = self._wanted.clone().bitwise_left_shift_(doublings)
-        if not self._torch.equal(self.buffer, wanted):
-            self._note(self.operations, self._difference(wanted))
+        sums = self._wanted.clone().bitwise_left_shift_(doublings)
+        if not self._torch.equal(self.buffer, sums):
+            self._note(self.operations, self._difference(sums))
 
-    def _difference(self, wanted: Any) -> tuple[int, int, int]:
-        index = int((self._bits != wanted).nonzero()[0].item())
-        return index, int(self._bits[index].item()), int(wanted[index].item())
+    def _difference(self, sums: Any) -> tuple[int, int, int]:
+        index = int((self._bits != sums).nonzero()[0].item())
+        return index, int(self._bits[index].item()), int(sums[index].item())
 
     def _note(self, operation: int, difference: tuple[int, int, int]) -> None:
         if self.wrong is None:
@@ -210,8 +210,8 @@ class Data:
             self.wrong.times += 1
 
 
-def report(torch: Any, buffer: Any, wanted: Any) -> Any:
+def report(torch: Any, buffer: Any, sums: Any) -> Any:
     """Compute whether they differ, where first, and the value there, without waiting for it."""
-    differs = buffer != wanted
+    differs = buffer != sums
     index = differs.to(torch.uint8).argmax().reshape(1)
     return torch.cat((differs.any().reshape(1).long(), index, buffer.index_select(0, index).long()))
