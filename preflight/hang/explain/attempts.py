@@ -143,6 +143,6 @@ def perhaps_survived(hits: Sequence[Hit], found: ScanResult) -> str:
 
 def exit_code(hit: Hit) -> int:
     """The exit code in a launcher's report; a negative one is a signal."""
-    code = hit.fields.get("code", "")
+    code = hit.fields.get("code", hit.fields.get("exitcode", ""))
     number = whole(code.removeprefix("-"), 2**31)
     return number_of(hit, "code") if number is None else -number if code[:1] == "-" else number

@@ -315,10 +315,13 @@ def without_caught_imports(thrown: Sequence[LoggedException]) -> list[LoggedExce
     ]
 
 
-def of_exceptions(thrown: Sequence[LoggedException], roots: Collection[int]) -> Explanation:
+def of_exceptions(
+    thrown: Sequence[LoggedException], roots: Collection[int], ended: Collection[int]
+) -> Explanation:
     """The explanation for exceptions: the first rank that raised one ended the others.
 
-    `roots`: ranks that torchrun names as the first to fail on their nodes.
+    `roots`: ranks that torchrun names as the first to fail on their nodes; `ended`: those that a
+    launcher saw end as by an exception.
     """
     seen_first = [one for one in thrown if one.speaker.rank in roots]
     candidates = in_order_of_time(seen_first or thrown)
@@ -326,6 +329,8 @@ def of_exceptions(thrown: Sequence[LoggedException], roots: Collection[int]) -> 
     same = [one for one in thrown if _alike(one) == _alike(first)]
     undecided = len(roots) > 1 and any(one not in same for one in candidates)
     ranks = sorted({one.speaker.rank for one in same if one.speaker.rank is not None})
+    if not ranks and len(ended) > 1 and 1 < len(same) == len(thrown):
+        ranks = sorted(ended)
     place = f" at {first.file}:{first.line}" if first.file else ""
     code = f" ({first.code})" if first.code else ""
     subject = first.speaker.words or "a rank"
@@ -336,7 +341,8 @@ def of_exceptions(thrown: Sequence[LoggedException], roots: Collection[int]) -> 
         named = tuple(f"rank {rank}" for rank in ranks[:16])
     message = f": {first.message}{_meaning(first.message)}" if first.message else ""
     last = _end_of_chain(first, thrown)
-    led_to = f"; that led to {last.kind}: {last.message}" if _alike(last) != _alike(first) else ""
+    leads = (last.kind, last.message) != (first.kind, first.message)
+    led_to = f"; that led to {last.kind}: {last.message}" if leads else ""
     if first.cut and not ranks:
         return Explanation(
             category="other" if message else "unknown",
@@ -377,8 +383,8 @@ def _end_of_chain(first: LoggedException, thrown: Sequence[LoggedException]) -> 
 
 
 def _alike(one: LoggedException) -> tuple[str, str]:
-    """What exceptions of several ranks share: their messages may hold the rank."""
-    return one.kind, _NUMBER.sub("0", one.message)
+    """What exceptions of several ranks share: their messages may hold the rank, or its file."""
+    return one.kind, f"{one.file}:{one.line}" if one.file else _NUMBER.sub("0", one.message)
 
 
 def _meaning(message: str) -> str:

@@ -17,6 +17,7 @@ from preflight.hang.explain.explanation import (
     culprits,
     number_of,
     proofs,
+    rank_words,
     with_meanings,
 )
 from preflight.hang.explain.symptom import Category
@@ -158,17 +159,26 @@ def of_hit(hit: Hit, hits: Sequence[Hit], found: ScanResult) -> Explanation:
     weight = lesser(hit, found)
     same = [o for o in hits if o.symptom.id == symptom.id and lesser(o, found) == weight]
     same = [o for o in same if o.fields.get("xid") == hit.fields.get("xid")]
-    if hit.speaker.rank is None and (only := _rank_by_exit(found, symptom.exits)) is not None:
-        hit = replace(hit, speaker=only.joined(hit.speaker))
+    ended = ended_as(found, symptom.exits)
+    if hit.speaker.rank is None and len(ended) == 1:
+        hit = replace(hit, speaker=next(iter(ended.values())).joined(hit.speaker))
         same = [hit, *same]
     fields = _fields_with_speaker(hit, same)
-    xid = xid_info(int(fields.get("xid", "0"))) if symptom.reads == "xid" else None
+    alike = _ended_alike(hit, same, found)
+    if len(alike) > 1:
+        fields = {name: value for name, value in fields.items() if name not in _OF_ONE}
     here = refine(hit, same, found)
+    is_shown = len(alike) > 1 and not (symptom.reads == "memory" and here.remark)
+    together = _ALIKE.format(rank_words(alike)) if is_shown else ""
+    xid = xid_info(int(fields.get("xid", "0"))) if symptom.reads == "xid" else None
     named = here.category != "unknown" or symptom.role == "echo" or symptom.dies
+    who = culprits(same if symptom.role != "echo" else (), hit) if named else ()
+    if len(alike) > 1 or "several" in fields:
+        who = tuple(f"rank {rank}" for rank in sorted(alike)[:16]) if symptom.dies else ()
     return Explanation(
         category=here.category,
-        culprits=culprits(same if symptom.role != "echo" else (), hit) if named else (),
-        sentence=symptom.sentence(fields) + here.remark,
+        culprits=who,
+        sentence=symptom.sentence(fields) + together + here.remark,
         cause=here.cause or symptom.cause,
         advice=xid.advice if xid is not None and xid.source else here.advice or symptom.advice,
         next=symptom.check,
@@ -177,17 +187,34 @@ def of_hit(hit: Hit, hits: Sequence[Hit], found: ScanResult) -> Explanation:
     )
 
 
-def _rank_by_exit(found: ScanResult, codes: Sequence[int]) -> Speaker | None:
-    """The only rank that a launcher saw end with one of these codes, and its node."""
-    ended = {
-        int(hit.fields["rank"]): hit.fields.get("node", "")
-        for hit in found.hits
-        if hit.symptom.reads == "end" and exit_code(hit) in codes
+_BY_LAUNCHER = -15
+_OF_ONE = ("speaker", "rank", "rank_words", "local_rank", "pid")
+_ALIKE = "; {} ended alike, so that no single one is at fault: the cause is common to them"
+
+
+def _ended_alike(hit: Hit, same: Sequence[Hit], found: ScanResult) -> set[int]:
+    """The ranks that ended as this one did, at the same time as far as it is known."""
+    if hit.symptom.reads == "summary" and exit_code(hit) != _BY_LAUNCHER:
+        return {*ended_as(found, (exit_code(hit),))}
+    if not hit.symptom.dies:
+        return set()
+    shown = {one.speaker.rank for one in same if one.speaker.rank is not None}
+    return shown.union(ended_as(found, hit.symptom.exits))
+
+
+def ended_as(found: ScanResult, codes: Sequence[int]) -> dict[int, Speaker]:
+    """The ranks that launchers saw end first with one of these codes, and their nodes."""
+    ended: dict[int, Hit] = {}
+    for hit in found.hits:
+        if hit.symptom.reads == "end" and exit_code(hit) in codes:
+            rank = int(hit.fields["rank"])
+            ended[rank] = ended.get(rank, hit) if hit.time is None else hit
+    first = min((hit.time for hit in ended.values() if hit.time is not None), default=None)
+    return {
+        rank: Speaker(rank=rank, node=hit.fields.get("node", ""))
+        for rank, hit in ended.items()
+        if hit.time in (None, first)
     }
-    if len(ended) != 1:
-        return None
-    ((rank, node),) = ended.items()
-    return Speaker(rank=rank, node=node)
 
 
 def _fields_with_speaker(hit: Hit, same: Sequence[Hit]) -> dict[str, str]:

@@ -33,7 +33,7 @@ from preflight.hang.explain.explanation import (
     rank_words,
     with_meanings,
 )
-from preflight.hang.explain.meaning import circumstance, gravest_first, lesser, of_hit
+from preflight.hang.explain.meaning import circumstance, ended_as, gravest_first, lesser, of_hit
 from preflight.hang.explain.missing_ranks import (
     ODD,
     of_ended_before,
@@ -126,7 +126,7 @@ def explain(found: ScanResult) -> Explanation:
     elif causes:
         answer = with_ranks(of_hit(causes[0], hits, found), late)
     elif thrown and not _before(telling, thrown):
-        answer = of_exceptions(thrown, roots)
+        answer = of_exceptions(thrown, roots, {*ended_as(found, (1,))})
     elif late is not None and late.kind in ODD and not _follows(late.proofs[0], _first(before)):
         answer = of_the_dead(late, telling, hits, found) or of_watchdog(late)
     else:
