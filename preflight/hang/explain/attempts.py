@@ -101,7 +101,11 @@ def _last_failure(hits: Sequence[Hit], found: ScanResult) -> float:
     }
     died = any(
         hit.symptom.role == "echo"
-        or (hit.symptom.role == "sign" and not hit.retried)
+        or (
+            hit.symptom.role == "sign"
+            and not hit.retried
+            and hit.order > found.latest.get(hit.place.source, 0)
+        )
         or (hit.symptom.reads == "end" and exit_code(hit) != 0)
         for hit in (*hits, *(one for one in found.hits if one.symptom.reads == "end"))
         if is_unsettled(hit, found) and (hit.place.source, hit.place.line) not in raised

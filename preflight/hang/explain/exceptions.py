@@ -43,6 +43,8 @@ _OF_SPAWNED = re.compile(r"-- Process (\d{1,6}) terminated with the following er
 _LOGGED = re.compile(r"\b(?:ERROR|CRITICAL)\b")
 """A logged error, whose traceback follows without the logger's prefix."""
 _HANDLED = re.compile(r"During handling of the above exception|The above exception was the dir")
+_AT_EXIT = re.compile(r"_run_exitfuncs|_exit_function|_run_finalizers|__del__")
+"""Functions that Python calls when a process ends: their exceptions end nothing."""
 _FRAME = re.compile(
     r'^[\s`]*File "(?P<file>[^"]{1,400})", line (?P<line>\d+)(?:, in (?P<code>.{1,80}))?'
 )
@@ -108,6 +110,7 @@ class _Running:
 
     def take(self, frame: re.Match[str]) -> None:
         """Take a frame."""
+        self.ignored |= _AT_EXIT.fullmatch(frame["code"] or "") is not None
         if not _LIBRARY.search(frame["file"]):
             outermost = not self.own[0] and frame["code"] == "<module>"
             if outermost and frame["file"].endswith(".py"):
@@ -250,7 +253,7 @@ ECHOES = frozenset((
     "SystemExit", "KeyboardInterrupt", "BrokenPipeError", "ConnectionResetError", "EOFError",
     "RayActorError", "ActorDiedError", "ActorUnavailableError", "WorkerCrashedError",
     "NodeDiedError", "ObjectLostError", "OwnerDiedError", "RayGetError", "HorovodInternalError",
-    "GetTimeoutError", "WorkerGroupError",
+    "GetTimeoutError", "WorkerGroupError", "SockClientClosedError", "MessageRouterClosedError",
 ))  # fmt: skip
 """Exceptions that report the end of another process, or that have their own symptoms."""
 LAUNCHERS = frozenset(("ChildFailedError", "SignalException", "CalledProcessError"))
@@ -304,6 +307,7 @@ def without_caught_imports(thrown: Sequence[LoggedException]) -> list[LoggedExce
         one
         for one in thrown
         if one.kind not in IMPORTS
+        or "import" in _end_of_chain(one, thrown).message
         or not any(
             other.order > one.order
             and (

@@ -38,6 +38,9 @@ _HARMLESS = re.compile(
     rb"|The caller indicates that this is not a failure"
     rb"|\(errno: 97 - Address family not supported by protocol\)"
     rb"|NCCL WARN NET/OFI (?:Failed to init|Initializing plugin failed|aws-ofi-nccl init)"
+    rb"|COLL-ML ml_discover_hierarchy exited with error|failed to bind memory$"
+    rb"|Call to ibv_open_device failed|NET/IB : Unable to open device|^deadlocks and crashes\.$"
+    rb"|\bras/\w{1,30}\.cc:|accepting this combination"
     rb"|Ignoring this choice|dependency resolver does not|(?i:\b(?:errors?|xids?): (?:none|0)\b)"
 )
 """What is no failure, at whatever level it is logged."""
@@ -128,8 +131,8 @@ _KEY = re.compile(r"\s{0,80}([\"'])(?:(?!\1).){1,200}\1\s?:\s")
 """A quotation that is the name of a setting."""
 _STATE = re.compile(r"\breason[\"']?: [\"']?$")
 """Stands before the reason for which a container of Kubernetes ended."""
-_OF_LOG = re.compile(r"[\"'](?:level\w{0,4}|severity|time|timestamp|ts|asctime)[\"']\s?:")
-"""In an object of a structured log, and in torchrun's report of an error."""
+_OF_LOG = re.compile(r"[\"'](?:errno|level\w{0,4}|severity|time|timestamp|ts|asctime)[\"']\s?:")
+"""In an object of a structured log, and in torchrun's and gRPC's report of an error."""
 _ITEM = re.compile(r"\s{0,20}- [\"']?[A-Za-z.: ]{0,24}")
 """Begins an item of a list."""
 _OPEN_QUOTE = re.compile(
@@ -203,3 +206,13 @@ def reports_failure(line: str) -> bool:
     certain = _CERTAIN.search(text) or not _NOTICE.search(text)
     found = _FAILURE.search(text) if certain else None
     return found is not None and not _is_supposed(text.decode("latin-1"), *found.span())
+
+
+_LOGGED = re.compile(rb"\b(?:ERROR|FATAL|CRITICAL)\b")
+
+
+def may_be_last(line: str) -> bool:
+    """Whether a line of failure near the end of a log may report why it ends there."""
+    text = line.encode()
+    goes_on = TRIED_AGAIN.search(line) or _NOTICE.search(text)
+    return _LOGGED.search(text) is not None and not goes_on

@@ -100,6 +100,8 @@ class ScanResult:
     that another attempt begins: no failure before it is the last one."""
     further: dict[str, int] = field(default_factory=dict)
     """By file, the last line after which the training came further by some steps."""
+    latest: dict[str, int] = field(default_factory=dict)
+    """By file, the last line with a higher step than any before."""
     began: dict[str, int] = field(default_factory=dict)
     """By file, the line of the first step."""
     again: dict[str, int] = field(default_factory=dict)
@@ -148,6 +150,8 @@ class _Progress:
     head: bytes = b""
     """What stands before the number of a step."""
     line: bytes = b""
+    since: Place | None = None
+    """The first line of a failure before its last step, if no symptom knows it."""
     orders: deque[int] = field(default_factory=lambda: deque(maxlen=_GOES_ON))
     """The last lines with a higher step than any before."""
     lower: tuple[float, ...] = ()
@@ -353,6 +357,11 @@ class Scanner:
             self._take_lower(file, line, step, order)
         if step > now.step:
             now.step, now.head = step, now.head or _head(line)
+            if b"%|" not in line and now.since != self._found.failure:
+                now.since = self._found.failure
+            elif b"%|" not in line:
+                self._found.failure = None  # nor from its next steps
+            self._found.latest[file.source] = order
             now.orders.append(order)
             if len(now.orders) == _GOES_ON:
                 self._found.further[file.source] = now.orders[0]

@@ -33,6 +33,7 @@ from preflight.hang.explain.explanation import (
     rank_words,
     with_meanings,
 )
+from preflight.hang.explain.failure_words import may_be_last
 from preflight.hang.explain.meaning import circumstance, ended_as, gravest_first, lesser, of_hit
 from preflight.hang.explain.missing_ranks import (
     ODD,
@@ -81,6 +82,7 @@ ENDED = Explanation(
 )
 
 
+_LAST_LINES = 15
 _SAYS_LITTLE = 0.2
 """Confidence of an echo that shows only that something had failed."""
 _ALTERNATIVES = 3
@@ -188,6 +190,16 @@ def _of_rest(hits: Sequence[Hit], found: ScanResult) -> Explanation:
     if found.failure is None:
         return NOTHING
     line = proofs((found.failure,))[0].text
+    if found.lines - found.failure.line <= _LAST_LINES and may_be_last(line):
+        return replace(
+            NOTHING,
+            category="other",
+            sentence=f"the log ends soon after the first line that reports a failure: {line}",
+            advice="correct what that line reports; if that is not enough, give the logs of all "
+            "ranks from start to end",
+            evidence=(found.failure,),
+            confidence=LIKELY,
+        )
     sentence = f"no known cause; the first line that reports a failure is: {line}"
     return replace(NOTHING, sentence=sentence, evidence=(found.failure,), confidence=0.2)
 
