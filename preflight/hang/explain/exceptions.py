@@ -51,12 +51,14 @@ _FRAME = re.compile(
 _ENDS = re.compile(
     r"^ {0,2}(?P<kind>[A-Za-z_][\w.]{0,120}"
     r"(?:Error|Exception|Interrupt|Iteration|Exit|Timeout|Warning)"
-    r"|[a-z_](?:\w|\.|<locals>)*\.[A-Z]\w{2,60})(?::\s*(?P<message>.*))?$"
+    r"|[a-z_](?:\w|\.|<locals>)*\.[A-Z]\w{2,60}|[a-z]\w{0,30}\.error)(?::\s*(?P<message>.*))?$"
 )
 ENDS = (b"Error", b"Exception", b"StopIteration", b"Interrupt")
 """Names of exceptions end with these."""
 _NEAR = 4
 """Lines of code and marks between two frames, and between the last one and the exception."""
+_BLANK = 2
+"""Lines, one of them empty, from a message that ends in a colon to the traceback that it quotes."""
 _ALONE = re.compile(
     r"^(?P<kind>(?:[a-zA-Z_]\w{0,40}\.){0,6}(?:[A-Z]\w{0,60}(?:Error|Exception|Interrupt)"
     r"|StopIteration))(?:: (?P<message>.*))?$"
@@ -92,7 +94,8 @@ class LoggedException(Struct, frozen=True, kw_only=True):
     chained: bool = False
     """It was raised while another was handled."""
     headless: bool = False
-    """The beginning of its traceback is cut off, which may say that the process goes on."""
+    """The beginning of its traceback is cut off, which may say that the process goes on; or it says
+    so, as asyncio does of a task."""
 
 
 class _Running:
@@ -105,6 +108,9 @@ class _Running:
         self.cut = False
         self.chained = False
         self.ignored = ignored
+        self.loose = False
+        self.indent = line.bare[: len(line.bare) - len(line.bare.lstrip())]
+        """What stands before each line of a traceback that a text quotes."""
         self.latest = 0
         """The line of its last frame, if its beginning is cut off; otherwise 0."""
 
@@ -136,6 +142,8 @@ class Tracebacks:
         """Whose next traceback is of an exception that was raised while another was handled."""
         self._announced: tuple[int, Speaker] = (0, Speaker())
         """The line before a traceback without a rank, and the speaker that it shows."""
+        self._loose = -_NEAR
+        """The last line in which asyncio reports a task whose exception nothing awaits."""
         self.raised: list[LoggedException] = []
 
     @property
@@ -166,7 +174,8 @@ class Tracebacks:
                 whose = self._announced[1].joined(speaker)
             self._running[key] = _Running(whose, line, place.line, ignored=key in self._ignored)
             self._running[key].chained = key in self._handled
-            if "Original Traceback" in line.text and self._ended_just_before(speaker, place):
+            self._running[key].loose = place.line - self._loose <= _BLANK
+            if self._quotes_the_next(line, speaker, place):
                 outer = self.raised.pop()  # of a worker or a thread; what follows has its cause
                 self._running[key].script, self._running[key].number = outer.script, outer.began
             self._ignored.discard(key)
@@ -184,17 +193,22 @@ class Tracebacks:
         if frame is not None:
             running.take(frame)
             running.latest = running.latest and place.line
-        elif ends := _ENDS.match(line.bare):
+        elif ends := _ENDS.match(line.bare.removeprefix(running.indent)):
             self._end(running, ends, place, order)
             del self._running[key]
         return running.ignored
 
-    def _ended_just_before(self, speaker: Speaker, place: Place) -> bool:
-        last = self.raised[-1] if self.raised else None
-        return last is not None and (last.speaker, last.place.line) == (speaker, place.line - 1)
+    def _quotes_the_next(self, line: Line, speaker: Speaker, place: Place) -> bool:
+        """Whether the traceback that begins here is in the message of the last exception."""
+        if not self.raised or (last := self.raised[-1]).speaker != speaker:
+            return False
+        after, quoted = place.line - last.place.line, "Original Traceback" in line.text
+        return (quoted and after == 1) or (last.message.endswith(":") and after <= _BLANK)
 
     def _outside(self, key: tuple[int | None, str], line: Line, place: Place, order: int) -> bool:
         """Take a line of no traceback: an end whose beginning is cut off (`KeyError: 'x'`)."""
+        if "exception was never retrieved" in line.bare:
+            self._loose = place.line
         if spawned := _OF_SPAWNED.match(line.bare):
             self._announced = place.line, Speaker(rank=int(spawned[1]))
         elif _LOGGED.search(line.text):
@@ -230,7 +244,7 @@ class Tracebacks:
                 order=order,
                 cut=running.cut,
                 chained=running.chained,
-                headless=running.latest > 0,
+                headless=running.loose or running.latest > 0,
             )
         )
 
@@ -266,6 +280,8 @@ _WRAPS = re.compile(
     r"|^cancelled$|Horovod has been shut down|[Ss]ee (?:root cause|stack trace)\b"
 )
 """Messages of exceptions that only pass on a library's error: the cause is elsewhere."""
+_OF_SPAWN = "<string>"
+"""Where a process that multiprocessing spawned cannot read what its parent, which ended, sends."""
 _NO_INPUT = "EOF when reading a line"
 """Python's EOFError where a script asks its terminal; others report the end of a process."""
 
@@ -279,6 +295,7 @@ def own_faults(
         for one in raised
         if (one.kind not in ECHOES or one.message == _NO_INPUT)
         and not _WRAPS.search(one.message)
+        and not (one.kind == "UnpicklingError" and (one.cut or one.file == _OF_SPAWN))
         and one.order >= survived.get(-1 if one.speaker.rank is None else one.speaker.rank, 0)
     ]
 

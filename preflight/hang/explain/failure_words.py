@@ -13,7 +13,7 @@ _FAILURE = re.compile(
     rb"|\baborting\b|MPI_ABORT|exited with non-?zero|\bloss is nan\b"
     rb"|assert(?:ion)? .{0,200}fail|\bcrash|\bdied\b|\bfail(?:ed|ure)\b|\bcorrupt|denied"
     rb"|\bpg_status\b"  # a flight recorder's dump, which is written after a failure
-    rb"|(?<![\w0] )errors?(?: code| number)?[ :]|mismatch|invalid|not found|no such)"
+    rb"|(?<![\w0] )errors?(?: code| number)?(?:(?<!_error) |:)|mismatch|invalid|not found|no such)"
     rb"|[a-z](?:Error|Exception)\b|\bERROR\b|\bCRITICAL\b|NCCL WARN|\[[EF]\d{0,6} |EXCEPTION"
     rb"|\bF\d{4} \d\d:\d\d:\d\d\.\d"  # glog's LOG(FATAL)
 )
@@ -34,6 +34,7 @@ _NOTICE = re.compile(
 """What is no failure, whatever words are in it, unless NCCL or an exception says it."""
 _HARMLESS = re.compile(
     rb"cannot be preloaded .{0,200}ignored|Unable to register cu\w{1,9} factory"
+    rb"|fatal: [Nn]ot a git repository|git root error: |Error with model (?:object|error)="
     rb"|slurmstepd: error: _is_a_lwp: |UCX  ERROR inotify_add_watch"
     rb"|The caller indicates that this is not a failure"
     rb"|\(errno: 97 - Address family not supported by protocol\)"

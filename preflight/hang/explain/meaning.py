@@ -128,7 +128,8 @@ def _memory(hit: Hit, same: Sequence[Hit], found: ScanResult) -> Meaning:
         foreign = total - own - free
         remark = f"; {foreign:.1f} GiB of it belongs to other processes"
         return Meaning("oom_one_rank", 0.9, remark)
-    return Meaning(hit.symptom.category, hit.symptom.confidence)
+    doubted = "CUDA error: " in hit.place.text  # not torch's allocator: perhaps a faulty GPU
+    return Meaning(hit.symptom.category, 0.75 if doubted else hit.symptom.confidence)
 
 
 def _gib(words: str | None) -> float | None:

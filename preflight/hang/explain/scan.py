@@ -164,6 +164,8 @@ class _Progress:
     """A step or a start after this time is of another attempt."""
     reported: int = 0
     """The line of the launcher's last report of an end."""
+    cancelled: bool = False
+    """Whether Slurm has ended the whole job: a start is of another."""
 
 
 class _File:
@@ -245,6 +247,8 @@ class Scanner:
         self._found = ScanResult()
         self._tried: tuple[int, Place | None] = 0, None
         """The last line of a failure after which the program tries again."""
+        self._failed_at = "", 0
+        """The file and the line of the first failure."""
 
     def read(self, paths: Iterable[Path]) -> ScanResult:
         """Scan them one after the other."""
@@ -335,6 +339,7 @@ class Scanner:
                 self._tried = max(self._tried, (order, place), key=itemgetter(0))
             elif not _is_denied(line.text, began):
                 found.failure, found.failed = place, line.speaker.joined(file.whose).rank
+                self._failed_at = file.source, order
         for symptom in began:
             if ignored and symptom.role != "fact":
                 continue
@@ -365,6 +370,8 @@ class Scanner:
             now.orders.append(order)
             if len(now.orders) == _GOES_ON:
                 self._found.further[file.source] = now.orders[0]
+                if (file.source, 0) < self._failed_at < (file.source, now.orders[0]):
+                    self._found.failure = None
         now.line = line
 
     def _take_lower(self, file: _File, line: bytes, step: tuple[float, ...], order: int) -> None:
@@ -440,12 +447,15 @@ class Scanner:
         """Note what shows that an attempt of the job has ended, or that another has begun."""
         now, settled, reads = file.progress, self._found.settled, story.symptom.reads
         reports = reads in ("summary", "end")
-        if "settled" in fields or ("started" in fields and (time or 0) > now.over):
+        begins = "started" in fields and ((time or 0) > now.over or now.cancelled)
+        if "settled" in fields or begins:
+            now.cancelled = False
             self._begin_attempt(file, settled, story.order)
         elif "again" in fields or ("started" in fields and time is None and now.step):
             self._begin_attempt(file, self._found.again, story.order)
         if (reports or reads == "timeout") and (time or 0) > now.over + _LATE_S:
             self._begin_attempt(file, settled, now.reported)
+        now.cancelled |= any("*** JOB " in text for text in story.texts)
         if reports or any("CANCELLED AT" in text for text in story.texts):
             own = time_of(fields.get("time", story.line.text), story.line.when)
             last = self._time_of(now.line)

@@ -133,7 +133,9 @@ def explain(found: ScanResult) -> Explanation:
         answer = of_the_dead(late, telling, hits, found) or of_watchdog(late)
     else:
         answer = _of_signs(telling or own, signs, hits, found) or _of_rest(hits, found)
-    if doubt or (failures and (doubt := perhaps_survived(hits, found))):
+    if answer.category != "no_failure" and (
+        doubt or (failures and (doubt := perhaps_survived(hits, found)))
+    ):
         sure = min(answer.confidence, DOUBTED)
         answer = replace(answer, sentence=answer.sentence + doubt, confidence=sure)
     answer = replace(answer, consequences=_consequences(answer, hits))

@@ -227,17 +227,21 @@ def _bare(first: int, last: int) -> str:
     return "".join(f"step {step} loss 2.5\n" for step in range(first, last))
 
 
+RESTARTS = "Restarting training\n"
+
+
 @pytest.mark.parametrize("failed", [_raised("KeyError: 'x'", 1), OOM.format(1), LIMIT])
 @pytest.mark.parametrize(
-    "again", [_bare(1, 9), _bare(30, 39), STARTS, "Restarting training\n", "--- attempt 2 of 3\n"]
+    "again", [_bare(1, 9), _bare(30, 39), STARTS, RESTARTS, "--- attempt 2 of 3\n"]
 )
 def test_of_two_attempts_without_times_the_last_is_named_with_doubt(
     tmp_path: Path, failed: str, again: str
 ) -> None:
-    """Steps that begin anew may be another rank's: no line tells the attempts apart."""
+    """Steps that begin anew may be another rank's; a start after the whole job's end is not."""
     head = _bare(1, 40) + failed
     answer = explained(tmp_path, head + again + _raised("ValueError: nan", 6))
-    assert (answer.culprits, answer.confidence) == (("rank 6",), 0.45)
+    sure = failed == LIMIT and again in (STARTS, RESTARTS)
+    assert (answer.culprits, answer.confidence) == (("rank 6",), 0.8 if sure else 0.45)
     assert explained(tmp_path, head + again).confidence < 0.5
     ended = explained(tmp_path, head + again + "`Trainer.fit` stopped: `max_epochs=3` reached.\n")
     assert ended.category == "no_failure"

@@ -74,8 +74,11 @@ def test_ranks_whose_messages_differ_in_a_number_fail_alike(tmp_path: Path) -> N
 def test_a_traceback_without_its_beginning_is_less_sure(tmp_path: Path) -> None:
     """The line that is cut off may report that Python ignored it."""
     ended = "FileNotFoundError: [Errno 2] No such file or directory: '/home/u/x'\n"
-    whole = explained(tmp_path, "Traceback (most recent call last):\n" + FRAMES + ended)
+    log = "Traceback (most recent call last):\n" + FRAMES + ended
+    whole = explained(tmp_path, log)
     assert whole.confidence > explained(tmp_path, FRAMES + ended).confidence
+    task = "Task exception was never retrieved\nfuture: <Task finished name='Task-7'>\n"
+    assert whole.confidence > explained(tmp_path, task + log).confidence
     assert "exist and readable on every node" in whole.advice
 
 
@@ -124,3 +127,19 @@ def test_what_one_process_raises_again_and_again_it_catches(tmp_path: Path) -> N
     assert once.confidence >= 0.8
     assert often.confidence < 0.5
     assert "several times" in often.sentence
+
+
+def test_an_unknown_failure_before_further_steps_did_not_end_the_job(tmp_path: Path) -> None:
+    """As one before the first step did not."""
+    first = "step 1/100 loss 2.5\n/usr/bin/ld: cannot find -lcuda: No such file or directory\n"
+    steps = "".join(f"step {number}/100 loss 2.5\n" for number in range(2, 40))
+    assert explained(tmp_path, first + steps).category == "no_failure"
+    assert explained(tmp_path, first).category == "unknown"
+
+
+def test_cuda_itself_out_of_memory_is_less_sure(tmp_path: Path) -> None:
+    """Torch's allocator says how much it wanted; CUDA alone may fail on a faulty GPU."""
+    text = "Traceback (most recent call last):\n" + FRAMES + "RuntimeError: CUDA {}\n"
+    cuda = explained(tmp_path, text.format("error: out of memory"))
+    torch = explained(tmp_path, text.format("out of memory. Tried to allocate 2.00 GiB."))
+    assert cuda.confidence < 0.8 <= torch.confidence
