@@ -36,8 +36,11 @@ _MOST = 200
 """Limit of stored tracebacks."""
 FAR = 2000
 """Lines, of all ranks, over which a traceback or a symptom of several lines may be woven."""
-_IGNORED = re.compile(r"Exception ignored in[: ]|Error in atexit\._run_exitfuncs|--- Logging error")
-"""Python prints such an exception and goes on: in `__del__`, when it ends."""
+_IGNORED = re.compile(
+    r"Exception ignored in[: ]|Error in atexit\._run_exitfuncs|--- Logging error"
+    r"|(?:ERROR: +)?Exception in ASGI application"
+)
+"""The process prints such an exception and goes on: of `__del__`, of its end, of one request."""
 _OF_SPAWNED = re.compile(r"-- Process (\d{1,6}) terminated with the following error:")
 """Stands before the traceback of a process that torch.multiprocessing started."""
 _LOGGED = re.compile(r"\b(?:ERROR|CRITICAL)\b")
@@ -138,6 +141,8 @@ class Tracebacks:
         self._running: dict[tuple[int | None, str], _Running] = {}
         self._ignored: set[tuple[int | None, str]] = set()
         """Whose next traceback is of an exception that Python ignored."""
+        self._after_ignored: set[tuple[int | None, str]] = set()
+        """Whose last exception was ignored: one that was raised while it was handled is, too."""
         self._handled: set[tuple[int | None, str]] = set()
         """Whose next traceback is of an exception that was raised while another was handled."""
         self._announced: tuple[int, Speaker] = (0, Speaker())
@@ -168,16 +173,17 @@ class Tracebacks:
         speaker = line.speaker.joined(self._whose)
         key = speaker.rank, speaker.label
         if "Traceback (most" in line.text:
-            self._running.pop(key, None)
+            outer = self._running.pop(key, None)
+            ignored = key in self._ignored or (outer is not None and outer.ignored)
             whose = speaker
             if speaker.rank is None and place.line == self._announced[0] + 1:
                 whose = self._announced[1].joined(speaker)
-            self._running[key] = _Running(whose, line, place.line, ignored=key in self._ignored)
+            self._running[key] = _Running(whose, line, place.line, ignored=ignored)
             self._running[key].chained = key in self._handled
             self._running[key].loose = place.line - self._loose <= _BLANK
             if self._quotes_the_next(line, speaker, place):
-                outer = self.raised.pop()  # of a worker or a thread; what follows has its cause
-                self._running[key].script, self._running[key].number = outer.script, outer.began
+                last = self.raised.pop()  # of a worker or a thread; what follows has its cause
+                self._running[key].script, self._running[key].number = last.script, last.began
             self._ignored.discard(key)
             self._handled.discard(key)
         running = self._running.get(key)
@@ -196,6 +202,7 @@ class Tracebacks:
         elif ends := _ENDS.match(line.bare.removeprefix(running.indent)):
             self._end(running, ends, place, order)
             del self._running[key]
+            (self._after_ignored.add if running.ignored else self._after_ignored.discard)(key)
         return running.ignored
 
     def _quotes_the_next(self, line: Line, speaker: Speaker, place: Place) -> bool:
@@ -216,12 +223,12 @@ class Tracebacks:
         if ignored := bool(_IGNORED.match(line.bare)):
             self._ignored.add(key)
         elif _HANDLED.match(line.bare):
-            self._handled.add(key)
+            (self._ignored if key in self._after_ignored else self._handled).add(key)
         elif (ends := _ALONE.match(line.bare)) and not TRIED_AGAIN.search(line.bare):
             running = _Running(line.speaker.joined(self._whose), line, place.line)
             running.cut = True
             self._end(running, ends, place, order)
-        return ignored
+        return ignored and "ASGI" not in line.bare  # a failed request is one, if nothing else is
 
     def _end(self, running: _Running, ends: re.Match[str], place: Place, order: int) -> None:
         if running.ignored:

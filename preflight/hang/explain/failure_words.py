@@ -35,9 +35,11 @@ _NOTICE = re.compile(
 _HARMLESS = re.compile(
     rb"cannot be preloaded .{0,200}ignored|Unable to register cu\w{1,9} factory"
     rb"|fatal: [Nn]ot a git repository|git root error: |Error with model (?:object|error)="
+    rb"|Worker\w{0,20} pid \d{1,8} died, exit code: -15"  # its engine ended it
     rb"|slurmstepd: error: _is_a_lwp: |UCX  ERROR inotify_add_watch"
     rb"|The caller indicates that this is not a failure"
     rb"|\(errno: 97 - Address family not supported by protocol\)"
+    rb"|\[\d+\] ras/\w{1,40}\.cc:\d+ NCCL WARN"  # its own diagnosis, without which it goes on
     rb"|NCCL WARN NET/OFI (?:Failed to init|Initializing plugin failed|aws-ofi-nccl init)"
     rb"|COLL-ML ml_discover_hierarchy exited with error|failed to bind memory$"
     rb"|Call to ibv_open_device failed|NET/IB : Unable to open device|^deadlocks and crashes\.$"

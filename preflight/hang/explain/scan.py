@@ -58,6 +58,8 @@ _STEP = re.compile(
     rb"(?:step|iter|iteration|epoch|batch|%\|[^|]{0,99}\|)s?[\"' :=#\[]{1,8}"
     rb"(\d{1,12}(?:\.\d{1,9})?)"
 )
+_SERVED = b'HTTP/1.1" 200 OK'
+"""Ends the line of a request that a server has answered: as good as a step, if it is a POST."""
 _NUMBERS = re.compile(rb"[\d.]+")
 _WRITER = re.compile(rb"\[rank ?(\d{1,6})\]:")
 _GOES_ON = 20
@@ -160,6 +162,8 @@ class _Progress:
     """The line from which such steps rise."""
     rises: int = 0
     """How many have risen since."""
+    served: deque[int] = field(default_factory=lambda: deque(maxlen=_GOES_ON))
+    """The last lines of requests that were answered."""
     over: float = inf
     """A step or a start after this time is of another attempt."""
     reported: int = 0
@@ -352,6 +356,11 @@ class Scanner:
     def _pace(self, file: _File, line: bytes, order: int) -> None:
         """Take a line that tells the step."""
         now = file.progress
+        if line.endswith(_SERVED):
+            now.served.append(order)
+            if len(now.served) == _GOES_ON:
+                self._forget_failure(file, now.served[0])
+            return
         if now.over < inf and (self._time_of(line) or 0) > now.over:
             self._begin_attempt(file, self._found.settled, order)
             now = file.progress = _Progress()
@@ -370,9 +379,13 @@ class Scanner:
             now.orders.append(order)
             if len(now.orders) == _GOES_ON:
                 self._found.further[file.source] = now.orders[0]
-                if (file.source, 0) < self._failed_at < (file.source, now.orders[0]):
-                    self._found.failure = None
+                self._forget_failure(file, now.orders[0])
         now.line = line
+
+    def _forget_failure(self, file: _File, order: int) -> None:
+        """Forget a failure that no symptom knows and that did not end the work of the file."""
+        if (file.source, 0) < self._failed_at < (file.source, order):
+            self._found.failure = None
 
     def _take_lower(self, file: _File, line: bytes, step: tuple[float, ...], order: int) -> None:
         """Note that steps begin again, in the same words and without a time."""
@@ -396,7 +409,8 @@ class Scanner:
             anchors = [(word, one) for alike, word, one in self._anchors if alike in looks]
             if anchors or INFO not in looks or RAISED.search(looks):
                 shape = Shape(looks, anchors)
-        if shape is QUIET and _STEP.search(line.lower(), 0, LONGEST):
+        served = b'"POST ' in line and line.endswith(_SERVED)
+        if shape is QUIET and (served or _STEP.search(line.lower(), 0, LONGEST)):
             shape = PACED
         if shape in (QUIET, PACED) and self._origins.may_show_rank(line):
             return shape

@@ -143,3 +143,16 @@ def test_cuda_itself_out_of_memory_is_less_sure(tmp_path: Path) -> None:
     cuda = explained(tmp_path, text.format("error: out of memory"))
     torch = explained(tmp_path, text.format("out of memory. Tried to allocate 2.00 GiB."))
     assert cuda.confidence < 0.8 <= torch.confidence
+
+
+def test_a_request_that_failed_did_not_end_the_server(tmp_path: Path) -> None:
+    """Nor did what it led to; the server answers others, unless its engine died."""
+    raised = f"Traceback (most recent call last):\n{FRAMES}ValueError: the prompt is too long\n"
+    handled = "\nDuring handling of the above exception, another exception occurred:\n\n"
+    failed = "ERROR:    Exception in ASGI application\n" + raised + handled + raised
+    answered = 'INFO:     10.0.0.1:4{:04} - "POST /v1/completions HTTP/1.1" 200 OK\n'
+    log = failed + "".join(map(answered.format, range(40)))
+    assert explained(tmp_path, log).category == "no_failure"
+    assert explained(tmp_path, failed).category == "unknown"
+    ended = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+    assert explained(tmp_path, log + ended).category == "oom_one_rank"
