@@ -211,7 +211,7 @@ def _compiled(name: str, path: Path) -> bytes:
 def _relabelled(code: CodeType, name: str) -> CodeType:
     """Without our own paths in it: they are no node's business."""
     inner = (
-        _relabelled(each, name) if isinstance(each, type(code)) else each for each in code.co_consts
+        _relabelled(part, name) if isinstance(part, type(code)) else part for part in code.co_consts
     )
     return code.replace(co_filename=name, co_consts=tuple(inner))
 
@@ -276,7 +276,7 @@ def _places() -> Iterator[Path]:
     except importlib.metadata.PackageNotFoundError:
         files = []
     yield from (Path(str(file.locate())) for file in files if file.name == "py-spy")
-    found = shutil.which("py-spy")
+    path = shutil.which("py-spy")
     # Root of the nodes runs it: a link on PATH may lead to what is another user's.
-    if found and (os.geteuid() != 0 or not who_may_change(Path(found))):
-        yield Path(found)
+    if path and (os.geteuid() != 0 or not who_may_change(Path(path))):
+        yield Path(path)

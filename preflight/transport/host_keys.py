@@ -110,7 +110,7 @@ def fingerprint(blob: bytes) -> str:
 
 def read_known_hosts(files: Sequence[str], names: Sequence[str]) -> tuple[KnownHost, ...]:
     """Return all lines about a host with these names; a missing file has none."""
-    return tuple(known for file in files for known in _lines_about(file, names, ""))
+    return tuple(entry for file in files for entry in _lines_about(file, names, ""))
 
 
 def vouching(files: Sequence[str], names: Sequence[str]) -> bool:
@@ -142,27 +142,27 @@ class _Index:
         self._lines: dict[str, list[KnownHost]] = {}
         self._others: list[KnownHost] = []
         self._matched: dict[str, list[KnownHost]] = {}
-        for known in lines:
-            if known.patterns:
-                self._others.append(known)
+        for entry in lines:
+            if entry.patterns:
+                self._others.append(entry)
                 continue
-            for name in known.plain:
-                self._lines.setdefault(name, []).append(known)
-        self._patterns = sum(len(known.patterns) for known in self._others)
+            for name in entry.plain:
+                self._lines.setdefault(name, []).append(entry)
+        self._patterns = sum(len(entry.patterns) for entry in self._others)
         self._left = MOST_COMPARED
 
     def about(self, names: Sequence[str]) -> list[KnownHost]:
         """Return the lines about a host, in their order; ReachError once the work is too much."""
-        found: dict[int, KnownHost] = {}
+        entries: dict[int, KnownHost] = {}
         for name in map(str.lower, names):
             if name not in self._matched:
                 self._count(self._patterns)
-                self._matched[name] = [known for known in self._others if known.speaks_of(name)]
+                self._matched[name] = [entry for entry in self._others if entry.speaks_of(name)]
             both = [*self._lines.get(name, ()), *self._matched[name]]
             # Who verifies a key compares the name with each of these lines again.
-            self._count(sum(max(1, len(known.patterns)) for known in both))
-            found |= {known.line: known for known in both}
-        return [found[line] for line in sorted(found)]
+            self._count(sum(max(1, len(entry.patterns)) for entry in both))
+            entries |= {entry.line: entry for entry in both}
+        return [entries[number] for number in sorted(entries)]
 
     def _count(self, comparisons: int) -> None:
         self._left -= comparisons
@@ -176,12 +176,12 @@ def _index(path: Path, _mtime_ns: int, _size: int, marker: str) -> _Index | Reac
     try:
         lines = read_regular(path, LARGEST).decode().split("\n")  # as OpenSSH: VT or NEL ends none
         numbered = enumerate(lines, start=1)
-        found = [_line(path, number, text.strip()) for number, text in numbered]
+        entries = [_line(path, number, text.strip()) for number, text in numbered]
     except UnicodeDecodeError as error:
         return _unreadable(path, error)
     except ReachError as error:
         return error
-    return _Index(path, (known for known in found if known and known.marker.startswith(marker)))
+    return _Index(path, (entry for entry in entries if entry and entry.marker.startswith(marker)))
 
 
 def _unreadable(path: Path, error: OSError | UnicodeDecodeError) -> ReachError:
@@ -193,7 +193,7 @@ def _line(path: Path, number: int, text: str) -> KnownHost | None:
         return None
     marker, _, rest = text.partition(" ") if text.startswith("@") else ("", "", text)
     names, kind, key = [*rest.split(maxsplit=3), "", "", ""][:3]
-    blob, read = _decoded(key), _names(names)
+    blob, read = _decode(key), _names(names)
     if blob and read and marker in ("", REVOKED, AUTHORITY):
         return KnownHost(str(path), number, marker, *read, kind, blob)
     if not marker:
@@ -201,7 +201,7 @@ def _line(path: Path, number: int, text: str) -> KnownHost | None:
     raise reach_error("bad_marker", path=path, number=number)
 
 
-def _decoded(key: str) -> bytes:
+def _decode(key: str) -> bytes:
     try:
         return base64.b64decode(key, validate=True)
     except ValueError:
@@ -216,22 +216,22 @@ def _names(names: str) -> tuple[frozenset[str], tuple[_Pattern | _Hashed, ...]] 
         salt, digest = map(base64.b64decode, hashed.groups())
         return frozenset(), (_Hashed(salt, digest),)
     plain, patterns = set(), []
-    for each in names.lower().split(","):
-        negated = each.startswith("!")
-        if len(each) - negated > _LONGEST_PATTERN:
+    for name in names.lower().split(","):
+        negated = name.startswith("!")
+        if len(name) - negated > _LONGEST_PATTERN:
             return None
-        if negated or "*" in each or "?" in each:
-            parts = tuple(re.sub(r"\*+", "*", each[negated:]).split("*"))
+        if negated or "*" in name or "?" in name:
+            parts = tuple(re.sub(r"\*+", "*", name[negated:]).split("*"))
             patterns.append(_Pattern(negated, parts, sum(map(len, parts))))
         else:
-            plain.add(each)
+            plain.add(name)
     return frozenset(plain), tuple(patterns)
 
 
 def _fits(part: str, name: str, at: int) -> bool:
     if "?" not in part:
         return name.startswith(part, at)
-    return all(one in ("?", other) for one, other in zip(part, name[at:], strict=False))
+    return all(sign in ("?", letter) for sign, letter in zip(part, name[at:], strict=False))
 
 
 def _find(part: str, name: str, start: int) -> int:

@@ -290,40 +290,40 @@ _INVALID: Final = re.compile(r"^Certificate invalid: (.+)$", re.MULTILINE)
 def refused_key(log: str, route: Route) -> ReachError:
     """Name key, certificate and authority by their fingerprints. `log`: the log of `ssh -v`."""
     try:
-        known = read_known_hosts(route.known_hosts, route.known_names)
+        lines = read_known_hosts(route.known_hosts, route.known_names)
     except ReachError as error:
         return error
     certificate = _CERTIFICATE.search(log)
     if certificate:
-        return _refused_certificate(log, certificate, route, known)
+        return _refused_certificate(log, certificate, route, lines)
     key = _KEY.search(log)
     if key is None:
-        return _unseen(log, route)
+        return _no_key_error(log, route)
     shown = HostKey(legible(key[1], 60), key[2])
-    found = _refusal(known, shown, route)
+    reason = _refusal(lines, shown, route)
     is_revoked = "is marked as revoked" in log or "was revoked" in log or "revoked by" in log
-    if is_revoked and "revokes" not in found.sentence:
+    if is_revoked and "revokes" not in reason.sentence:
         sentence = f"it shows the {shown.kind} key {shown.fingerprint}, which ssh's {_WHERE}"
         return reach_error("revoked", sentence=sentence)
-    return found
+    return reason
 
 
 _WHERE: Final = "configuration revokes (RevokedHostKeys)"
 
 
 def _refused_certificate(
-    log: str, certificate: re.Match[str], route: Route, known: tuple[KnownHost, ...]
+    log: str, certificate: re.Match[str], route: Route, lines: tuple[KnownHost, ...]
 ) -> ReachError:
     shown = HostKey(legible(certificate[1], 60), certificate[2])
     authority = HostKey(legible(certificate[4], 60), certificate[5])
     whose = f"its host certificate {legible(certificate[3], 60)!a}, signed by {authority.kind} "
     whose += authority.fingerprint
-    for line in known:
+    for line in lines:
         if line.marker == REVOKED and line.fingerprint == authority.fingerprint:
             void = f"{whose}, is void: {line.file} line {line.line} revokes that key"
             return reach_error("revoked", sentence=void)
         if line.marker == REVOKED and line.fingerprint == shown.fingerprint:
-            return _refusal(known, shown, route)
+            return _refusal(lines, shown, route)
     if "was revoked" in log or "is marked as revoked" in log:
         return reach_error("revoked", sentence=f"{whose}, is void: ssh's {_WHERE}")
     if invalid := _INVALID.search(log):
@@ -331,21 +331,21 @@ def _refused_certificate(
         sign = shlex.join(("ssh-keygen", "-s", "CA", "-I", "ID", "-h", "-n", name, "HOST_KEY.pub"))
         reason = legible(invalid[1])
         return reach_error("invalid_certificate", whose=whose, name=name, reason=reason, sign=sign)
-    if any(not line.marker for line in known):
-        return _refusal(known, shown, route)
+    if any(not line.marker for line in lines):
+        return _refusal(lines, shown, route)
     kind = "unknown_authority" if route.known_hosts else "no_hosts_file"
     file, name = next(iter(route.known_hosts), ""), route.known_names[0]
     files = " or ".join(route.known_hosts)
     return reach_error(kind, whose=whose, files=files, name=name, file=file)
 
 
-def _refusal(known: tuple[KnownHost, ...], shown: HostKey, route: Route) -> ReachError:
+def _refusal(lines: tuple[KnownHost, ...], shown: HostKey, route: Route) -> ReachError:
     through = ("ssh", *config_option(route.ssh_config), route.via) if route.via else ()
     names, files = route.known_names, route.known_hosts
-    return refusal(known, shown, names=names, files=files, through=through)
+    return refusal(lines, shown, names=names, files=files, through=through)
 
 
-def _unseen(log: str, route: Route) -> ReachError:
+def _no_key_error(log: str, route: Route) -> ReachError:
     """Return the error if the log has no key that we recognise."""
     lines = [line for line in log.splitlines() if line and not line.startswith("debug")]
     reason = legible(lines[-2] if len(lines) > 1 else "no reason given")
@@ -404,7 +404,7 @@ def _before_greeting(
         yield reach_error(kind, where=route.where, seconds=seconds)
     if "kex_exchange_identification:" in log and connected:
         yield reach_error("closes_early", where=route.where)
-    why = _last_news(log) or "ssh ended without a word"
+    why = _last_line(log) or "ssh ended without a word"
     yield reach_error("unreachable", where=route.where, why=why)
 
 
@@ -417,18 +417,18 @@ def _after_greeting(
     if match := _NO_DEAL.search(log):
         yield reach_error("no_handshake", where=route.where, why=legible(match[1]))
     if not _KEY_ACCEPTED.search(log):
-        why = f"not finished in {seconds:.0f} s" if timed_out else _last_news(log)
+        why = f"not finished in {seconds:.0f} s" if timed_out else _last_line(log)
         why = why or "the connection was closed"
         yield reach_error("no_handshake", where=route.where, why=why)
     if "\nAuthenticated to " in log:
-        yield reach_error("not_shared", login=route.login, news=_last_news(log))
+        yield reach_error("not_shared", login=route.login, news=_last_line(log))
     if "with partial success" in log:
         yield login_wants_more(route, _CONTINUE.findall(log)[-1:])
     if "Permission denied" in log or "Too many authentication failures" in log:
         yield login_refused(route, *_keys(log))
     if timed_out:
         yield reach_error("slow", login=route.login)
-    yield reach_error("disconnected", login=route.login, news=_last_news(log))
+    yield reach_error("disconnected", login=route.login, news=_last_line(log))
 
 
 def _keys(log: str) -> tuple[list[str], list[str]]:
@@ -442,7 +442,7 @@ def _keys(log: str) -> tuple[list[str], list[str]]:
     )
 
 
-def _last_news(log: str) -> str:
+def _last_line(log: str) -> str:
     """Return the last line of the log that is not a debug line."""
     lines = [line for line in log.splitlines() if line.strip() and not _NO_NEWS.match(line)]
     return legible(lines[-1]) if lines else ""

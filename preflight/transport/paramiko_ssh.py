@@ -111,13 +111,13 @@ class _AgentSocket(socket.socket):
 
     ends = 0.0
 
-    def recv(self, wanted: int, flags: int = 0, /) -> bytes:
+    def recv(self, size: int, flags: int = 0, /) -> bytes:
         """Receive a part of an answer; OSError if it is too long, or later than `ends`."""
-        if wanted > LONGEST_ANSWER:
+        if size > LONGEST_ANSWER:
             raise OSError(errno.EMSGSIZE, os.strerror(errno.EMSGSIZE))
         self.settimeout(max(0.001, self.ends - time.monotonic()))
         try:
-            return super().recv(wanted, flags)
+            return super().recv(size, flags)
         except TimeoutError as error:  # without a number, paramiko's thread prints a traceback
             raise OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT)) from error
 
@@ -174,11 +174,11 @@ _Address: TypeAlias = tuple[str, int] | tuple[str, int, int, int] | tuple[int, b
 
 def connected(route: Route, ends: float) -> socket.socket:
     """Return a TCP connection to the first address that answers."""
-    found = _addresses(route)
+    addresses = _addresses(route)
     began = time.monotonic()
     trouble = ReachError("route", "its name has no address", "give the node an `address`")
-    for tried, (family, address) in enumerate(found):
-        share_s = (ends - time.monotonic()) / (len(found) - tried)
+    for tried, (family, address) in enumerate(addresses):
+        share_s = (ends - time.monotonic()) / (len(addresses) - tried)
         sock = socket.socket(family, socket.SOCK_STREAM)
         try:
             sock.settimeout(max(0.1, share_s))
@@ -203,11 +203,11 @@ def _tune(sock: socket.socket) -> None:
 
 def _addresses(route: Route) -> list[tuple[int, _Address]]:
     try:
-        found = socket.getaddrinfo(route.hostname, route.port, type=socket.SOCK_STREAM)
+        infos = socket.getaddrinfo(route.hostname, route.port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not a host name"
         raise no_name(route.hostname, reason) from error
-    return [(family, address) for family, _, _, _, address in found]
+    return [(family, address) for family, _, _, _, address in infos]
 
 
 WEAK = {
@@ -227,12 +227,12 @@ LOG = "preflight.ssh"
 
 def dial(route: Route, ends: float) -> paramiko.Transport:
     """Connect, agree on keys, and prove that the host is the one we know; ReachError if not."""
-    known = read_known_hosts(route.known_hosts, route.known_names)
-    transport = _handshake(connected(route, ends), route, kinds_known(known), ends)
+    lines = read_known_hosts(route.known_hosts, route.known_names)
+    transport = _handshake(connected(route, ends), route, kinds_known(lines), ends)
     try:
         key = transport.get_remote_server_key()
         verify(
-            known,
+            lines,
             key.get_name(),
             key.asbytes(),
             names=route.known_names,
@@ -288,14 +288,14 @@ def _silence() -> None:
 def _prefer(options: paramiko.SecurityOptions, kinds: Sequence[str]) -> None:
     """Prefer host keys of the known types, and the cheapest ciphers."""
     signatures = {"ssh-rsa": ("rsa-sha2-512", "rsa-sha2-256")}
-    wanted = [name for kind in kinds for name in signatures.get(kind, (kind,))]
-    options.key_types = _first(options.key_types, wanted)
+    algorithms = [name for kind in kinds for name in signatures.get(kind, (kind,))]
+    options.key_types = _first(options.key_types, algorithms)
     options.ciphers = _first(options.ciphers, CHEAP)
 
 
-def _first(offered: Sequence[str], wanted: Sequence[str]) -> tuple[str, ...]:
-    ours = [name for name in wanted if name in offered]
-    return (*ours, *(name for name in offered if name not in ours))
+def _first(offered: Sequence[str], priority: Sequence[str]) -> tuple[str, ...]:
+    head = [name for name in priority if name in offered]
+    return (*head, *(name for name in offered if name not in head))
 
 
 def _no_handshake(transport: paramiko.Transport, route: Route, seconds: float) -> ReachError:
@@ -434,15 +434,15 @@ class ParamikoRemote(StreamRemote):
         return sent
 
     def _move(self, wait_s: float, *, writing: bool) -> bool:
-        if self._drained():
+        if self._drain():
             return True
         if writing:
             time.sleep(min(wait_s, ROOM_TICK_S))
         elif not self._buffer.ended:
             self._news.wait(wait_s)
-        return self._drained()
+        return self._drain()
 
-    def _drained(self) -> bool:
+    def _drain(self) -> bool:
         """Take all output that has arrived; return whether there was any."""
         channel, buffer = self._channel, self._buffer
         over = bool(channel.eof_received or channel.closed)  # read first: no data follows it

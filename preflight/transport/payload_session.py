@@ -177,8 +177,8 @@ class PayloadSession:
 
     def _lacks_timeout(self, output: str) -> bool:
         """Whether the shell's error is about timeout(1) itself, not about the Python it starts."""
-        named = re.search(rf"(?<![\w./-]){re.escape(self._program)}(?![\w/-])", output)
-        of_python = named or re.match(r"timeout: (failed to|can't)", output)
+        mention = re.search(rf"(?<![\w./-]){re.escape(self._program)}(?![\w/-])", output)
+        of_python = mention or re.match(r"timeout: (failed to|can't)", output)
         return bool(re.search(r"\btimeout\b", output)) and not of_python
 
 

@@ -59,9 +59,9 @@ def present(place: Place, nonce: str, version: str) -> notes.Present:
     )
 
 
-def address_towards(other: str) -> str:
+def address_towards(host: str) -> str:
     """Return our own address on the route to another host; "" without a route or such a host."""
-    return next(addresses_towards(other), "")
+    return next(addresses_towards(host), "")
 
 
 ASK_S = 0.5
@@ -71,7 +71,7 @@ AT_ITS_LIMITS = "install coreutils' timeout; look at its limits"
 
 
 def no_process(error: OSError) -> str:
-    """Say why a rank cannot start an entry."""
+    """Return why a rank cannot start an entry."""
     return f"cannot start a process: {error.strerror or error}"
 
 
@@ -84,12 +84,12 @@ def spawn_entry(
 
 
 class Child:
-    """A process on this rank: a thread feeds its input, others pass its output to `say`."""
+    """A process on this rank: a thread feeds its input, others pass its output to `send`."""
 
-    def __init__(self, start: notes.Start, say: Callable[[Reply], None], beside: Beside) -> None:
+    def __init__(self, start: notes.Start, send: Callable[[Reply], None], beside: Beside) -> None:
         self._number = start.child
         self._limit = start.limit
-        self._say = say
+        self._send = send
         self._input: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._process, packed = spawn_entry(start.entry, start.timeout_s, beside)
         self._input.put(packed)
@@ -134,21 +134,21 @@ class Child:
             out, most = process.stdout.fileno(), notes.CHUNK
             while left > 0 and (data := os.read(out, min(most, left + 1))):
                 left -= len(data)
-                self._say(notes.Output(self._number, out=data))
+                self._send(notes.Output(self._number, out=data))
         if left < 0:
             self.end()
         errors.join(ASK_S)
         status: int | None = None
         with suppress(subprocess.TimeoutExpired):
             status = process.wait(ASK_S)
-        self._say(notes.Ended(self._number, status))
+        self._send(notes.Ended(self._number, status))
 
     def _read_errors(self, descriptor: int) -> None:
         left = self._limit
         with suppress(OSError):
             while left > 0 and (data := os.read(descriptor, notes.CHUNK)):
                 left -= len(data)
-                self._say(notes.Output(self._number, err=data))
+                self._send(notes.Output(self._number, err=data))
 
 
 HELLO_S = 120.0
@@ -192,8 +192,8 @@ def follow(place: Place, beside: Beside = ()) -> int:
 
 def _on_signal(number: int, frame: FrameType | None) -> None:
     del number, frame
-    for each in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(each, signal.SIG_IGN)
+    for kind in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(kind, signal.SIG_IGN)
     raise _Terminated
 
 
@@ -206,7 +206,7 @@ class _Watch:
         self._last_beat = time.monotonic() + HELLO_S
         threading.Thread(target=self._run, daemon=True).start()
 
-    def beat_seen(self) -> None:
+    def note_beat(self) -> None:
         """Note that rank 0 is alive."""
         self._last_beat = time.monotonic()
 
@@ -237,38 +237,38 @@ class Follower:
         self._place = place
         self._watch = watch
         self._beside = beside
-        self._listening = notes.JobStore.open(place)
-        self._speaking = notes.JobStore.open(place)
-        note = self._listening.read("hello", HELLO_S)
+        self._incoming = notes.JobStore.open(place)
+        self._outgoing = notes.JobStore.open(place)
+        note = self._incoming.read("hello", HELLO_S)
         if note is None:
             raise notes.StoreLostError(f"rank 0 wrote no note in {HELLO_S:g} s: look at its node")
         hello = notes.decode_hello(note)
         self._nonce = hello.nonce
         self._decoder = notes.Decoder(hello.nonce)
-        self._watch.beat_seen()
+        self._watch.note_beat()
         self._number = 0
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
 
     def serve(self) -> int:
         """Follow orders until the one to leave."""
         rank = self._place.rank
-        self._speaking.write(f"beat/{rank}", b"0")
+        self._outgoing.write(f"beat/{rank}", b"0")
         note = present(self._place, self._nonce, __version__)
-        self._speaking.write(f"present/{rank}", msgspec.json.encode(note))
+        self._outgoing.write(f"present/{rank}", msgspec.json.encode(note))
         threading.Thread(target=self._beat, daemon=True).start()
         try:
             # A method, since Python 3.11 does not count a loop's jump back as inside the `try`
             # around it: an exception that a signal raises there would not be caught.
             code = self._take_orders()
         except _Terminated:
-            self._say(notes.Leaving("torchrun ended it (SIGTERM)"))
+            self._send(notes.Leaving("torchrun ended it (SIGTERM)"))
             raise
         return self._leave(code)
 
     def _take_orders(self) -> int:
         at = 0
         while True:
-            note = self._listening.take(f"to/{self._place.rank}/{at}", _TICK_S)
+            note = self._incoming.take(f"to/{self._place.rank}/{at}", _TICK_S)
             if note is not None:
                 at += 1
                 order = self._decoder.order(note)
@@ -279,9 +279,9 @@ class Follower:
     def _obey(self, order: Order) -> None:
         if isinstance(order, notes.Start):
             try:
-                child = Child(order, self._say, self._beside)
+                child = Child(order, self._send, self._beside)
             except OSError as error:
-                self._say(notes.Unable(order.child, no_process(error)[:500], AT_ITS_LIMITS))
+                self._send(notes.Unable(order.child, no_process(error)[:500], AT_ITS_LIMITS))
                 return
             self._watch.children[order.child] = child
             child.run()
@@ -293,32 +293,32 @@ class Follower:
                 child = self._watch.children.pop(order.child)
                 threading.Thread(target=child.end, daemon=True).start()
         elif isinstance(order, notes.Ask):
-            self._say(notes.Here(order.number))
+            self._send(notes.Here(order.number))
 
     def _leave(self, code: int) -> int:
         """Report ready, and return when rank 0 sees that all ranks are."""
         self._watch.end_children()
         with suppress(notes.StoreLostError):  # rank 0 and its torchrun may be gone already
-            self._speaking.write(f"ready/{self._place.rank}", b"1")
-            self._listening.wait(["go"], LEAVE_S)
+            self._outgoing.write(f"ready/{self._place.rank}", b"1")
+            self._incoming.wait(["go"], LEAVE_S)
         return code
 
-    def _say(self, reply: Reply) -> None:
+    def _send(self, reply: Reply) -> None:
         """Put a reply into the queue that rank 0 reads; without a store, `serve` ends."""
-        with self._turn, suppress(notes.StoreLostError):
-            words = notes.FromRank(self._nonce, self._place.rank, self._number, reply)
+        with self._lock, suppress(notes.StoreLostError):
+            message = notes.FromRank(self._nonce, self._place.rank, self._number, reply)
             self._number += 1
-            place = self._speaking.count("from", 1) - 1
-            self._speaking.write(f"from/{place}", msgspec.json.encode(words))
+            position = self._outgoing.count("from", 1) - 1
+            self._outgoing.write(f"from/{position}", msgspec.json.encode(message))
 
     def _beat(self) -> None:
         beats, before = 0, b""
         with suppress(notes.StoreLostError, WireError):
             while True:
                 beats += 1
-                self._speaking.write(f"beat/{self._place.rank}", str(beats).encode())
-                now = self._speaking.read("beat/0", 0.0)
+                self._outgoing.write(f"beat/{self._place.rank}", str(beats).encode())
+                now = self._outgoing.read("beat/0", 0.0)
                 if now is not None and now != before:
                     before = now
-                    self._watch.beat_seen()
+                    self._watch.note_beat()
                 time.sleep(BEAT_S)

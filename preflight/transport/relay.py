@@ -109,13 +109,13 @@ class Hello:
     def __init__(self, secret: bytes, expected: Container[str]) -> None:
         self._secret = secret
         self._expected = expected
-        self._ours = os.urandom(RANDOM)
+        self._random = os.urandom(RANDOM)
         self._received = bytearray()
 
     @property
     def opening(self) -> bytes:
         """The greeting to the caller: random for each, so that no old answer fits."""
-        return GREETING + self._ours
+        return GREETING + self._random
 
     def feed(self, data: bytes) -> RelayIdentity | None:
         """Take some bytes; return the caller once it has proven its name, RefusedError if not."""
@@ -124,9 +124,9 @@ class Hello:
             return None
         length = self._received[0]
         word = bytes(self._received[1 : 1 + length])
-        theirs = bytes(self._received[1 + length : 1 + length + RANDOM])
+        their_random = bytes(self._received[1 + length : 1 + length + RANDOM])
         proof = bytes(self._received[1 + length + RANDOM :])
-        expected = self._mac(b"relay\0" + word + self._ours + theirs)
+        expected = self._mac(b"relay\0" + word + self._random + their_random)
         if not hmac.compare_digest(proof, expected):
             raise RefusedError("a caller does not know this run's secret")
         name = word.decode("utf-8", "replace")
@@ -134,9 +134,9 @@ class Hello:
             raise RefusedError("a caller is not one of the expected nodes")
         return RelayIdentity(
             name,
-            self._mac(b"controller\0" + word + theirs + self._ours),
-            Sealer(self._mac(b"from controller\0" + self._ours + theirs)),
-            Opener(self._mac(b"from relay\0" + self._ours + theirs)),
+            self._mac(b"controller\0" + word + their_random + self._random),
+            Sealer(self._mac(b"from controller\0" + self._random + their_random)),
+            Opener(self._mac(b"from relay\0" + self._random + their_random)),
         )
 
     def _mac(self, message: bytes) -> bytes:
@@ -163,13 +163,13 @@ class Channel:
     """One command. Each field is written by one thread only, the hub's or the reader's."""
 
     def __init__(self) -> None:
-        self.news = threading.Event()
+        self.changed = threading.Event()
         """Set by the hub on every change."""
-        self.arrived: deque[tuple[int, bytes]] = deque()
+        self.output: deque[tuple[int, bytes]] = deque()
         """(OUT or ERR, bytes), in the order in which they came."""
         self.ended = False
         """No more output will come."""
-        self.deaf = False
+        self.input_closed = False
         """It takes no more input."""
         self.exited = threading.Event()
         self.status: int | None = None
@@ -179,7 +179,7 @@ class Channel:
         """Bytes of input (the reader's)."""
         self.received = 0
         """Bytes of the frames of output and ends (the hub's)."""
-        self.taken = 0
+        self.consumed = 0
         """Bytes of the frames of output (the reader's)."""
 
 
@@ -197,7 +197,7 @@ class Link:
         self.connection = connection
         self.address = address
         self.lost = False
-        self.rivals = ""
+        self.claimants = ""
         """Addresses of two relays that claim this name; "" while there is one."""
         self.fault = ""
         """How it broke the protocol, so that it was cut off."""
@@ -211,7 +211,7 @@ class Link:
         """Bytes that may still come for each forgotten command, by its channel."""
         self._count = 0
 
-    # -- for the threads that talk with commands
+    # -- for the threads that run commands
 
     def start(self, argv: Sequence[str]) -> tuple[int, Channel]:
         """Start a command; its output and end arrive in its channel."""
@@ -222,11 +222,11 @@ class Link:
             number = self._count
             self._channels[number] = channel
         if self.lost:
-            self._lose(channel)
-        self.say(START, number, body)
+            self._end(channel)
+        self.send(START, number, body)
         return number, channel
 
-    def say(self, kind: int, number: int, body: bytes = b"") -> None:
+    def send(self, kind: int, number: int, body: bytes = b"") -> None:
         """Send a frame soon; nothing happens on a lost connection."""
         with self._lock:
             if self.lost:
@@ -239,7 +239,7 @@ class Link:
         with self._lock:
             self._late[number] = 2 * OUT_ROOM
             self._channels.pop(number, None)
-        self.say(KILL, number)
+        self.send(KILL, number)
 
     # -- for the hub's thread
 
@@ -255,56 +255,56 @@ class Link:
                 sent = self.connection.send(memoryview(self._outgoing)[:SEND].tobytes())
                 del self._outgoing[:sent]
 
-    def hear(self, data: bytes) -> None:
+    def receive(self, data: bytes) -> None:
         """Pass the node's frames to their channels; RefusedError if they break the protocol."""
         for frame in self._opener.feed(data):
             channel = self._channels.get(frame.channel)
             if channel is not None:
                 _apply(channel, frame)
-                channel.news.set()
+                channel.changed.set()
                 continue
-            left = self._late.get(frame.channel, 0) - FRAME - len(frame.body)
-            if left < 0:
+            room = self._late.get(frame.channel, 0) - FRAME - len(frame.body)
+            if room < 0:
                 raise RefusedError("it sent a frame of a command that does not run")
-            self._late[frame.channel] = left
+            self._late[frame.channel] = room
 
-    def lose(self) -> None:
-        """Tell every command's reader that nothing more will come."""
+    def disconnect(self) -> None:
+        """Close it; every command's reader learns that nothing more comes."""
         with self._lock:
             self.lost = True
             channels = list(self._channels.values())
             self._outgoing.clear()
         for channel in channels:
-            self._lose(channel)
+            self._end(channel)
         self.connection.close()
 
-    def _lose(self, channel: Channel) -> None:
+    def _end(self, channel: Channel) -> None:
         if self.fault:
-            channel.arrived.append((ERR, f"\n{self.fault}\n".encode()))
-        channel.ended = channel.deaf = True
+            channel.output.append((ERR, f"\n{self.fault}\n".encode()))
+        channel.ended = channel.input_closed = True
         channel.exited.set()
-        channel.news.set()
+        channel.changed.set()
 
 
 def _apply(channel: Channel, frame: Frame) -> None:
     if frame.kind == MORE_IN:
-        taken = _number(frame.body)
-        if not 0 < taken <= channel.sent + IN_ROOM - channel.granted:
+        count = _number(frame.body)
+        if not 0 < count <= channel.sent + IN_ROOM - channel.granted:
             raise RefusedError("it took more input than was sent")
-        channel.granted += taken
+        channel.granted += count
         return
     channel.received += FRAME + len(frame.body)
-    if channel.received - channel.taken > OUT_ROOM:
+    if channel.received - channel.consumed > OUT_ROOM:
         raise RefusedError("it sent more output than was allowed")
     if frame.kind in (OUT, ERR) and frame.body:
-        channel.arrived.append((frame.kind, frame.body))
+        channel.output.append((frame.kind, frame.body))
     elif frame.kind == OUT_END:
         channel.ended = True
     elif frame.kind == DEAF:
-        channel.deaf = True
+        channel.input_closed = True
     elif frame.kind == EXIT:
         channel.status = _number(frame.body)
-        channel.deaf = True
+        channel.input_closed = True
         channel.exited.set()
     else:
         raise RefusedError("it sent a frame of an unknown kind")
@@ -392,10 +392,10 @@ class RelayHub:
                 for link in list(self.links.values()):
                     self._watch(link)
                 for key, events in self._selector.select(TICK_S):
-                    self._turn(key, events)
-                self._hang_up_on_the_slow()
+                    self._handle(key, events)
+                self._drop_slow_callers()
         finally:
-            self._leave()
+            self._close_all()
 
     def _watch(self, link: Link) -> None:
         """Wait for write events only while there is data to send."""
@@ -405,13 +405,13 @@ class RelayHub:
         if self._selector.get_key(link.connection).events != events:
             self._selector.modify(link.connection, events, link)
 
-    def _turn(self, key: selectors.SelectorKey, events: int) -> None:
+    def _handle(self, key: selectors.SelectorKey, events: int) -> None:
         if key.fileobj is self._listener:
             self._accept()
         elif isinstance(key.data, _Caller):
             self._greet(key.data)
         elif isinstance(key.data, Link):
-            self._carry(key.data, events)
+            self._move_frames(key.data, events)
         else:
             self._awake = False
             with suppress(OSError):
@@ -442,8 +442,8 @@ class RelayHub:
 
     def _make_room(self) -> None:
         """Drop the oldest caller of the busiest address: a flood harms only its own address."""
-        [(crowd, _)] = Counter(each.address for each in self._callers.values()).most_common(1)
-        self._refuse(next(each for each in self._callers.values() if each.address == crowd))
+        [(crowd, _)] = Counter(caller.address for caller in self._callers.values()).most_common(1)
+        self._refuse(next(caller for caller in self._callers.values() if caller.address == crowd))
 
     def _greet(self, caller: _Caller) -> None:
         try:
@@ -457,8 +457,8 @@ class RelayHub:
         first = self.links.get(proven.name) if proven else None
         if first is not None and not first.lost:
             # All relays share one secret: one of these two is another node, unknown which.
-            first.rivals = f"{first.address} and {caller.address}"
-            self._lose(first)
+            first.claimants = f"{first.address} and {caller.address}"
+            self._disconnect(first)
         if not data or first is not None:
             self._refuse(caller)
         elif proven:
@@ -475,41 +475,41 @@ class RelayHub:
             self._selector.unregister(caller.connection)
         caller.connection.close()
 
-    def _hang_up_on_the_slow(self) -> None:
+    def _drop_slow_callers(self) -> None:
         for caller in list(self._callers.values()):
             if time.monotonic() > caller.until:
                 self._refuse(caller)
 
-    def _carry(self, link: Link, events: int) -> None:
+    def _move_frames(self, link: Link, events: int) -> None:
         try:
             if events & selectors.EVENT_WRITE:
                 link.flush()
             if events & selectors.EVENT_READ:
                 data = link.connection.recv(TURN_BYTES)
                 if data:
-                    link.hear(data)
+                    link.receive(data)
                 else:
-                    self._lose(link)
+                    self._disconnect(link)
         except BlockingIOError:
             return
         except (OSError, RefusedError) as error:
             if isinstance(error, RefusedError):
                 link.fault = f"its relay was cut off: {error}"
-            self._lose(link)
+            self._disconnect(link)
 
-    def _lose(self, link: Link) -> None:
+    def _disconnect(self, link: Link) -> None:
         with suppress(KeyError, ValueError):
             self._selector.unregister(link.connection)
         with self.changed:
-            link.lose()
+            link.disconnect()
             self.changed.notify_all()
 
-    def _leave(self) -> None:
+    def _close_all(self) -> None:
         self._listener.close()
         for connection in self._callers:
             connection.close()
         for link in self.links.values():
-            link.lose()
+            link.disconnect()
         self._selector.close()
         self._wake_out.close()
         self._wake_in.close()
@@ -534,7 +534,7 @@ def _listen(ports: range | None, callers: int) -> socket.socket:
     raise trouble
 
 
-ASKED = 8
+MOST_LOOKUPS = 8
 """Nodes whose route is looked up: they share a network, and a lookup may take seconds."""
 
 _DISCARD = 9  # any port will do: nothing is sent there
@@ -542,16 +542,16 @@ _DISCARD = 9  # any port will do: nothing is sent there
 
 def own_addresses(nodes: Iterable[str]) -> list[str]:
     """Return our addresses on the routes to some nodes, the most frequent first."""
-    found = Counter(chain.from_iterable(map(addresses_towards, list(nodes)[:ASKED])))
-    return sorted(found, key=lambda one: (one.startswith("127.") or one == "::1", -found[one]))
+    counts = Counter(chain.from_iterable(map(addresses_towards, list(nodes)[:MOST_LOOKUPS])))
+    return sorted(counts, key=lambda own: (own.startswith("127.") or own == "::1", -counts[own]))
 
 
 def addresses_towards(node: str) -> Iterator[str]:
     """Yield our own addresses on the routes to another host; none without a route or a host."""
     with suppress(OSError, UnicodeError):
-        for family, kind, protocol, _, there in socket.getaddrinfo(
+        for family, kind, protocol, _, target in socket.getaddrinfo(
             node, _DISCARD, type=socket.SOCK_DGRAM
         ):
             with suppress(OSError), socket.socket(family, kind, protocol) as probe:
-                probe.connect(there)  # a datagram socket: finds the route, sends nothing
+                probe.connect(target)  # a datagram socket: finds the route, sends nothing
                 yield str(probe.getsockname()[0])

@@ -57,22 +57,22 @@ class Launcher:
     def ports(self) -> range | None:
         """The ports that firewalls between Slurm's nodes let through, if SrunPortRange is set."""
         config = ask(["scontrol", "show", "config"], self.environ)
-        found = re.search(r"^SrunPortRange\s*=\s*(\d+)-(\d+)", config, re.MULTILINE)
-        span = range(int(found[1]), int(found[2]) + 1) if found else range(0)
+        match = re.search(r"^SrunPortRange\s*=\s*(\d+)-(\d+)", config, re.MULTILINE)
+        span = range(int(match[1]), int(match[2]) + 1) if match else range(0)
         return span if span and span[0] > 0 else None
 
     @cached_property
     def _sharing(self) -> tuple[str, ...]:
         """Steps share the job's resources by default before 20.11, and with --overlap since."""
-        found = _VERSION.search(ask(["srun", "--version"], self.environ))
-        old = found is not None and (int(found[1]), int(found[2])) < KNOWS_OVERLAP
+        match = _VERSION.search(ask(["srun", "--version"], self.environ))
+        old = match is not None and (int(match[1]), int(match[2])) < KNOWS_OVERLAP
         return () if old else ("--overlap",)
 
 
 def ask(argv: Sequence[str], environ: Mapping[str, str]) -> str:
     """Return the output of one of Slurm's commands; "" if it does not end in time."""
-    done = ask_here(argv, ASK_S, environ)
-    return done.stdout.decode("utf-8", "replace") if done else ""
+    result = ask_here(argv, ASK_S, environ)
+    return result.stdout.decode("utf-8", "replace") if result else ""
 
 
 MARKS: Final = {
@@ -156,7 +156,7 @@ def parse_nodes(text: str) -> dict[str, NodeUse]:
 
     If a node is in several partitions, the line that says it is not free counts.
     """
-    found: dict[str, NodeUse] = {}
+    uses: dict[str, NodeUse] = {}
     for line in text.splitlines():
         name, _, rest = line.strip().partition("|")
         state, _, reason = rest.partition("|")
@@ -165,9 +165,9 @@ def parse_nodes(text: str) -> dict[str, NodeUse]:
             continue
         cause = legible(reason.strip(), 100)
         use = NodeUse(name=name, state=state, reason="" if cause in ("none", "(null)") else cause)
-        if name not in found or found[name].free:
-            found[name] = use
-    return found
+        if name not in uses or uses[name].free:
+            uses[name] = use
+    return uses
 
 
 def parse_reservation(text: str) -> Reservation | None:
@@ -214,32 +214,32 @@ def _by_state(use: NodeUse) -> ReachError:
 
 def not_started(line: str) -> dict[str, ReachError]:
     """Name the nodes on which srun could not start its task: srun then ends the whole step."""
-    return _named(_LAUNCH.search(line), "not_started")
+    return _errors_of(_LAUNCH.search(line), "not_started")
 
 
 def exited(line: str) -> dict[str, ReachError]:
     """Name the nodes on which our task has ended; the others go on without them."""
-    return _named(_EXITED.search(line), "step_ended")
+    return _errors_of(_EXITED.search(line), "step_ended")
 
 
-def _named(found: re.Match[str] | None, kind: str) -> dict[str, ReachError]:
-    if found is None:
+def _errors_of(match: re.Match[str] | None, kind: str) -> dict[str, ReachError]:
+    if match is None:
         return {}
     try:
-        names = expand(found[1])
+        names = expand(match[1])
     except UsageError:
-        names = (found[1],)
-    return dict.fromkeys(names, reach_error(kind, reason=legible(found[2], 120)))
+        names = (match[1],)
+    return dict.fromkeys(names, reach_error(kind, reason=legible(match[2], 120)))
 
 
 def missing_python(line: str, python: str) -> ReachError | None:
     """Return the error if a line says that Python could not be run; Slurm does not say where."""
-    found = _EXECVE.search(line)
-    if found is None:
+    match = _EXECVE.search(line)
+    if match is None:
         return None
-    return reach_error("no_python", python=python, reason=legible(found[1], 120))
+    return reach_error("no_python", python=python, reason=legible(match[1], 120))
 
 
 def complaint(lines: Iterable[str]) -> str:
     """Return the first error of srun: the later ones follow from it."""
-    return next((legible(found[1]) for line in lines if (found := _ERROR.match(line))), "")
+    return next((legible(match[1]) for line in lines if (match := _ERROR.match(line))), "")

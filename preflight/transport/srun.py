@@ -61,8 +61,8 @@ class RelayConnection:
         self, argv: Sequence[str], *, timeout_s: float, limit: int = OUTPUT_LIMIT
     ) -> RelayRemote:
         """Start it there, without a shell; ReachError if the relay is gone."""
-        if self._link.rivals:
-            raise reach_error("rivals", rivals=self._link.rivals)
+        if self._link.claimants:
+            raise reach_error("rivals", rivals=self._link.claimants)
         if self._link.fault:
             raise reach_error("relay_fault", fault=self._link.fault)
         if self._link.lost:
@@ -89,42 +89,42 @@ class RelayRemote(StreamRemote):
         """Send an end of file after everything sent before."""
         if not self._finished:
             self._finished = True
-            self._link.say(relay.EOF, self._number)
+            self._link.send(relay.EOF, self._number)
 
     def _write(self, data: memoryview) -> int:
         channel = self._channel
-        if channel.deaf or self._finished or self._left:
+        if channel.input_closed or self._finished or self._left:
             raise BrokenPipeError
         piece = bytes(data[: min(CHUNK, channel.granted - channel.sent)])
         if piece:
             channel.sent += len(piece)
-            self._link.say(relay.STDIN, self._number, piece)
+            self._link.send(relay.STDIN, self._number, piece)
         return len(piece)
 
     def _move(self, wait_s: float, *, writing: bool) -> bool:
         channel = self._channel
-        channel.news.clear()
-        if self._drained():
+        channel.changed.clear()
+        if self._drain():
             return True
-        if not (writing and (channel.deaf or channel.granted > channel.sent)):
-            channel.news.wait(wait_s)
-        return self._drained()
+        if not (writing and (channel.input_closed or channel.granted > channel.sent)):
+            channel.changed.wait(wait_s)
+        return self._drain()
 
-    def _drained(self) -> bool:
+    def _drain(self) -> bool:
         """Take all that has arrived; return whether there was any."""
         channel, buffer = self._channel, self._buffer
         over = channel.ended  # read first: no data follows it
         moved = False
-        while channel.arrived and not buffer.overflow:
-            kind, data = channel.arrived.popleft()
+        while channel.output and not buffer.overflow:
+            kind, data = channel.output.popleft()
             (buffer.add_stdout if kind == relay.OUT else buffer.add_stderr)(data)
-            channel.taken += relay.FRAME + len(data)
+            channel.consumed += relay.FRAME + len(data)
             self._ungranted += relay.FRAME + len(data)
             moved = True
         if self._ungranted >= GRANT_AFTER:
-            self._link.say(relay.MORE_OUT, self._number, relay.NUMBER.pack(self._ungranted))
+            self._link.send(relay.MORE_OUT, self._number, relay.NUMBER.pack(self._ungranted))
             self._ungranted = 0
-        buffer.ended = buffer.ended or (over and not channel.arrived)
+        buffer.ended = buffer.ended or (over and not channel.output)
         return moved
 
     def _exited(self, wait_s: float) -> bool:
@@ -155,7 +155,7 @@ _BOOT = (
 )
 """Reports that the task runs before it reads: srun sends no input until all nodes connected."""
 
-KEPT = 200
+MOST_LINES = 200
 READ_BYTES, READ_BYTES_PER_NODE = 64 << 10, 4 << 10
 """Bytes of each output of the step that are parsed; the rest is read and dropped."""
 
@@ -166,7 +166,7 @@ class _Trouble(Struct, frozen=True):
 
 
 class SrunStep:
-    """A running srun. `words` has an error by node name, from its output."""
+    """A running srun. `errors` has one by node name, from its output."""
 
     def __init__(
         self,
@@ -178,7 +178,7 @@ class SrunStep:
         *,
         changed: Callable[[], None],
     ) -> None:
-        self.words: dict[str, ReachError] = {}
+        self.errors: dict[str, ReachError] = {}
         self.started: set[str] = set()
         """Nodes whose task runs, though it may wait for its input."""
         self._names = frozenset(names)
@@ -207,8 +207,8 @@ class SrunStep:
             self._thread(self._read, self._process.stdout, self._read_output),
             self._thread(self._read, self._process.stderr, self._read_error),
         ]
-        self._thread(self._tell, opening)
-        self._thread(self._await, readers)
+        self._thread(self._send_input, opening)
+        self._thread(self._wait_for_end, readers)
 
     @property
     def reason(self) -> ReachError | None:
@@ -238,14 +238,14 @@ class SrunStep:
         thread.start()
         return thread
 
-    def _tell(self, opening: bytes) -> None:
+    def _send_input(self, opening: bytes) -> None:
         stdin = self._process.stdin
         with suppress(OSError, ValueError):  # srun's own output says why it reads nothing
             if stdin is not None:
                 stdin.write(opening)
                 stdin.flush()
 
-    def _await(self, readers: Sequence[threading.Thread]) -> None:
+    def _wait_for_end(self, readers: Sequence[threading.Thread]) -> None:
         self._process.wait()
         for reader in readers:
             reader.join(LEAVE_S)
@@ -273,7 +273,7 @@ class SrunStep:
 
     def _read_error(self, line: bytes) -> None:
         text = line.decode("utf-8", "replace")
-        if len(self._lines) < KEPT:
+        if len(self._lines) < MOST_LINES:
             self._lines.append(text)
         self._no_python = self._no_python or slurm.missing_python(text, self._python)
         not_started = slurm.not_started(text)
@@ -291,7 +291,7 @@ class SrunStep:
                 "it did not call back; the step's output, which any of its nodes can write, says: "
                 f"{why.sentence}"
             )
-            self.words.setdefault(name, ReachError(why.step, sentence, why.advice))
+            self.errors.setdefault(name, ReachError(why.step, sentence, why.advice))
 
 
 def _no_way_back(trouble: str) -> ReachError:
@@ -322,7 +322,7 @@ class SrunTransport:
         self._lock = threading.Lock()
         self._began = self._closed = False
         self._settled = threading.Event()
-        self._refused: dict[str, ReachError] = {}
+        self._errors: dict[str, ReachError] = {}
         self._hub: RelayHub | None = None
         self._steps: list[SrunStep] = []
         """All steps that were started; the one that is used comes last."""
@@ -337,12 +337,12 @@ class SrunTransport:
             if not self._began:
                 self._began = True
                 atexit.register(self.close)
-                threading.Thread(target=self._gather, daemon=True).start()
+                threading.Thread(target=self._start_steps, daemon=True).start()
         self._settled.wait(max(timeout_s, START_S))
         hub = self._hub
         link = hub.links.get(host.name) if hub is not None and self._settled.is_set() else None
         if link is None:
-            raise self._refused.get(host.name) or _silent(START_S)
+            raise self._errors.get(host.name) or _no_relay(START_S)
         return RelayConnection(link)
 
     def close(self) -> None:
@@ -358,27 +358,27 @@ class SrunTransport:
         for step in self._steps:
             step.kill()
 
-    def _gather(self) -> None:
+    def _start_steps(self) -> None:
         """Start the step, again without the nodes that fail it, until all the others connect."""
         try:
             names = list(self._hosts)
             down = slurm.down(self._launcher.states(names))
-            self._refused |= {name: why for name, why in down.items() if name in self._hosts}
+            self._errors |= {name: why for name, why in down.items() if name in self._hosts}
             ends = time.monotonic() + START_S
             for _ in range(ATTEMPTS):
-                left = [name for name in names if name not in self._refused]
-                if not left or self._closed or self._lasts(left, ends):
+                rest = [name for name in names if name not in self._errors]
+                if not rest or self._closed or self._start_step(rest, ends):
                     break
         except OSError as error:
             trouble = _no_srun(error.strerror or str(error))
-            self._refused = {**dict.fromkeys(self._hosts, trouble), **self._refused}
+            self._errors = {**dict.fromkeys(self._hosts, trouble), **self._errors}
         finally:
             self._settled.set()
 
-    def _lasts(self, names: list[str], ends: float) -> bool:
+    def _start_step(self, names: list[str], ends: float) -> bool:
         """Start one step on these nodes; return whether it stays up with those that connected.
 
-        If not, the nodes at fault are in `_refused`, and the step is closed.
+        If not, the nodes at fault are in `_errors`, and the step is closed.
         """
         hub, step = self._begin(names)
         absent = _missing(hub, step, names, ends)
@@ -386,9 +386,9 @@ class SrunTransport:
         lasts = bool(hub.links) and not step.ended.is_set()
         if not lasts:
             absent = [name for name in absent if name not in step.started] or absent
-            absent = [name for name in absent if name in step.words] or absent
-        silence = step.reason or _silent(PATIENCE_S)
-        self._refused |= {name: step.words.get(name, silence) for name in absent}
+            absent = [name for name in absent if name in step.errors] or absent
+        silence = step.reason or _no_relay(PATIENCE_S)
+        self._errors |= {name: step.errors.get(name, silence) for name in absent}
         if lasts:
             return True
         with self._lock:
@@ -437,12 +437,12 @@ def _missing(hub: RelayHub, step: SrunStep, names: Sequence[str], ends: float) -
 
 def _python(hosts: Sequence[Host]) -> str:
     """Choose the Python of the relays: the nodes' most common one, unless it is a container's."""
-    counted = Counter(host.python for host in hosts)
-    python, number = counted.most_common(1)[0]
+    counts = Counter(host.python for host in hosts)
+    python, number = counts.most_common(1)[0]
     return python[0] if len(python) == 1 and number * 2 > len(hosts) else "python3"
 
 
-def _silent(seconds: float) -> ReachError:
+def _no_relay(seconds: float) -> ReachError:
     return reach_error("no_relay", seconds=seconds)
 
 

@@ -117,7 +117,7 @@ def _ask(host: Host, timeout_s: float) -> SshSettings:
         return SshSettings()
     argv = [ssh, "-G", *login_options(host), "--", host.address]
     try:
-        asked = subprocess.run(
+        result = subprocess.run(
             argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s, check=True
         )
     except subprocess.TimeoutExpired as error:
@@ -125,7 +125,7 @@ def _ask(host: Host, timeout_s: float) -> SshSettings:
     except subprocess.CalledProcessError as error:
         raise _unreadable(host, legible(error.stderr) or f"exit {error.returncode}") from error
     settings: dict[str, tuple[str, ...]] = {}
-    for line in asked.stdout.decode("utf-8", "replace").splitlines():
+    for line in result.stdout.decode("utf-8", "replace").splitlines():
         key, _, value = line.partition(" ")
         if key.lower() in _KEPT:
             settings[key.lower()] = (*settings.get(key.lower(), ()), value)
@@ -263,14 +263,14 @@ def _reasons(host: Host, config: SshSettings) -> Iterator[str]:
         yield "Kerberos"
 
 
-def _is_other_agent(named: str) -> bool:
-    return named not in ("", "none", _AGENT) and _agents_socket(named) != os.environ.get(_AGENT)
+def _is_other_agent(agent: str) -> bool:
+    return agent not in ("", "none", _AGENT) and _agents_socket(agent) != os.environ.get(_AGENT)
 
 
-def _agents_socket(named: str) -> str:
-    if named in ("", _AGENT):
+def _agents_socket(agent: str) -> str:
+    if agent in ("", _AGENT):
         return os.environ.get(_AGENT, "")
-    return os.path.expandvars(str(typed_path(named)))
+    return os.path.expandvars(str(typed_path(agent)))
 
 
 def silent_agent(named: str = "") -> str:
@@ -307,8 +307,8 @@ def _is_on_a_token(key_file: Path) -> bool:
 def has_ticket() -> bool:
     """Whether the user has a Kerberos ticket; Debian's ssh enables Kerberos for everyone."""
     klist = shutil.which("klist")
-    asked = ask_here([klist, "-s"], KLIST_S) if klist else None
-    return asked is not None and asked.returncode == 0
+    result = ask_here([klist, "-s"], KLIST_S) if klist else None
+    return result is not None and result.returncode == 0
 
 
 def no_name(name: str, reason: str) -> ReachError:

@@ -75,9 +75,9 @@ class TorchrunTransport:
         silent |= {m.rank for m in members if m.present is None}
         strange = [m for m in members if m.present and m.present.version != __version__]
         if strange:
-            theirs = strange[0].present.version if strange[0].present else ""
+            version = strange[0].present.version if strange[0].present else ""
             rank = self._job.words(strange[0])
-            raise reach_error("other_version", rank=rank, theirs=theirs[:40], ours=__version__)
+            raise reach_error("other_version", rank=rank, theirs=version[:40], ours=__version__)
         there = [member for member in members if member.rank not in silent]
         shortfall = self._shortfall([m for m in members if m.rank in silent])
         if not there:
@@ -179,24 +179,24 @@ class RankRemote(StreamRemote):
         self._ended: Ended | None = None
         self._left = False
         self._child = hub.attach(rank, self._replies.put)
-        self._tell(replace(start, child=self._child))
+        self._order(replace(start, child=self._child))
 
     def finish_input(self) -> None:
         """Say that there will be no more input."""
         with suppress(StoreLostError):
             self._hub.send(self._rank, Feed(self._child, last=True))
 
-    def _tell(self, order: Start | Feed) -> None:
+    def _order(self, order: Start | Feed) -> None:
         try:
             self._hub.send(self._rank, order)
         except StoreLostError as error:
-            raise self._gone(str(error)) from error
+            raise self._gone_error(str(error)) from error
 
     def _write(self, data: memoryview) -> int:
         if self._left or self._ended or self._hub.why_lost(self._rank):
             raise BrokenPipeError
         chunk = bytes(data[:CHUNK])
-        self._tell(Feed(self._child, chunk))
+        self._order(Feed(self._child, chunk))
         return len(chunk)
 
     def _move(self, wait_s: float, *, writing: bool) -> bool:
@@ -207,7 +207,7 @@ class RankRemote(StreamRemote):
             return False
         if isinstance(reply, str):
             self._left = True
-            raise self._gone(reply)
+            raise self._gone_error(reply)
         if isinstance(reply, Unable):
             raise ReachError("answer", f"{self._words}: {reply.sentence}", reply.advice)
         if isinstance(reply, Ended):
@@ -218,7 +218,7 @@ class RankRemote(StreamRemote):
             self._buffer.add_stderr(reply.err)
         return True
 
-    def _gone(self, why: str) -> ReachError:
+    def _gone_error(self, why: str) -> ReachError:
         return reach_error("rank_gone", rank=self._words, why=why)
 
     def _exited(self, wait_s: float) -> bool:
@@ -282,13 +282,13 @@ class JobRanks(Struct, frozen=True, kw_only=True):
     @property
     def groups(self) -> dict[int, tuple[Member, ...]]:
         """The ranks of each node, by its group rank."""
-        found = grouped((member.group, member) for member in self.members)
-        return {group: tuple(members) for group, members in found.items()}
+        by_group = grouped((member.group, member) for member in self.members)
+        return {group: tuple(members) for group, members in by_group.items()}
 
     def words(self, member: Member) -> str:
         """Name a rank for messages: "rank 5 (h3, local rank 1)"."""
-        known = next((m.present for m in self.groups[member.group] if m.present), None)
-        where = known.hostname[:64] if known else f"node of group rank {member.group}"
+        answer = next((m.present for m in self.groups[member.group] if m.present), None)
+        where = answer.hostname[:64] if answer else f"node of group rank {member.group}"
         return f"rank {member.rank} ({where}, local rank {member.index_on_node})"
 
     def ranked(self) -> Ranked:
@@ -312,16 +312,16 @@ class JobRanks(Struct, frozen=True, kw_only=True):
             hostname=first.hostname,
             address=sound_name(self._address(first), label),
             python=(first.python,),
-            environ=_joined([one.environ for one in answers]),
-            uneven=_uneven([one.environ for one in answers]),
+            environ=_node_environ([answer.environ for answer in answers]),
+            uneven=_uneven([answer.environ for answer in answers]),
         )
 
-    def _address(self, one: Present) -> str:
+    def _address(self, answer: Present) -> str:
         """Return its address for other nodes; rank 0's node may resolve its name to loopback."""
-        others = [m.present.address for m in self.members if m.present and m.group != one.group]
-        if one.rank < self.place.per_node and one.address.startswith("127.") and others:
-            return address_towards(others[0]) or one.address
-        return one.address
+        others = [m.present.address for m in self.members if m.present and m.group != answer.group]
+        if answer.rank < self.place.per_node and answer.address.startswith("127.") and others:
+            return address_towards(others[0]) or answer.address
+        return answer.address
 
 
 def _labels(groups: Mapping[int, Sequence[Member]]) -> dict[int, str]:
@@ -343,10 +343,10 @@ def _hostname(members: Iterable[Member], group: int) -> str:
     return sound_name(hostname, f"group-{group}")
 
 
-def _joined(environs: Sequence[dict[str, str]]) -> dict[str, str]:
+def _node_environ(environs: Sequence[dict[str, str]]) -> dict[str, str]:
     """Return the environment of a node: its first rank's, with the GPUs of all its ranks."""
     name = "CUDA_VISIBLE_DEVICES"
-    devices = list(dict.fromkeys(one[name] for one in environs if name in one))
+    devices = list(dict.fromkeys(environ[name] for environ in environs if name in environ))
     joined = dict(environs[0])
     if len(devices) > 1:
         joined[name] = ",".join(devices)
@@ -358,18 +358,18 @@ def _uneven(environs: Sequence[dict[str, str]]) -> dict[str, tuple[str | None, .
     names = {name for environ in environs for name in environ}
     values = {name: tuple(environ.get(name) for environ in environs) for name in sorted(names)}
     return {
-        name: each
-        for name, each in values.items()
-        if len(set(each)) > 1 and name not in _BY_RANK and not name.startswith("TORCHELASTIC_")
+        name: row
+        for name, row in values.items()
+        if len(set(row)) > 1 and name not in _BY_RANK and not name.startswith("TORCHELASTIC_")
     }
 
 
 def missing(job: JobRanks) -> str:
     """Name the ranks that never answered; "" if all did."""
     silent = [member for member in job.members if member.present is None]
-    named = ", ".join(job.words(member) for member in silent[:4])
+    ranks = ", ".join(job.words(member) for member in silent[:4])
     more = f" and ranks {fold(str(m.rank) for m in silent[4:])}" if len(silent) > 4 else ""  # noqa: PLR2004
-    return named + more
+    return ranks + more
 
 
 GATHER_S = 90.0
@@ -411,8 +411,8 @@ def _take(answers: dict[int, Present], rank: int, store: JobStore, decoder: Deco
     """Read a rank's first note; one with a wrong number counts as missing."""
     try:
         note = store.read(f"present/{rank}")
-        one = decoder.present(note) if note is not None else None
+        answer = decoder.present(note) if note is not None else None
     except WireError:
         return
-    if one is not None and one.rank == rank:
-        answers[rank] = one
+    if answer is not None and answer.rank == rank:
+        answers[rank] = answer

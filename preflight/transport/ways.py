@@ -130,13 +130,13 @@ class Ways:
 
     def known(self, deadline_s: float) -> dict[str, Way]:
         """Return the transport of every node by name, without those not found out in time."""
-        hosts = [host for some in self._hosts.values() for host in some]
+        hosts = [host for group in self._hosts.values() for host in group]
         fan_out(
             self._hosts.get("ssh", ()), self.choose, deadline_s=deadline_s, at_most=ASKED_AT_ONCE
         )
         fixed = {host.name: Way(host.transport) for host in hosts if host.transport != "ssh"}
-        known = fixed | self._chosen
-        return {host.name: known[host.name] for host in hosts if host.name in known}
+        ways = fixed | self._chosen
+        return {host.name: ways[host.name] for host in hosts if host.name in ways}
 
     def connect(self, host: Host, timeout_s: float) -> Connection:
         """Log in to a node; raises ReachError that says which step failed."""
@@ -199,24 +199,24 @@ def fan_out(
     second. `at_most=None` gives every item its own thread from the start: for work that waits for
     other items' work, which would deadlock behind a bound (see `Gate`).
     """
-    named = {str(getattr(item, "name", item)): item for item in items}
-    workers = _Workers(named, work)
+    by_name = {str(getattr(item, "name", item)): item for item in items}
+    workers = _Workers(by_name, work)
     results: dict[str, R | Exception] = {}
     reported, reported_at = 0, 0.0
     ends = time.monotonic() + deadline_s
-    workers.start(len(named) if at_most is None else min(at_most, len(named)))
+    workers.start(len(by_name) if at_most is None else min(at_most, len(by_name)))
     try:
-        while len(results) < len(named) and (left_s := ends - time.monotonic()) > 0:
+        while len(results) < len(by_name) and (left_s := ends - time.monotonic()) > 0:
             results.update(workers.finished(min(left_s, PROGRESS_S)))
             done, now = len(results), time.monotonic()
-            due = now - reported_at >= PROGRESS_S or done == len(named)
+            due = now - reported_at >= PROGRESS_S or done == len(by_name)
             if progress is not None and done != reported and due:
                 reported, reported_at = done, now
-                progress(done, len(named), [name for name in named if name not in results])
+                progress(done, len(by_name), [name for name in by_name if name not in results])
     finally:
         workers.stop()
-    late = {name: workers.excuse(name, deadline_s) for name in named.keys() - results.keys()}
-    return {name: results[name] if name in results else late[name] for name in named}
+    late = {name: workers.excuse(name, deadline_s) for name in by_name.keys() - results.keys()}
+    return {name: results[name] if name in results else late[name] for name in by_name}
 
 
 class Gate:
@@ -243,8 +243,8 @@ class Gate:
 class _Workers(Generic[T, R]):
     """Daemon threads that take items in order until there are none, or until `stop`."""
 
-    def __init__(self, named: Mapping[str, T], work: Callable[[T], R]) -> None:
-        self._todo = deque(named.items())
+    def __init__(self, by_name: Mapping[str, T], work: Callable[[T], R]) -> None:
+        self._todo = deque(by_name.items())
         self._work = work
         self._started: set[str] = set()
         self._done: queue.SimpleQueue[tuple[str, R | Exception]] = queue.SimpleQueue()
