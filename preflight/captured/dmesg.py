@@ -127,7 +127,7 @@ def parse(text: str) -> KernelLog:
     store = _Store()
     begins_s: float | None = None
     whole = uncommented(_ESCAPE.sub("", text[:LONGEST]))
-    for raw in _joined(textwrap.dedent(whole)):
+    for raw in _whole_lines(textwrap.dedent(whole)):
         line, at_s, _stamped = stripped(raw)
         begins_s = at_s if begins_s is None else begins_s
         store.take(visible(line)[:_CHARS], at_s)
@@ -204,7 +204,7 @@ def uncommented(text: str) -> str:
     return textwrap.dedent("\n".join(line.lstrip().lstrip("#") for line in lines) + "\n")
 
 
-def _joined(text: str) -> list[str]:
+def _whole_lines(text: str) -> list[str]:
     """Whole lines: an indented one without a stamp continues the one before.
 
     dmesg and journalctl indent continuations to the beginning of the text: a stamp there is part of
@@ -278,7 +278,7 @@ def read(text: str, *, alone: bool = True) -> Captured | None:
         checks = (*checks, "ib.pcie")
     damaged, advice = _damage(text), ""
     if not damaged:
-        reasons = (_mixed(lines), _unread(log), "" if checks else SHOWS_NOTHING)
+        reasons = (_several_hosts(lines), _lines_not_read(log), "" if checks else SHOWS_NOTHING)
         damaged, advice = next(
             (pair for pair in zip(reasons, _HELPS, strict=True) if pair[0]), ("", "")
         )
@@ -330,13 +330,13 @@ def _boot_stamped(line: str) -> bool:
     return at_s is not None and bool(text) and not line.lstrip().startswith(("[0]", "[1]"))
 
 
-def _mixed(lines: list[str]) -> str:
+def _several_hosts(lines: list[str]) -> str:
     """Lines of several nodes do not show which node's GPU or NIC is meant."""
     hosts = sorted({host_of(line) for line in lines} - {""})
     return f"it has lines of several nodes ({', '.join(hosts[:4])})" if len(hosts) > 1 else ""
 
 
-def _unread(log: KernelLog) -> str:
+def _lines_not_read(log: KernelLog) -> str:
     """A line that was not read may contain a fault."""
     if not log.dropped:
         return ""

@@ -289,7 +289,7 @@ def _options(words: Sequence[str], known: Known) -> dict[str, str]:
     return options
 
 
-def _shown(settings: dict[str, str]) -> dict[str, str]:
+def _readable(settings: dict[str, str]) -> dict[str, str]:
     """Without values that only the shell knows, unless the name itself is the mistake."""
     return {
         name: "" if UNKNOWN in value else starred(value)
@@ -339,17 +339,17 @@ def read(text: str) -> Captured | None:
 
 
 def _of_script(script: Script, damaged: str) -> Captured | None:
-    by_node = {name: _shown(settings) for name, settings in nodes(script).items()}
+    by_node = {name: _readable(settings) for name, settings in nodes(script).items()}
     if by_node:
         checks = (*_CHECKS, "env.ranks")
         worst = _merge_worst(by_node.values())
         return _captured(SCRIPT, damaged, checks=checks, environ=worst, environs=by_node)
-    launches = {f"line {launch.line}": _shown(launch.settings) for launch in script.launches}
+    launches = {f"line {launch.line}": _readable(launch.settings) for launch in script.launches}
     by_line = {line: settings for line, settings in launches.items() if _is_judged(settings)}
     if len({tuple(sorted(settings.items())) for settings in by_line.values()}) > 1:
         worst = _merge_worst(by_line.values())
         return _captured(SCRIPT, damaged, environ=worst, environs=by_line, one_job=False)
-    merged = _shown(script.settings) | next(iter(by_line.values()), {})
+    merged = _readable(script.settings) | next(iter(by_line.values()), {})
     if not _is_judged(merged) and not any(is_ours(name) for name in script.settings):
         return None
     return _captured(SCRIPT, damaged, environ=merged)

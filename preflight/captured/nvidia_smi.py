@@ -200,7 +200,7 @@ def parse_nvlink(text: str) -> Listing | None:
     if not has_links:
         return None
     # What follows its last line is not part of it, except a line that was cut off.
-    garbled = garbled or next((line for line in strange if _begun(line)), "")
+    garbled = garbled or next((line for line in strange if _is_half_line(line)), "")
     silent = [str(gpu.index) for gpu in gpus if gpu.links is None]
     damaged = f"it lists no links of GPU {', '.join(silent)}" if silent else ""
     if garbled and not damaged:
@@ -245,7 +245,7 @@ def _link_reading(line: str) -> tuple[int, str, int | None] | None:
     return None
 
 
-def _begun(line: str) -> bool:
+def _is_half_line(line: str) -> bool:
     return line.startswith("Link") or "Link".startswith(line) or bool(_HALF_GPU.fullmatch(line))
 
 
@@ -308,7 +308,7 @@ def read(text: str) -> Iterator[Captured]:
         none = Listing((), damaged="it lists no GPU", advice=_AFTER_REPAIR)
         outputs = [_captured("nvidia-smi", none)]
     if not outputs and error:
-        yield _failed(error)
+        yield _of_failure(error)
     elif not outputs and only_processes(text):
         only = "only its table of processes is there"
         yield _captured("nvidia-smi", Listing((), damaged=only))
@@ -355,7 +355,7 @@ def _checks(facts: Facts, doubted: Collection[str] = ()) -> tuple[str, ...]:
     readable = [
         check
         for check, fields in table()["needs"].items()
-        if any(_tells(gpu, fields) for gpu in gpus) or not set(fields).isdisjoint(doubted)
+        if any(_has_reading(gpu, fields) for gpu in gpus) or not set(fields).isdisjoint(doubted)
     ]
     failing = any(gpu.health is not None and gpu.health.errors for gpu in gpus)
     checks = tuple(dict.fromkeys((*readable, *["gpu.readings"] * failing)))
@@ -381,13 +381,13 @@ def _failing(health: GpuHealth) -> set[str]:
     return {line.partition(":")[0] for line in health.errors}
 
 
-def _tells(gpu: Gpu, fields: Sequence[str]) -> bool:
+def _has_reading(gpu: Gpu, fields: Sequence[str]) -> bool:
     health = gpu.health or GpuHealth()
     refused = {*health.lacks, *health.denied, *_failing(health)}
     return any(reading(gpu, name) not in (None, "") or name in refused for name in fields)
 
 
-def _failed(words: str) -> Captured:
+def _of_failure(words: str) -> Captured:
     """nvidia-smi itself failed: its message shows the driver's state."""
     driver = Driver("error", error=words)
     return captured("nvidia-smi", ("host.driver_hung",), words, driver=driver)

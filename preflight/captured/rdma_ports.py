@@ -304,7 +304,7 @@ def parse_sysfs(text: str) -> Captured | None:
         return _tree(None, (), damaged)
     if not isinstance(tree, dict) or not any("/infiniband/" in path for path in tree):
         return None
-    parts = _sorted({plain(k): plain(v).strip() for k, v in tree.items() if isinstance(v, str)})
+    parts = _parts_of({plain(k): plain(v).strip() for k, v in tree.items() if isinstance(v, str)})
     nics = tuple(_sysfs_tree_nic(name, parts) for name in sorted(parts.ports, key=natural))
     interfaces = tuple(
         _interface(name, words)
@@ -326,7 +326,7 @@ def _tree(
     return captured(KINDS[-1], checks, damaged, nics=nics, network=network, problems=missing)
 
 
-def _sorted(tree: Mapping[str, str]) -> _Parts:
+def _parts_of(tree: Mapping[str, str]) -> _Parts:
     parts = _Parts()
     for path, content in tree.items():
         if match := _RDMA.match(path):

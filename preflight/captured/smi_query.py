@@ -427,7 +427,7 @@ def parse_csv(text: str) -> Listing | None:
     for at, line in enumerate(lines):
         if not (line.lstrip()[:1].islower() or "--query-gpu=" in line):
             continue
-        columns = _header(line) or _asked(line, lines[at + 1 : at + 50])
+        columns = _header(line) or _columns_of_command(line, lines[at + 1 : at + 50])
         if at >= _HEADING and len(columns) < 2:  # noqa: PLR2004 - a word proves nothing there
             continue
         if columns:
@@ -454,7 +454,7 @@ def _header(line: str) -> list[str]:
     return [column.partition(" ")[0] for column in columns] if is_header else []
 
 
-def _asked(line: str, below: list[str]) -> list[str]:
+def _columns_of_command(line: str, below: list[str]) -> list[str]:
     """Columns in a command above the rows; [] if no row follows."""
     match = _CSV_ASKED.match(line.strip())
     columns = match[1].split(",") if match else []

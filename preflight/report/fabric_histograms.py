@@ -192,11 +192,11 @@ def charts(
     """The histograms of the first findings with pairs, and how many findings have none drawn."""
     charted = [blame for blame in found if blame.pairs]
     first = charted[:_HISTOGRAMS]
-    figures = [figure for blame in first for figure in _of(blame, observed, found, sweep)]
+    figures = [figure for blame in first for figure in _figures_of(blame, observed, found, sweep)]
     return figures, len(charted) - len(first)
 
 
-def _of(
+def _figures_of(
     blame: LocatedBlame, observed: Observed, blames: Sequence[LocatedBlame], sweep: Sweep | None
 ) -> Iterator[str]:
     """The most telling histograms of one finding: smallest size, largest size, soak."""

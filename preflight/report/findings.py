@@ -68,12 +68,12 @@ def findings(
     )
     _merge_double_culprits(groups)
     by_component = {blame.component: blame for blame in blames}
-    by_cause = [_joined(name, own, by_component.get(name)) for (name, _), own in groups.items()]
+    by_cause = [_finding(name, own, by_component.get(name)) for (name, _), own in groups.items()]
     merged = grouped(
         ((finding.check, finding.sentence, finding.advice, finding.outcome), finding)
         for finding in by_cause
     )
-    result = _folded([_over_subjects(same) for same in merged.values()])
+    result = _fold_alike([_over_subjects(same) for same in merged.values()])
     result = [replace(f, advice=_WAIT) if f.check in suspected else f for f in result]
     return tuple(sorted(result, key=lambda finding: NOT_FINE.index(finding.outcome)))
 
@@ -101,7 +101,7 @@ def _merge_double_culprits(groups: dict[tuple[str, str], list[Entry]]) -> None:
             groups[keys[0]] += groups.pop((both, cause))
 
 
-def _joined(subject: str, group: Sequence[Entry], blame: BlameRow | None) -> Finding:
+def _finding(subject: str, group: Sequence[Entry], blame: BlameRow | None) -> Finding:
     worst = min(group, key=lambda entry: NOT_FINE.index(entry.verdict.outcome))
     from_sweep = blame is not None and len(worst.nodes) > 1
     return Finding(
@@ -135,7 +135,7 @@ _PLURAL = re.compile(r"s\b")
 _OWN = "<node>"
 
 
-def _folded(merged: Sequence[Finding]) -> list[Finding]:
+def _fold_alike(merged: Sequence[Finding]) -> list[Finding]:
     """Fold findings that differ only in the node's own name, or, from `_FROM` on, in numbers."""
     by_name = grouped((_shape(finding), finding) for finding in merged)
     own = [_example(same) for same in by_name.values()]

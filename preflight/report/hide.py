@@ -160,7 +160,7 @@ class Hider:
         if kind == "token":
             return "***"
         if kind in ("loose", "known"):
-            return self._known(text) or self._number(text, "other")
+            return self._replacement(text) or self._number(text, "other")
         if kind in _PART_OF:
             return self._of_form(kind, match)
         if kind in ("ip4", "ip6"):
@@ -189,9 +189,9 @@ class Hider:
 
     def _host(self, name: str) -> str:
         """Replace a host's name; one outside the fleet gets a number of its own."""
-        return self._known(name) or self._number(name, "host")
+        return self._replacement(name) or self._number(name, "host")
 
-    def _known(self, name: str) -> str | None:
+    def _replacement(self, name: str) -> str | None:
         """The replacement of a known name, with or without its domain; None if it is not known."""
         low = name.lower()
         parts = low.split(".", _LABELS)
@@ -206,9 +206,9 @@ class Hider:
         except UsageError:
             names = ()
         self._unfolded_names += len(names)
-        if not any(map(self._known, names)):
+        if not any(map(self._replacement, names)):
             return self._plain(folded)
-        return fold(self._known(name) or self._number(name, "host") for name in names)
+        return fold(self._replacement(name) or self._number(name, "host") for name in names)
 
     def _plain(self, text: str) -> str:
         """Replace the secrets in what only looks like a node set."""

@@ -116,12 +116,12 @@ def page(report: Report, context: PageContext, fabric: Callable[[int], str] | No
             f"exit {report.exit}, {_MEANS[report.exit]}",
         ],
         figures=_figures(report),
-        **_changed(since(last, now, report) if last else None),
+        **_changes(since(last, now, report) if last else None),
         **_nodes(report, context.found),
         found=_causes(report, context),
         most_found=MOST,
         **_trends(kin),
-        **_checked(report),
+        **_coverage(report),
         fabric=draw,
         parts=_PARTS,
         shown=[name for name, _ in _PARTS if there.get(name, True)],
@@ -148,7 +148,7 @@ def _figures(report: Report) -> list[tuple[int | None, str]]:
     return [(number, f"{noun}{'s' * (number != 1)}{how}") for number, noun, how in figures]
 
 
-def _changed(changes: Since | None) -> dict[str, Any]:
+def _changes(changes: Since | None) -> dict[str, Any]:
     if changes is None:
         return {"changed_note": "", "columns": ()}
     then = changes.before
@@ -367,7 +367,7 @@ def _line(values: Sequence[float | None], low: float, high: float) -> tuple[str,
     return path, last
 
 
-def _checked(report: Report) -> dict[str, Any]:
+def _coverage(report: Report) -> dict[str, Any]:
     """Coverage, sensitivity, what was not run and why, the inventory's overrides, every check."""
     rows = after(report.overrides)
     rows.append(("coverage", coverage_words(report)))

@@ -334,7 +334,7 @@ def coverage_words(report: Report) -> str:
     deeper = {row.subject for row in judged if not row.check.startswith("reach.")}
     worked = {row.subject for row in judged if row.outcome is not Outcome.FAIL}
     nodes, every = len(candidates & deeper or candidates & worked), len(report.fleet.nodes)
-    gpus = sum(len(_listed(row.evidence.get("bus_ids"))) for row in judged if row.check == _COUNT)
+    gpus = sum(len(_list_of(row.evidence.get("bus_ids"))) for row in judged if row.check == _COUNT)
     of_all = "" if nodes == every else f"{nodes:,} of "
     of_all += f"{every:,} node{'s' * (every != 1)}"
     has = f" with {gpus:,} GPU{'s' * (gpus != 1)}" if gpus else ""
@@ -352,7 +352,7 @@ _COUNT = "gpu.count"
 _JUDGED = (Outcome.OK, Outcome.WARN, Outcome.FAIL, Outcome.FLAKY, Outcome.UNKNOWN, Outcome.WAIVED)
 
 
-def _listed(value: object) -> Sequence[object]:
+def _list_of(value: object) -> Sequence[object]:
     """Evidence may have any type in a report that is read again."""
     return value if isinstance(value, list | tuple) else ()
 

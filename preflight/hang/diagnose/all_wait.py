@@ -49,13 +49,13 @@ def judge_network(case: Case) -> Diagnosis | None:
     """Judge by TCP retransmissions first, then by port counters, then by idle GPUs."""
     if not case.stuck:
         return None
-    return _resent(case) or _ports(case) or _idle_gpu(case)
+    return _stuck_connections(case) or _ports(case) or _idle_gpu(case)
 
 
 # -- connections
 
 
-def _resent(case: Case) -> Diagnosis | None:
+def _stuck_connections(case: Case) -> Diagnosis | None:
     stuck = [wire for wire in case.wires if wire.stuck]
     pairs = Counter(_pair(wire) for wire in stuck)
     if not pairs:

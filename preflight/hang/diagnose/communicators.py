@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 def judge(view: RasView) -> Diagnosis | None:
     """Name the ranks for which the others wait; None if the report shows none."""
-    answer = _missing(view) or _failed(view) or _left(view) or _by_counts(view)
+    answer = _missing(view) or _failed(view) or _early_leavers(view) or _by_counts(view)
     if answer is None or view.case is None:
         return answer
     culprits = set(answer.culprits)
@@ -128,7 +128,7 @@ def _failed(view: RasView) -> Diagnosis | None:
     )
 
 
-def _left(view: RasView) -> Diagnosis | None:
+def _early_leavers(view: RasView) -> Diagnosis | None:
     """Ranks that have destroyed a communicator in which others still wait."""
     left = set(view.absent("left"))
     members = set()
@@ -282,7 +282,7 @@ def fused(answer: Diagnosis, case: Case) -> Diagnosis:
         return replace(answer, unseen=(*answer.unseen, view))
     by_ras = judge(view)
     if by_ras is None:
-        return _doubted(answer, view)
+        return _with_counts(answer, view)
     culprits, by_counts = set(answer.culprits), set(by_ras.culprits)
     same = bool(by_counts) and by_counts == culprits
     # A rank in another line is no culprit where the counts show another one.
@@ -302,7 +302,7 @@ def fused(answer: Diagnosis, case: Case) -> Diagnosis:
     )
 
 
-def _doubted(answer: Diagnosis, view: RasView) -> Diagnosis:
+def _with_counts(answer: Diagnosis, view: RasView) -> Diagnosis:
     """Add what was launched; a minority in another place is none if the counts differ."""
     waits, number = waits_of(view), view.report.number
     if waits.levels and answer.category == "desync" and len(answer.culprits) > 1:

@@ -315,7 +315,7 @@ def case_of(state: JobState, job: str) -> Case:
     looks = [member.look for member in members.values()]
     sizes = [*(look.world_size or 0 for look in looks), *(rank + 1 for rank in members)]
     world = len(members) if without_ranks else max(sizes, default=0)
-    gone = [] if without_ranks else _gone(state, members)
+    gone = [] if without_ranks else _missing_processes(state, members)
     gone_ranks = {rank for rank, _ in gone}
     expected = () if without_ranks else range(world)
     absent = tuple(rank for rank in expected if rank not in members and rank not in gone_ranks)
@@ -363,7 +363,7 @@ def _rank_states(state: JobState, job: str) -> dict[int, RankState]:
         (look, node)
         for node in state.nodes
         if node.look is not None
-        for look in _main_ones(rank for rank in node.look.ranks if rank.job == job)
+        for look in _main_processes(rank for rank in node.look.ranks if rank.job == job)
     ]
     users = Counter(look.uid for look, _ in looks)
     for look, node in looks:
@@ -407,7 +407,7 @@ def _children(state: JobState) -> frozenset[int]:
     )
 
 
-def _main_ones(looks: Iterable[RankLook]) -> list[RankLook]:
+def _main_processes(looks: Iterable[RankLook]) -> list[RankLook]:
     """Leave out children of ranks, which inherit the environment: loader workers, compilers."""
     every = [look for look in looks if not _is_worker(look)]
     ranks = {(look.pid, look.rank) for look in every}
@@ -473,7 +473,7 @@ def _gpu(look: RankLook, node: NodeLook | None) -> GpuLook | None:
     return None
 
 
-def _gone(state: JobState, members: dict[int, RankState]) -> list[tuple[int, str]]:
+def _missing_processes(state: JobState, members: dict[int, RankState]) -> list[tuple[int, str]]:
     """(rank, node) of processes that are missing on a node that answered."""
     gone: list[tuple[int, str]] = []
     looks = grouped((member.node, member.look) for member in members.values())

@@ -156,7 +156,7 @@ def at_common_function(member: RankState) -> RankState:
     place = member.place
     if place is None or len(looks) < 2:  # noqa: PLR2004  nothing to compare
         return member
-    user = next((frame for frame in reversed(_shared(looks)) if not library(frame)), None)
+    user = next((frame for frame in reversed(_common_calls(looks)) if not library(frame)), None)
     if user is None or user == place.user:
         return member
     kinds = {
@@ -177,7 +177,7 @@ def _looks(member: RankState) -> list[tuple[Frame, ...]]:
     return [tuple(reversed(frames)) for frames in stacks if frames]
 
 
-def _shared(looks: list[tuple[Frame, ...]]) -> list[Frame]:
+def _common_calls(looks: list[tuple[Frame, ...]]) -> list[Frame]:
     """The calls with which all stacks begin; the line of the last one may differ."""
     shared: list[Frame] = []
     for frames in zip(*looks, strict=False):

@@ -291,11 +291,11 @@ def _compare(name: str, members: dict[int, dict[str, int]], waits: Waits, *, mis
         ordered = sorted(vectors, key=lambda vector: totals[vector])
         waits.levels[name] = [[rank for rank in vectors[vector] if rank >= 0] for vector in ordered]
         waits.proof[name] = f"communicator {name}: " + "; ".join(
-            f"{_who(vectors[vector])} launched {_words(vector)}" for vector in ordered[:3]
+            f"{_rank_words(vectors[vector])} launched {_words(vector)}" for vector in ordered[:3]
         )
 
 
-def _who(members: list[int]) -> str:
+def _rank_words(members: list[int]) -> str:
     job_ranks = [rank for rank in members if rank >= 0]
     return ranks(job_ranks) if len(job_ranks) == len(members) else count(len(members))
 
@@ -322,7 +322,7 @@ def causes_of(view: RasView, waits: Waits) -> tuple[set[int], set[int]]:
     if any(rank in waits.ahead and rank not in waits.behind for rank in waits.minor):
         return set(), set()
     sides: tuple[set[int], set[int]] = set(), set()
-    for linked in _joined(free, waits.linked):
+    for linked in _components(free, waits.linked):
         most = max(len(waits.behind[rank]) for rank in linked)
         top = {rank for rank in linked if len(waits.behind[rank]) == most}
         sides[len(top) > 1 and len(linked) > 1].update(top)
@@ -338,7 +338,7 @@ def causes_of(view: RasView, waits: Waits) -> tuple[set[int], set[int]]:
     return surer, candidates | (causes - surer)
 
 
-def _joined(members: set[int], sets: list[set[int]]) -> list[list[int]]:
+def _components(members: set[int], sets: list[set[int]]) -> list[list[int]]:
     """Group ranks that are in one of these sets together, directly or through others."""
     parent = {rank: rank for rank in members}
 
