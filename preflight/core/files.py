@@ -156,7 +156,7 @@ def open_folder(path: Path, *, make: bool, mode: int = FOLDER_MODE) -> Iterator[
     """
     handles: list[int] = []
     try:
-        for place, status, _ in walk(path, handles, partial(_entered, mode) if make else entry):
+        for place, status, _ in walk(path, handles, partial(_enter, mode) if make else entry):
             _refuse_planted(place, status, handles[:-1])
         status = os.fstat(handles[-1])
         if not stat.S_ISDIR(status.st_mode):
@@ -168,7 +168,7 @@ def open_folder(path: Path, *, make: bool, mode: int = FOLDER_MODE) -> Iterator[
         close(handles)
 
 
-def _entered(mode: int, folder: int, name: str) -> int:
+def _enter(mode: int, folder: int, name: str) -> int:
     """Open the entry of that name; if there is none, make a folder and open that very folder."""
     with suppress(FileNotFoundError):
         return entry(folder, name)

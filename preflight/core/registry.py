@@ -252,7 +252,7 @@ def load_file(path: Path) -> list[Registered]:
     _refuse_bad_declaration(path, check)
     if len(tests) != 1 or not callable(next(iter(tests.values()))):
         raise UsageError(f"{path}: has {len(tests)} test functions, a check file has one")
-    return [_registered(path, check, next(iter(tests.values())), module.__doc__)]
+    return [_register(path, check, next(iter(tests.values())), module.__doc__)]
 
 
 def _one_of_several(path: Path, check: Any, tests: dict[str, Any]) -> Registered:
@@ -262,10 +262,10 @@ def _one_of_several(path: Path, check: Any, tests: dict[str, Any]) -> Registered
     name = "test_" + check.id.replace(".", "_")
     if not callable(tests.get(name)):
         raise UsageError(f"{path}: {check.id} has no test function: write def {name}(...)")
-    return _registered(path, check, tests[name], tests[name].__doc__)
+    return _register(path, check, tests[name], tests[name].__doc__)
 
 
-def _registered(path: Path, check: Check, test: Any, about: str | None) -> Registered:
+def _register(path: Path, check: Check, test: Any, about: str | None) -> Registered:
     names = set(inspect.signature(test).parameters)
     subjects = [name for name in _PARAMETERS if name in names]
     if names - {"conclude"} != set(subjects) or len(subjects) != 1:

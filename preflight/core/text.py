@@ -242,10 +242,10 @@ def escaped(text: str) -> str:
         text = _CONTROL.sub(rf"\1\{_UNKNOWN}", text)
     if text.isascii() and text.isprintable():  # nearly every line of events
         return text
-    return _NOT_PLAIN.sub(_escaped, text)
+    return _NOT_PLAIN.sub(_escape, text)
 
 
-def _escaped(match: re.Match[str]) -> str:
+def _escape(match: re.Match[str]) -> str:
     if unicodedata.category(match[0]) in _DRIVES:
         return _UNKNOWN
     units = match[0].encode("utf-16-be")

@@ -64,15 +64,15 @@ def duration(name: str) -> float:
 
 
 def _read(file: Path) -> dict[str, Limit]:
-    return dict(_flattened(tomllib.loads(file.read_text(encoding="utf-8")), ""))
+    return dict(_flatten(tomllib.loads(file.read_text(encoding="utf-8")), ""))
 
 
-def _flattened(tables: dict[str, dict[str, object]], above: str) -> Iterator[tuple[str, Limit]]:
+def _flatten(tables: dict[str, dict[str, object]], above: str) -> Iterator[tuple[str, Limit]]:
     for name, table in tables.items():
         if "value" in table:
             yield above + name, Limit(**table)  # type: ignore[arg-type]  # tests hold the file to it
         else:
-            yield from _flattened(table, f"{above}{name}.")  # type: ignore[arg-type]
+            yield from _flatten(table, f"{above}{name}.")  # type: ignore[arg-type]
 
 
 class Thresholds:

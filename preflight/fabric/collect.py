@@ -351,7 +351,7 @@ class SweepAccounts:
         pairs = []
         for (number, rail, a, b), accounts in self._pairs.ends.items():
             if number < self.scheduled or self._counts(accounts, unfinished):
-                ends = self._excused(a, b, accounts, silence, unfinished)
+                ends = self._excuse_waiting(a, b, accounts, silence, unfinished)
                 pairs.append(PairSamples(a, b, rail, number, backend, ends.get(a), ends.get(b)))
         return tuple(pairs)
 
@@ -382,7 +382,7 @@ class SweepAccounts:
             through=(self.through - self.lost - self.stuck) & measured,
         )
 
-    def _excused(
+    def _excuse_waiting(
         self, a: str, b: str, ends: dict[str, End], silence: Silence, unfinished: str
     ) -> dict[str, End]:
         """Return a pair's accounts without blame for nodes that only waited for others."""

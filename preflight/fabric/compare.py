@@ -134,9 +134,9 @@ def bound_of(pair: PairSamples, at: SizeSummary, yardstick: Yardstick) -> Bound:
     if peers_gbs is not None:
         bounds.append((peers_gbs * ratio, f"{ratio:g} of the {which}", "peers"))
     if at.size_bytes >= _ABSOLUTE_FROM or at.size_bytes < yardstick.top_bytes:
-        reference = _expected(pair, yardstick.expected)
+        reference = _expected_reference(pair, yardstick.expected)
         if reference is None and which != INDEPENDENT:
-            reference = _history(pair, at, yardstick.earlier, limit)
+            reference = _history_reference(pair, at, yardstick.earlier, limit)
         if reference is not None:
             bounds.append(reference)
         if reference is None or reference[2] == "history":
@@ -170,7 +170,7 @@ def floor_of(measured: Sequence[Summary], backend: str, limit: Callable[[str], f
     return floor if below > _MOSTLY * len(speeds) else min(floor, fast)
 
 
-def _expected(
+def _expected_reference(
     pair: PairSamples, expected: Mapping[str, Expected]
 ) -> tuple[float, str, Yard] | None:
     """Return the lower of both ends' expected values, as the slower end decides; else floors."""
@@ -190,7 +190,7 @@ def _expected(
     return floor.value, floor.origin, "platform"
 
 
-def _history(
+def _history_reference(
     pair: PairSamples,
     at: SizeSummary,
     earlier: Mapping[str, Sequence[float]],

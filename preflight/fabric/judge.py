@@ -53,7 +53,7 @@ def left_out(
                 # If the sweep found an end at fault, no other check reports that.
                 culprits = [name for name in ends if name in sweep.troubles]
                 pairs[ends] = (
-                    _troubled(ends, culprits, sweep) if culprits else _not_run(ends, out, sweep)
+                    _trouble_pair(ends, culprits, sweep) if culprits else _not_run(ends, out, sweep)
                 )
     return pairs
 
@@ -93,11 +93,11 @@ def unblamed_troubles(
         other = next((node for node in names if node != name), None)
         if own or other is not None:
             ends = (own[0].a, own[0].b) if own else ordered((name, other or name), names.index)
-            by_ends[ends] = _troubled(ends, [name], sweep)
+            by_ends[ends] = _trouble_pair(ends, [name], sweep)
     return by_ends
 
 
-def _troubled(ends: Pairing, culprits: Sequence[str], sweep: Sweep) -> Pair:
+def _trouble_pair(ends: Pairing, culprits: Sequence[str], sweep: Sweep) -> Pair:
     advice = [sweep.advice[name] for name in culprits if sweep.advice.get(name)]
     return Pair(
         a=ends[0],

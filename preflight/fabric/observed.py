@@ -56,7 +56,7 @@ class StallOverlap:
         self._times: list[tuple[float, float]] = []
         if end is None or timing is None or not end.stalls:
             return
-        self._times = _merged(
+        self._times = _merge(
             [
                 (stall.at_s, stall.at_s + stall.ms / 1e3)
                 for stall in end.stalls
@@ -79,7 +79,7 @@ class StallOverlap:
         return round(covered * 1e6, 1)
 
 
-def _merged(times: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+def _merge(times: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     """Merge overlapping intervals: process and host may stand still at once."""
     merged: list[tuple[float, float]] = []
     for began_s, ended_s in sorted(times):

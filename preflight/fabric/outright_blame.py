@@ -98,7 +98,7 @@ def _blame_of(culprit: Culprit, names: tuple[str, ...], context: _Context) -> Bl
     if name:
         pairs = _on_own_rails(pairs)
     alone = [pair for pair in pairs if not context.bad_nodes.issuperset(pair.nodes)]
-    worst = _worst(alone or pairs)
+    worst = _worst_pair(alone or pairs)
     rails = sorted({pair.rail for pair in pairs if pair.bad})
     several = any(pair.rail for pair in sweep.pairs)
     where = f" on rail {', '.join(map(str, rails))}" if several else ""
@@ -194,7 +194,7 @@ def _advice(
     return unresolved_advice(advice, names, more)
 
 
-def _worst(bad: Sequence[PairJudgement]) -> PairJudgement:
+def _worst_pair(bad: Sequence[PairJudgement]) -> PairJudgement:
     """Wrong data before hangs before slowness; among the slow, the slowest."""
     return min(
         bad,
@@ -228,7 +228,7 @@ def _what(worst: PairJudgement, name: str, troubles: Mapping[str, str], where: s
 
 def _cause(culprit: Culprit, bad: Sequence[PairJudgement]) -> str:
     """What the worst of a node's pairs has: faults of different kinds share no cause."""
-    worst = _worst([pair for pair in bad if pair.nodes in culprit.pairs])
+    worst = _worst_pair([pair for pair in bad if pair.nodes in culprit.pairs])
     return ("slow" if worst.slow else worst.state) if culprit.node else ""
 
 

@@ -259,7 +259,7 @@ def coverage(
         runs_left=None,
         topology=planned.topology,
         leaf_pairs=count * (count - 1) // 2,
-        leaf_pairs_run=len(_joined(tested, leaves)),
+        leaf_pairs_run=len(_count_leaf_pairs(tested, leaves)),
         leaf_pairs_known=None,
     )
     if past is None:
@@ -342,7 +342,7 @@ def _cost(sweep: Sweep, seconds: float) -> Cost | None:
     return Cost(round_s, seconds - spent_s) if round_s > 0 and spent_s <= seconds else None
 
 
-def _joined(pairs: Iterable[Pairing], leaves: Mapping[str, str]) -> Counter[Pairing]:
+def _count_leaf_pairs(pairs: Iterable[Pairing], leaves: Mapping[str, str]) -> Counter[Pairing]:
     """Count the pairs that join each two leaves."""
     return Counter(
         (min(leaves[a], leaves[b]), max(leaves[a], leaves[b]))
@@ -362,7 +362,7 @@ def _leaf_pairs_known(frame: Frame, past: Past, leaves: Mapping[str, str]) -> in
     count = 0
     for number in best.values():
         pairs = frame.pairs(number)
-        joined = _joined(pairs, leaves)
+        joined = _count_leaf_pairs(pairs, leaves)
         lacking = len(pairs) - past.done[number].pairs
         count += max(0, len(joined) - lacking // min(joined.values(), default=1))
     return count

@@ -66,7 +66,7 @@ def match(
     short: dict[str, str] = {}
     unknown: dict[str, str] = {}
     for members in groups.values():
-        expected, source = _expected(ready, members, hosts)
+        expected, source = _expected_gpus(ready, members, hosts)
         most = expected or max(ready[name].gpus for name in members)
         complete = Counter(ready[name].bus_ids for name in members if ready[name].gpus >= most)
         for name in members:
@@ -99,7 +99,7 @@ def match(
     )
 
 
-def _expected(
+def _expected_gpus(
     ready: Mapping[str, Ready], members: Sequence[str], hosts: Mapping[str, Host]
 ) -> tuple[int, str]:
     """Return how many GPUs each node of a group should have, and the source; 0 without one."""

@@ -247,10 +247,10 @@ class TimeInterner:
 
     def _timing(self, timing: Timing) -> Timing:
         return replace(
-            timing, times_us=self._shared(timing.times_us), gaps_us=self._shared(timing.gaps_us)
+            timing, times_us=self._share(timing.times_us), gaps_us=self._share(timing.gaps_us)
         )
 
-    def _shared(self, values: tuple[float, ...]) -> tuple[float, ...]:
+    def _share(self, values: tuple[float, ...]) -> tuple[float, ...]:
         lookup = self._kept.setdefault if len(self._kept) < self._most else self._kept.get
         return tuple(map(lookup, values, values))
 

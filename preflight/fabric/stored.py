@@ -110,7 +110,7 @@ def open_samples(given: Path) -> tuple[Path, bytes]:
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}; {_GIVE}") from error
     if content.startswith(_MAGIC):
-        content = _unpacked(path, content)
+        content = _decompress(path, content)
     if not content.strip():
         raise UsageError(f"{path} is empty; {_GIVE}")
     if content.count(b",") > MOST_NUMBERS:
@@ -128,7 +128,7 @@ def _in_folder(folder: Path) -> Path:
     return path
 
 
-def _unpacked(path: Path, content: bytes) -> bytes:
+def _decompress(path: Path, content: bytes) -> bytes:
     """Decompress piece by piece: a small file can expand to more than all memory."""
     buffer = io.BytesIO()
     most = min(LARGEST, unpacks_to(len(content)))
@@ -177,8 +177,8 @@ def read_stored(given: Path) -> StoredSamples:
 def stored_in(path: Path, content: bytes) -> StoredSamples:
     """Do the same for content that was already read from `path`."""
     try:
-        document = _decoded(content, Document)
-        return _stored(path, content, document.form, document)
+        document = _decode(content, Document)
+        return _stored_samples(path, content, document.form, document)
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from error
     except MemoryError as error:
@@ -188,16 +188,16 @@ def stored_in(path: Path, content: bytes) -> StoredSamples:
         ) from error
 
 
-def _stored(path: Path, content: bytes, form: Form, document: Document) -> StoredSamples:
+def _stored_samples(path: Path, content: bytes, form: Form, document: Document) -> StoredSamples:
     if form == "short":
-        observed = _decoded(content, _Earlier).now
+        observed = _decode(content, _Earlier).now
         refuse_absurd(observed)
         return StoredSamples(path=path, form=form, observed=observed)
     swept = bytes(document.sweep) if form == "run" else content
     if swept in (b"", b"null"):
         nothing = Observed(nodes=(), backend="", tried=(), digests=())
         return StoredSamples(path=path, form=form, observed=nothing, run=document.nonce)
-    sweep = _decoded(swept, Sweep)
+    sweep = _decode(swept, Sweep)
     refuse_absurd_sweep(sweep)
     return StoredSamples(
         path=path, form=form, sweep=sweep, observed=observe(sweep), run=document.nonce
@@ -248,7 +248,7 @@ class _Earlier(Observed, frozen=True, kw_only=True):
         return Observed(**{**fields, "tried": tuple(result.now for result in self.tried)})
 
 
-def _decoded(content: bytes, kind: type[T]) -> T:
+def _decode(content: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(content, type=kind)
     except msgspec.ValidationError as error:

@@ -105,15 +105,15 @@ class Group:
 
         `read` must be a named function, as above.
         """
-        ranked = self._sorted(read)
+        ranked = self._sorted_values(read)
         return ranked[len(ranked) // 2] if len(ranked) > 1 else None
 
     def at_least(self, read: Callable[[Facts], float | None], least: float) -> int:
         """How many nodes of the group have at least `least`."""
-        ranked = self._sorted(read)
+        ranked = self._sorted_values(read)
         return len(ranked) - bisect_left(ranked, least)
 
-    def _sorted(self, read: Callable[[Facts], float | None]) -> list[float]:
+    def _sorted_values(self, read: Callable[[Facts], float | None]) -> list[float]:
         if read not in self._ranked:
             values = (read(facts) for facts in self.facts.values())
             self._ranked[read] = sorted(value for value in values if value is not None)

@@ -103,7 +103,7 @@ def read_variables(
             value = str(folder / typed_path(value))
         fields[field], names[field] = value, name
     group = _text(variables, GROUP, where)
-    return _converted(fields, names, where), group
+    return _convert(fields, names, where), group
 
 
 def _connection_settings(
@@ -186,7 +186,7 @@ def _value(variables: Mapping[str, Raw], name: str, where: str) -> Any:
     return value
 
 
-def _converted(fields: dict[str, Any], names: dict[str, str], where: str) -> NodeTable:
+def _convert(fields: dict[str, Any], names: dict[str, str], where: str) -> NodeTable:
     try:
         # INI files and scripts give numbers as text.
         table = msgspec.convert(fields, NodeTable, strict=False)

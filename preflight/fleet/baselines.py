@@ -150,15 +150,15 @@ def gpu_floor(expected: Expected, measure: Measure, *, algorithm: str = "") -> F
     if own := _site(expected, measure):
         return own
     why = f"as expected by {expected.origin or 'the inventory'}"
-    return _shipped(gpu_platform(expected), measure, why, algorithm)
+    return _floor(gpu_platform(expected), measure, why, algorithm)
 
 
 def found_gpu_floor(model: str, measure: Measure) -> Floor | None:
     """Return the shipped floor of a GPU by its driver's name for it; None if none is known."""
-    return _shipped(gpu_platform(Expected(gpu_model=model)), measure, f"a {model} by its driver")
+    return _floor(gpu_platform(Expected(gpu_model=model)), measure, f"a {model} by its driver")
 
 
-def _shipped(platform: str | None, measure: Measure, why: str, algorithm: str = "") -> Floor | None:
+def _floor(platform: str | None, measure: Measure, why: str, algorithm: str = "") -> Floor | None:
     entries = [
         entry
         for entry in baselines().gpu

@@ -94,7 +94,7 @@ def _ask(text: str, own: Mapping[str, Sequence[str]] | None, *, may_be_empty: bo
     """Ask a child process, which can be killed together with the commands it started."""
     isolated = "-I" if sys.flags.isolated else "-P"
     argv = [sys.executable, isolated, "-c", _CHILD]
-    folded = None if own is None else (OURS, _folded(own, text))
+    folded = None if own is None else (OURS, _fold_groups(own, text))
     question = {"pattern": as_slurm_reads(text), "own": folded, "may_be_empty": may_be_empty}
     remote = LocalConnection().start(argv, timeout_s=UPCALL_S, limit=_LIMIT)
     try:
@@ -119,7 +119,7 @@ def _ask(text: str, own: Mapping[str, Sequence[str]] | None, *, may_be_empty: bo
         ) from error
 
 
-def _folded(own: Mapping[str, Sequence[str]], text: str) -> dict[str, str]:
+def _fold_groups(own: Mapping[str, Sequence[str]], text: str) -> dict[str, str]:
     """Fold the groups that a text can mean; the others are only names, for the messages."""
     patterns = any(sign in text for sign in _WILD)
     room, folded = MOST_MEMBERS, dict.fromkeys(own, "")

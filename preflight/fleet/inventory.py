@@ -221,8 +221,8 @@ class Inventory:
             python=self._once(self._command, nearest("python")),
             expected=Expected(
                 **expected,
-                limits=self._joined(name, "limits") if is_known else {},
-                baselines=self._joined(name, "baselines") if is_known else {},
+                limits=self._join_tables(name, "limits") if is_known else {},
+                baselines=self._join_tables(name, "baselines") if is_known else {},
                 origin=f"{self.path} {where}" if is_known else "",
             ),
             off=self._shared_off(name),
@@ -245,7 +245,7 @@ class Inventory:
             layers.append((f"[group.{group}]", self._content.group[group]))
         return layers if own is None else [*layers, (f"[node.{name}]", own)]
 
-    def _joined(self, name: str, kind: Literal["limits", "baselines"]) -> dict[str, Override]:
+    def _join_tables(self, name: str, kind: Literal["limits", "baselines"]) -> dict[str, Override]:
         """Return a node's own limits or baselines; for each name the most specific table wins."""
         numbers: dict[str, Override] = {}
         for where, layer in self._named_layers(name):

@@ -100,7 +100,7 @@ def _read_one(path: Path) -> dict[str, str]:
             continue
         match = ASSIGNMENT.fullmatch(stripped.removeprefix("export ").strip())
         if match:
-            environ[match[1]] = _unquoted(match[2])
+            environ[match[1]] = _unquote(match[2])
         elif not environ:
             # Later lines may be the rest of a value with newlines in it, as `env` prints them.
             raise UsageError(
@@ -115,7 +115,7 @@ def _plain(path: Path) -> str:
     return str(path) if str(path).isprintable() else ascii(str(path))
 
 
-def _unquoted(value: str) -> str:
+def _unquote(value: str) -> str:
     if value.startswith(('"', "'")):
         try:
             return "".join(shlex.split(value))

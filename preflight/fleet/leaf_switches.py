@@ -133,7 +133,7 @@ def with_leaves(
         if not file:
             raise UsageError(f"{OPTION} is empty: give the path of a topology.conf")
         path = typed_path(file)
-        result = _placed(fleet, read_switches(path), str(path))
+        result = _set_leaves(fleet, read_switches(path), str(path))
         if not result.leaves:
             names = fold(host.name for host in fleet.hosts)
             raise UsageError(f"{path} knows no leaf of {names}: give the topology of this fleet")
@@ -152,14 +152,14 @@ def _by_slurm(fleet: Fleet, environ: Mapping[str, str]) -> Fleet:
     answer = ask_here(_SCONTROL.split(), _ASK_S, for_slurm(os.environ))
     listing = answer.stdout.decode(errors="replace") if answer and answer.returncode == 0 else ""
     if "SwitchName=" in listing:
-        return _placed(fleet, parse_switches(listing, _SCONTROL), _SCONTROL)
+        return _set_leaves(fleet, parse_switches(listing, _SCONTROL), _SCONTROL)
     conf = environ.get("SLURM_CONF")
     beside = [Path(conf).with_name(SLURMS_OWN.name)] if conf else []
     path = next((file for file in (*beside, SLURMS_OWN) if file.is_file()), None)
-    return fleet if path is None else _placed(fleet, read_switches(path), str(path))
+    return fleet if path is None else _set_leaves(fleet, read_switches(path), str(path))
 
 
-def _placed(fleet: Fleet, leaf_of: Mapping[str, str], origin: str) -> Fleet:
+def _set_leaves(fleet: Fleet, leaf_of: Mapping[str, str], origin: str) -> Fleet:
     """Set the leaf of each node; Slurm knows nodes by short names, a fleet may use long ones."""
     hosts = tuple(
         replace(host, leaf=leaf_of.get(host.name, leaf_of.get(host.name.partition(".")[0], "")))

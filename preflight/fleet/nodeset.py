@@ -101,7 +101,7 @@ def fold(names: Iterable[str]) -> str:
             plain.setdefault(_NUMBERS.sub("%s", name), []).append(name)
     many = sum(len(own) for pattern, own in plain.items() if pattern.count("%s") > 1) > _FEW_FOLDED
     folded = [
-        ",".join(_folded(pattern, own))
+        ",".join(_fold_numbers(pattern, own))
         if many and pattern.count("%s") > 1
         else str(node_set.NodeSet.fromlist(own, resolver=node_set.RESOLVER_NOGROUP))
         for pattern, own in sorted(plain.items())
@@ -109,7 +109,7 @@ def fold(names: Iterable[str]) -> str:
     return ",".join((*folded, *addresses))
 
 
-def _folded(pattern: str, names: Iterable[str]) -> Iterator[str]:
+def _fold_numbers(pattern: str, names: Iterable[str]) -> Iterator[str]:
     """Fold names with several numbers in linear time: by the last number, then the one before."""
     range_set = clustershell("RangeSet").RangeSet
     vectors = [tuple(_NUMBERS.findall(name)) for name in sorted(set(names), key=natural)]
@@ -172,10 +172,10 @@ def as_slurm_reads(text: str) -> str:
 
     ClusterShell puts them before both ends and reads a51 to a520. UsageError for a bad range.
     """
-    return _DIGITS_BEFORE.sub(lambda match: f"[{','.join(_joined(*match.groups()))}]", text)
+    return _DIGITS_BEFORE.sub(lambda match: f"[{','.join(_join_ranges(*match.groups()))}]", text)
 
 
-def _joined(digits: str, ranges: str) -> Iterator[str]:
+def _join_ranges(digits: str, ranges: str) -> Iterator[str]:
     """Yield a range for each number of digits; Slurm pads to the width of the first number."""
     for part in ranges.split(","):
         match = _RANGE.fullmatch(part.strip())

@@ -252,9 +252,9 @@ def _run_here(python: tuple[str, ...]) -> list[str]:
 def _fleet(request: FleetRequest) -> Fleet:
     inventory = _inventory(request)
     if request.ranked is not None:
-        return _ranked(request, request.ranked, inventory)
+        return _by_ranks(request, request.ranked, inventory)
     names, origin, is_here = _names(request, inventory)
-    names = _excluded(names, request.exclude, inventory)
+    names = _without_excluded(names, request.exclude, inventory)
     brought = request.found.hosts if request.found and request.found.origin == origin else {}
     chosen = [brought[n] for n in names] if brought else _hosts(names, inventory, here=is_here)
     hosts = tuple(_with_choices(host, request) for host in chosen)
@@ -269,10 +269,10 @@ def _fleet(request: FleetRequest) -> Fleet:
     return _complete(fleet, _interface(request, inventory, hosts), inventory)
 
 
-def _ranked(request: FleetRequest, ranked: Ranked, inventory: AnyInventory | None) -> Fleet:
+def _by_ranks(request: FleetRequest, ranked: Ranked, inventory: AnyInventory | None) -> Fleet:
     """Return the nodes of torchrun's ranks; an inventory says what is expected of them."""
     every = ranked.hosts(inventory)
-    names = set(_excluded(tuple(host.name for host in every), request.exclude, inventory))
+    names = set(_without_excluded(tuple(host.name for host in every), request.exclude, inventory))
     hosts = tuple(host for host in every if host.name in names)
     environ = ranked.environs(every)
     master, remark = choose_master(
@@ -383,7 +383,7 @@ def _all_of(inventory: AnyInventory) -> tuple[str, ...]:
     return inventory.names
 
 
-def _excluded(
+def _without_excluded(
     names: tuple[str, ...], exclude: str | None, inventory: AnyInventory | None
 ) -> tuple[str, ...]:
     if exclude is None:

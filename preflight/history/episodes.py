@@ -147,10 +147,10 @@ class _EpisodeReader:
             .limit(MOST)
         )  # fmt: skip
         rows = self._connection.execute(query).all()
-        blamed = self._blamed([row.id for row in rows])
+        blamed = self._blamed_nodes([row.id for row in rows])
         return tuple(as_struct(Episode, row, nodes=blamed.get(row.id, ())) for row in rows)
 
-    def _blamed(self, episodes: Iterable[int]) -> dict[int, tuple[str, ...]]:
+    def _blamed_nodes(self, episodes: Iterable[int]) -> dict[int, tuple[str, ...]]:
         """The nodes that each episode blamed when it was last found."""
         by_episode: dict[int, list[str]] = {}
         for piece in chunks(episodes):

@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 METADATA = MetaData()
 
 
-def _numbered(name: str, *columns: SchemaItem) -> Table:
+def _numbered_table(name: str, *columns: SchemaItem) -> Table:
     """A table in which each row has a number."""
     number = Column("id", Integer, primary_key=True, autoincrement=False)
     return Table(name, METADATA, number, *columns)
@@ -74,13 +74,13 @@ def _text_id() -> Column[int]:
     return Column("text_id", ForeignKey("texts.id"), nullable=False)
 
 
-META = _numbered(
+META = _numbered_table(
     "preflight_history",
     Column("schema_version", Integer, nullable=False),
     Column("writes", Integer, nullable=False),  # changed first by every writer: it is the lock
 )
 
-FLEETS = _numbered(
+FLEETS = _numbered_table(
     "fleets",
     Column("key", String(64), nullable=False, unique=True),
     Column("nodes", Text, nullable=False),
@@ -88,7 +88,7 @@ FLEETS = _numbered(
     Column("last_run", Integer, nullable=False),
 )
 
-RUNS = _numbered(
+RUNS = _numbered_table(
     "runs",
     Column("nonce", String(64), nullable=False),
     Column("fleet_id", ForeignKey("fleets.id"), nullable=False, index=True),
@@ -102,7 +102,7 @@ RUNS = _numbered(
     Column("sweep", String(64), nullable=False, server_default=""),
 )
 
-NODES = _numbered(
+NODES = _numbered_table(
     "nodes",
     Column("name", String(255), nullable=False, index=True),
     Column("serial", String(128), unique=True),
@@ -110,13 +110,13 @@ NODES = _numbered(
     Column("last_run", Integer, nullable=False),
 )
 
-GPUS = _numbered(
+GPUS = _numbered_table(
     "gpus",
     Column("uuid", String(128), nullable=False, unique=True),
     Column("model", String(128), nullable=False),
 )
 
-PLACES = _numbered(
+PLACES = _numbered_table(
     "places",
     Column("gpu_id", ForeignKey("gpus.id"), nullable=False, index=True),
     Column("node_id", ForeignKey("nodes.id"), nullable=False, index=True),
@@ -134,9 +134,9 @@ STATES = Table(
     sqlite_with_rowid=False,
 )
 
-TEXTS = _numbered("texts", Column("text", String(256), nullable=False, unique=True))
+TEXTS = _numbered_table("texts", Column("text", String(256), nullable=False, unique=True))
 
-EPISODES = _numbered(
+EPISODES = _numbered_table(
     "episodes",
     Column("check_id", String(128), nullable=False),
     Column("about", String(600), nullable=False),
@@ -151,7 +151,7 @@ EPISODES = _numbered(
     Index("episodes_by_last", "last_run"),
 )
 
-VERDICTS = _numbered(
+VERDICTS = _numbered_table(
     "verdicts",
     Column("run_id", ForeignKey("runs.id"), nullable=False, index=True),
     Column("episode_id", ForeignKey("episodes.id"), nullable=False, index=True),
@@ -167,7 +167,7 @@ BLAMED = Table(
     sqlite_with_rowid=False,
 )
 
-LAYOUTS = _numbered(
+LAYOUTS = _numbered_table(
     "layouts",
     Column("measure", String(64), nullable=False),
     Column("under", String(256), nullable=False),
@@ -175,7 +175,7 @@ LAYOUTS = _numbered(
     UniqueConstraint("measure", "under", "units"),
 )
 
-MEASURES = _numbered(
+MEASURES = _numbered_table(
     "measures",
     Column("run_id", ForeignKey("runs.id"), nullable=False),
     Column("node_id", ForeignKey("nodes.id"), nullable=False),

@@ -246,12 +246,12 @@ def find(
     met = meetings(observed)
     searches = list(_searches(observed, met, limit))
     outright = bad_by_themselves(observed.tried if seen is None else seen, observed.silent)
-    culprits = _with_searched(outright, searches)
+    culprits = _add_culprits(outright, searches)
     doubted = [
         search.parts.component(key) for search in searches for key in search.explained.doubted
     ]
     if observed.retested:
-        culprits = _not_cleared(culprits, observed, met, limit)
+        culprits = _without_cleared(culprits, observed, met, limit)
     trials = _trials(culprits, observed)
     culprits = [
         culprit
@@ -268,14 +268,14 @@ def find(
     )
 
 
-def _not_cleared(
+def _without_cleared(
     culprits: Sequence[Culprit], observed: Observed, met: Meetings, limit: Limit
 ) -> list[Culprit]:
     """Keep the events of the scheduled rounds, unless a retest has cleared them."""
     second = RetestComparison(observed, met, limit("spike_us"))
     current = list(culprits)
     # With these events the scheduled rounds alone would have named a part.
-    for culprit in _with_searched([], _events(second.first, observed, limit)):
+    for culprit in _add_culprits([], _events(second.first, observed, limit)):
         remaining, among = second.remaining(culprit), set(culprit.among)
         if remaining is None:
             current = [
@@ -310,10 +310,10 @@ def _repeated_events(second: RetestComparison, observed: Observed, limit: Limit)
     exposures = joined(second.first.wire, second.again.wire)
     rates, parts = rates_of(exposures, limit), Parts(exposures.places, observed.leaves)
     accepted = hot_again(parts, rates, len(second.first.wire.places))
-    return _with_searched([], [_Search("spikes", SearchResult(accepted, []), parts, exposures)])
+    return _add_culprits([], [_Search("spikes", SearchResult(accepted, []), parts, exposures)])
 
 
-def _with_searched(culprits: list[Culprit], searches: Iterable[_Search]) -> list[Culprit]:
+def _add_culprits(culprits: list[Culprit], searches: Iterable[_Search]) -> list[Culprit]:
     """Add the culprits of these searches that earlier culprits do not explain."""
     for search in searches:
         for fault in search.explained.accepted:
@@ -357,21 +357,21 @@ class _Search(NamedTuple):
 def _searches(observed: Observed, met: Meetings, limit: Limit) -> Iterator[_Search]:
     """Search for wrong sums, shifts, then events: earlier findings explain later ones."""
     wrong = _wrong(observed)
-    yield _searched("corrupt", wrong, observed, Rates(wrong, never=True), math.inf)
+    yield _run_search("corrupt", wrong, observed, Rates(wrong, never=True), math.inf)
     for symptom in SHIFTS:
         model = shifts_of(met, observed, symptom, limit)
-        yield _searched(symptom, model.timed, observed, model)
+        yield _run_search(symptom, model.timed, observed, model)
     yield from _events(watch(met, limit("spike_us")), observed, limit)
 
 
 def _events(watched: EventCounts, observed: Observed, limit: Limit) -> Iterator[_Search]:
     """Search late hosts first: their partners wait, which can look like the wire's fault."""
     late = rates_of(watched.late, limit, alone=True)
-    yield _searched("late", watched.late, observed, late)
-    yield _searched("spikes", watched.wire, observed, rates_of(watched.wire, limit))
+    yield _run_search("late", watched.late, observed, late)
+    yield _run_search("spikes", watched.wire, observed, rates_of(watched.wire, limit))
 
 
-def _searched(
+def _run_search(
     symptom: Symptom,
     rows: Exposures | LogTimes,
     observed: Observed,

@@ -130,7 +130,7 @@ class _Suspects:
                 continue
             if gain <= 0 or score <= self._threshold:
                 keys = [key, *(other for _, other in queue)]
-                doubted = self._doubted(keys, lambda own: model.fit(own)[1])[:FEW]
+                doubted = self._if_alone(keys, lambda own: model.fit(own)[1])[:FEW]
                 if len(accepted) > tried_at and self._several(doubted):
                     tried_at = len(accepted)
                     queue = self._queue(keys)
@@ -182,7 +182,7 @@ class _Suspects:
         beyond_chance = gain - self._parts.penalty(key) > self._threshold
         return beyond_chance and self._model.enough(strength, self._through[key])
 
-    def _doubted(self, keys: Iterable[Key], gain: Callable[[Sequence[int]], float]) -> list[Key]:
+    def _if_alone(self, keys: Iterable[Key], gain: Callable[[Sequence[int]], float]) -> list[Key]:
         """Return those that would be proven if they were the only suspects, strongest first."""
         model, through = self._model, self._through
         ranked = sorted((self._parts.penalty(key) - gain(through[key]), key) for key in keys)
@@ -198,7 +198,7 @@ class _Suspects:
         Strongest first; of a path and its rails only the strongest.
         """
         pairs: dict[tuple[str, str], Key] = {}
-        for key in self._doubted((key for key in keys if key.kind == "path"), self._model.hunch):
+        for key in self._if_alone((key for key in keys if key.kind == "path"), self._model.hunch):
             pairs.setdefault((key.one, key.other), key)
         return list(pairs.values())[:_MOST_PATHS]
 

@@ -64,7 +64,7 @@ def decode(tested: Iterable[PairOutcome], silent: Collection[str] = ()) -> tuple
     """
     tested = tuple(tested)
     bad = list(dict.fromkeys(outcome.nodes for outcome in tested if outcome.bad))
-    cleared = _cleared(tested, bad)
+    cleared = _cleared_nodes(tested, bad)
     partners: dict[str, set[str]] = {}
     for a, b in bad:
         partners.setdefault(a, set()).add(b)
@@ -104,7 +104,7 @@ def _bad_itself(name: str, partners: set[str], cleared: set[str]) -> bool:
     return name not in cleared and len(partners) > 1 and bool(partners & cleared)
 
 
-def _cleared(tested: Sequence[PairOutcome], bad: Collection[Pairing]) -> set[str]:
+def _cleared_nodes(tested: Sequence[PairOutcome], bad: Collection[Pairing]) -> set[str]:
     """Return nodes that have a good pair on every rail on which they have a bad one.
 
     A pair with one bad rail is a bad pair. A partner that lacks a rail says nothing about it.
@@ -121,7 +121,7 @@ def _rest(unexplained: Sequence[Pairing], cleared: set[str]) -> list[Culprit]:
     culprits = [
         Culprit(among=(Component("path", pair),), confidence=_PATH, pairs=(pair,)) for pair in paths
     ]
-    for group in _connected([pair for pair in unexplained if pair not in paths], cleared):
+    for group in _group_by_suspect([pair for pair in unexplained if pair not in paths], cleared):
         names = dict.fromkeys(name for pair in group for name in pair if name not in cleared)
         nodes = [Component("node", (name,)) for name in names]
         between = [Component("path", pair) for pair in group]
@@ -131,7 +131,7 @@ def _rest(unexplained: Sequence[Pairing], cleared: set[str]) -> list[Culprit]:
     return culprits
 
 
-def _connected(pairs: Sequence[Pairing], cleared: set[str]) -> list[list[Pairing]]:
+def _group_by_suspect(pairs: Sequence[Pairing], cleared: set[str]) -> list[list[Pairing]]:
     """Gather pairs that share a suspect: one culprit may explain them together."""
     groups: list[tuple[set[str], list[Pairing]]] = []
     for pair in pairs:

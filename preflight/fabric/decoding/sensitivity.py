@@ -104,7 +104,7 @@ def sensitivity(
     every = sum(place.rail != ALL_RAILS for place in wire.places)
     order = {name: at for at, name in enumerate(observed.nodes)}
     looks = [
-        _missed(node, rail, load, rule, peers=every - load.pairs)
+        _row(node, rail, load, rule, peers=every - load.pairs)
         for (node, rail), load in sorted(
             through.items(), key=lambda entry: (order[entry[0][0]], entry[0])
         )
@@ -144,10 +144,10 @@ class _Rule:
         self._rates = rates
         self._threshold = threshold
         self._model = model
-        self.events = cache(self._needed)
+        self.events = cache(self._events_needed)
         self.slower = cache(self._least_loss)
 
-    def _needed(self, operations: int, pairs: int) -> int | None:
+    def _events_needed(self, operations: int, pairs: int) -> int | None:
         """Return how many events in so many operations of each pair name the endpoint."""
         counts = range(LEAST_EVENTS, _MOST_EVENTS)
         gain = partial(self._rates.gain_of, operations=operations, pairs=pairs)
@@ -168,7 +168,7 @@ class _Rule:
         return round(loss, 3) if loss < _ALL else None
 
 
-def _missed(node: str, rail: int, load: _Load, rule: _Rule, *, peers: int) -> SensitivityRow:
+def _row(node: str, rail: int, load: _Load, rule: _Rule, *, peers: int) -> SensitivityRow:
     loaded_s = sum(load.loaded_s)
     has_peers = peers >= LEAST_PEERS  # without peers only floors and failures count
     events = rule.events(load.operations // load.pairs, load.pairs) if has_peers else None
