@@ -174,11 +174,11 @@ _SINGLE: Final = re.compile(r"(?:.*,)?(?:gres:gpu:|gres/gpu:)?(?:verbose,)?(?:pe
 
 def launching(environ: Environ) -> list[Remark]:
     """Remarks on how ranks are bound and counted, and on where they meet."""
-    remarks = (_masked(environ), _too_many(environ), _port(environ))
+    remarks = (_gpu_binding(environ), _too_many(environ), _port(environ))
     return [remark for remark in remarks if remark is not None]
 
 
-def _masked(environ: Environ) -> Remark | None:
+def _gpu_binding(environ: Environ) -> Remark | None:
     """Slurm shows each task its own GPU only: NCCL cannot open a neighbour's memory.
 
     NVIDIA/nccl issues 1066 and 1948; a task that alone has all GPUs of its node is not meant.

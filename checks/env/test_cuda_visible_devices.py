@@ -343,12 +343,12 @@ def first_complaint(
     env: Mapping[str, str], visible: Visible, job: Job, facts: Facts, others: Mapping[str, Facts]
 ) -> Deviation | None:
     """The worst thing about the list; what kills ranks comes before what is only odd."""
-    gpus, given = facts.gpus or (), allocation(env)
+    gpus, grant = facts.gpus or (), allocation(env)
     return (
-        host_numbered(visible, given, len(gpus))
+        host_numbered(visible, grant, len(gpus))
         or unusable(visible, gpus, owner_of(visible, facts, others))
         or too_few(visible, job.nproc_per_node)
-        or not_its_own(visible, given, len(gpus))
+        or not_its_own(visible, grant, len(gpus))
         or ambiguous_order(visible, gpus, env.get("CUDA_DEVICE_ORDER", ""))
         or unconfirmed(visible)
         or unlike_other_nodes(visible, job)

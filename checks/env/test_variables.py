@@ -27,11 +27,11 @@ CHECKS = (
 
 def judge_values(environ: Mapping[str, str] | None, origin: str) -> Verdict:
     """Read each value as NCCL, torch, CUDA or gloo will."""
-    return not_run(UNKNOWN_JOB) if environ is None else _judged(frozenset(environ.items()), origin)
+    return not_run(UNKNOWN_JOB) if environ is None else _judge(frozenset(environ.items()), origin)
 
 
 @lru_cache(maxsize=64)  # the nodes of a job have few environments
-def _judged(settings: frozenset[tuple[str, str]], origin: str) -> Verdict:
+def _judge(settings: frozenset[tuple[str, str]], origin: str) -> Verdict:
     environ = dict(settings)
     present = [
         var for name, var in variables().items() if name in environ and var.type != "undocumented"
@@ -53,9 +53,9 @@ def judge_exists(
     """Compare the names with those that the installed NCCL, torch, CUDA and gloo read."""
     if environ is None:
         return not_run(UNKNOWN_JOB)
-    known = sum(name in variables() for name in environ)
-    summary = f"{count(known, 'variable')} of NCCL, torch, CUDA and gloo, each read by one of them"
-    fine = ok(summary if known else "it sets no variable of NCCL, torch, CUDA or gloo")
+    names = sum(name in variables() for name in environ)
+    summary = f"{count(names, 'variable')} of NCCL, torch, CUDA and gloo, each read by one of them"
+    fine = ok(summary if names else "it sets no variable of NCCL, torch, CUDA or gloo")
     return verdict(unread(environ, editions(facts, environ)), fine, origin)
 
 
@@ -154,8 +154,8 @@ _IF_DEBUGGING: Final = "unset it, if it was set for debugging"
 
 def switched_off(environ: Mapping[str, str], expected: Expected, facts: Facts) -> list[Remark]:
     """Fast paths that this node has and the job's settings switch off."""
-    rdma, direct, shm = _rdma(environ), _direct(environ), _shared(environ)
-    remarks = [one for one in (_nics(rdma, expected, facts), _gpus(direct, expected, facts)) if one]
+    rdma, direct, shm = _rdma(environ), _direct(environ), _shm(environ)
+    remarks = list(filter(None, (_nics(rdma, expected, facts), _gpus(direct, expected, facts))))
     if rdma and direct and shm and not any(remark.weight == "fail" for remark in remarks):
         off = f"{rdma}, {direct}, {shm}"
         sentence = f"all fast paths are switched off ({off}): everything goes over TCP"
@@ -169,7 +169,7 @@ def unjudged(environ: Mapping[str, str], facts: Facts) -> str:
     """The setting that switches a path off where nothing shows whether the node has it."""
     if facts.driver.state != "unknown" or facts.nics is not None or facts.gpus is not None:
         return ""
-    return _rdma(environ) or _direct(environ) or _shared(environ) or _gdr_level(environ)
+    return _rdma(environ) or _direct(environ) or _shm(environ) or _gdr_level(environ)
 
 
 def _rdma(environ: Mapping[str, str]) -> str:
@@ -187,7 +187,7 @@ def _direct(environ: Mapping[str, str]) -> str:
     return show("NCCL_P2P_LEVEL", level) if level.strip() in _OFF else ""
 
 
-def _shared(environ: Mapping[str, str]) -> str:
+def _shm(environ: Mapping[str, str]) -> str:
     value = environ.get("NCCL_SHM_DISABLE", "")
     return show("NCCL_SHM_DISABLE", value) if switched_on(value) else ""
 

@@ -443,7 +443,7 @@ def _out_of_range(variable: Variable, subject: str, number: int) -> Remark | Non
     then = f": {variable.beyond}" if variable.beyond else ""
     verb = ", not" if " is read as " in subject else " is not"
     return Remark(
-        f"{subject}{verb} {_what_is_taken(variable)}{then}",
+        f"{subject}{verb} {_choice_words(variable)}{then}",
         _instead(variable),
         hangs=variable.hangs,
     )
@@ -495,7 +495,7 @@ def _unusual(variable: Variable, value: str, environ: Mapping[str, str]) -> Rema
     return Remark(f"{usual}: {does}" if does else usual, _instead(variable), "warn")
 
 
-def _what_is_taken(variable: Variable) -> str:
+def _choice_words(variable: Variable) -> str:
     if variable.values:
         return "one of " + ", ".join(variable.values)
     if variable.type == "switch":
@@ -508,4 +508,4 @@ def _what_is_taken(variable: Variable) -> str:
 def _instead(variable: Variable) -> str:
     if variable.advice:
         return f"{variable.name}: {variable.advice}"
-    return f"unset {variable.name}, or give it {_what_is_taken(variable)}"
+    return f"unset {variable.name}, or give it {_choice_words(variable)}"

@@ -165,14 +165,14 @@ def _by_words() -> Mapping[tuple[str, ...], str]:
 
 
 @cache
-def _known() -> tuple[tuple[str, int], ...]:
+def _letters_by_name() -> tuple[tuple[str, int], ...]:
     """The known names, each with the letters that occur in it."""
     return tuple((name, _letters(name)) for name in variables() if len(name) >= _SHORTEST)
 
 
 def _nearest(name: str) -> str:
     best, least, bits = "", FARTHEST + 1, _letters(name)
-    for other, letters in _known():
+    for other, letters in _letters_by_name():
         # An edit takes at most one letter away and brings at most one.
         if abs(len(other) - len(name)) > FARTHEST or (bits ^ letters).bit_count() > 2 * FARTHEST:
             continue

@@ -37,9 +37,11 @@ _OF_DOMAIN = (
 )  # fmt: skip
 
 
-def _evidence(one: Pair | Inside | OverNvlink, keys: Sequence[str], **names: str) -> dict[str, Any]:
+def _evidence(
+    result: Pair | Inside | OverNvlink, keys: Sequence[str], **names: str
+) -> dict[str, Any]:
     """What was measured, under the keys of the report; `names`: the field where it differs."""
-    return {key: getattr(one, names.get(key, key)) for key in keys}
+    return {key: getattr(result, names.get(key, key)) for key in keys}
 
 
 def judge_allreduce(pair: Pair) -> Verdict:
@@ -163,17 +165,19 @@ def judge_nvlink_domain(
     return _nvlink_domain_verdict(name, over_nvlink(one, gpus or (), limit("nvlink.inside_share")))
 
 
-def _nvlink_domain_verdict(name: str, one: OverNvlink) -> Verdict:
-    evidence = _evidence(one, _OF_DOMAIN, nvlink_domain="domain", size_bytes="at_bytes")
-    evidence["partners"] = list(one.partners)
-    if one.why and one.proven:
-        return fail(one.why, advice=one.advice, **evidence)
-    if one.why:
-        why = f"{one.why}; whether {name} is at fault is not known"
-        return unknown(why, advice=one.advice, **evidence)
-    speed = f"{gbs(one.best_gbs or 0.0)} at best at {size(one.at_bytes)}"
-    where = f"on the slowest of its {one.rails} GPUs with {' and '.join(one.partners)}"
-    return ok(f"{speed} {where}, over {one.way}; {one.nodes} nodes are in its domain", **evidence)
+def _nvlink_domain_verdict(name: str, domain: OverNvlink) -> Verdict:
+    evidence = _evidence(domain, _OF_DOMAIN, nvlink_domain="domain", size_bytes="at_bytes")
+    evidence["partners"] = list(domain.partners)
+    if domain.why and domain.proven:
+        return fail(domain.why, advice=domain.advice, **evidence)
+    if domain.why:
+        why = f"{domain.why}; whether {name} is at fault is not known"
+        return unknown(why, advice=domain.advice, **evidence)
+    speed = f"{gbs(domain.best_gbs or 0.0)} at best at {size(domain.at_bytes)}"
+    where = f"on the slowest of its {domain.rails} GPUs with {' and '.join(domain.partners)}"
+    return ok(
+        f"{speed} {where}, over {domain.way}; {domain.nodes} nodes are in its domain", **evidence
+    )
 
 
 def test_fabric_nvlink_domain(node: Node, conclude: Conclude) -> None:

@@ -241,7 +241,7 @@ def _unknown(
     )
 
 
-def _tells(gpu: Gpu, needs: Sequence[str]) -> bool:
+def _reports(gpu: Gpu, needs: Sequence[str]) -> bool:
     """Whether it reports any of these readings."""
     for name in needs:  # noqa: SIM110  a generator takes three times as long, for each GPU and check
         if reading(gpu, name) not in (None, ""):
@@ -251,20 +251,20 @@ def _tells(gpu: Gpu, needs: Sequence[str]) -> bool:
 
 def _without_reading(gpus: Sequence[Gpu], needs: Sequence[str]) -> list[Gpu]:
     """GPUs without the reading, except where no GPU of the same kind has it."""
-    missing = [gpu for gpu in gpus if not _tells(gpu, needs)]
+    missing = [gpu for gpu in gpus if not _reports(gpu, needs)]
     if not missing:
         return []
-    telling = {gpu.name for gpu in gpus if _tells(gpu, needs)}
+    reporting = {gpu.name for gpu in gpus if _reports(gpu, needs)}
     return [
         gpu
         for gpu in missing
         if not _lacks(gpu, needs)
-        or ((gpu.name in telling or gpu.refused("name")) and not gpu.mig_enabled)
+        or ((gpu.name in reporting or gpu.refused("name")) and not gpu.mig_enabled)
     ]
 
 
 def _lacks(gpu: Gpu, needs: Sequence[str]) -> bool:
     health = gpu.health
-    if health is None or _tells(gpu, needs):
+    if health is None or _reports(gpu, needs):
         return False
     return all(name in health.lacks for name in needs)

@@ -262,17 +262,17 @@ def switch_faults(lines: Sequence[LogLine]) -> tuple[list[SwitchFault], list[Swi
         if "nvidia-nv" not in line.text:
             continue
         if _RELOADED.search(line.text):
-            old += _graded(new)
+            old += _merge_lines(new)
             new = []
         if match := _SXID.search(line.text):
             link = _LINK.search(match[5])
             fatal = None if match[4] in ("Data", "Severity") else match[4] == "Fatal"
             fields = match[1], match[2], int(match[3]), fatal, link[1] if link else ""
             new.append(SwitchFault(*fields, order, line.times, line.last_s))
-    return old, _graded(new)
+    return old, _merge_lines(new)
 
 
-def _graded(faults: Sequence[SwitchFault]) -> list[SwitchFault]:
+def _merge_lines(faults: Sequence[SwitchFault]) -> list[SwitchFault]:
     """Leave out further lines of an SXid; keep one line of an SXid without a grade."""
     distinct: dict[object, SwitchFault] = {}
     graded = {(fault.bus_id, fault.code) for fault in faults if fault.fatal is not None}

@@ -209,21 +209,21 @@ def nvlink_troubles(
             gbs = (link.mbps or 0) / 1000
             if speed and link.mbps is not None and link.mbps < speed:
                 sentence = f"{gbs:.3g} GB/s, {speed / 1000:.3g} GB/s {origin}"
-                yield Trouble(gpu, sentence, _NVLINK, part=_named(link))
+                yield Trouble(gpu, sentence, _NVLINK, part=_label(link))
             elif link.mbps is not None and gbs < _FULL_SPEED * board_gbs:
                 sentence = f"{gbs:.3g} GB/s, {board_gbs:g} GB/s on its board"
                 # The number is the inventory's if it names the model, not the table's alone.
                 by_peer = usual is None and fastest[gpu.name] / 1000 >= _FULL_SPEED * board_gbs
                 grave = by_peer or is_model(gpu.name, model)
-                yield Trouble(gpu, sentence, _NVLINK, grave=grave, part=_named(link))
+                yield Trouble(gpu, sentence, _NVLINK, grave=grave, part=_label(link))
             if link.failed_recoveries:
                 sentence = f"could not recover {link.failed_recoveries} times, 0 expected"
-                yield Trouble(gpu, sentence, _NVLINK, part=_named(link))
+                yield Trouble(gpu, sentence, _NVLINK, part=_label(link))
             elif noisy := noise(link, uptime, limit):
-                yield Trouble(gpu, noisy, _NVLINK, grave=False, part=_named(link))
+                yield Trouble(gpu, noisy, _NVLINK, grave=False, part=_label(link))
 
 
-def _named(link: LinkErrors) -> str:
+def _label(link: LinkErrors) -> str:
     return f" NVLink {link.link}:"
 
 
@@ -290,7 +290,7 @@ def judge_pcie(node: Node) -> Verdict:
     facts, group = node.facts, node.group
     fine = f"PCIe {_widths(facts)}, as expected"
     verdict = judge_gpus(node, _WIDTH, pcie_troubles(node.expected, facts, group, node.limit), fine)
-    if verdict.outcome is Outcome.OK and not _known(node.expected, facts, group):
+    if verdict.outcome is Outcome.OK and not _width_is_known(node.expected, facts, group):
         return not_run(f"PCIe {_widths(facts)}: how many lanes board and slot have is not reported")
     return verdict
 
@@ -300,7 +300,7 @@ def _widths(facts: Facts) -> str:
     return " and ".join(f"x{width}" for width in sorted(links, reverse=True))
 
 
-def _known(expected: Expected, facts: Facts, group: Group) -> bool:
+def _width_is_known(expected: Expected, facts: Facts, group: Group) -> bool:
     """Whether the expected width of every GPU is known, from itself or its peers."""
     if expected_of_kind("pcie_width", facts, group, given=expected.pcie_lanes) is not None:
         return True

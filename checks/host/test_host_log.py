@@ -201,10 +201,10 @@ def faults(lines: Sequence[LogLine]) -> list[Fault]:
     for key, fault in summaries.items():
         if key not in errors or fault.times > errors[key].times:
             errors[key] = fault
-    return _as_they_ended(list(errors.values()), recoveries)
+    return _grade_by_recovery(list(errors.values()), recoveries)
 
 
-def _as_they_ended(errors: list[Fault], recoveries: Recoveries) -> list[Fault]:
+def _grade_by_recovery(errors: list[Fault], recoveries: Recoveries) -> list[Fault]:
     """Grade uncorrected errors by their recovery; add devices that no error line names."""
     final = []
     for fault in errors:

@@ -75,11 +75,11 @@ def strain(seen: Memory, limit: Thresholds) -> str:
 def wear(edac: Edac, up_s: float, limit: Thresholds) -> str:
     """Name the DIMM whose corrected errors come faster than chance; "" if there is none."""
     per_day = limit("corrected_dimm_per_day")
-    for one in sorted(edac.errors, key=lambda dimm: -dimm.corrected):
-        counted_s = up_s if one.counted_s is None else one.counted_s
+    for dimm in sorted(edac.errors, key=lambda dimm: -dimm.corrected):
+        counted_s = up_s if dimm.counted_s is None else dimm.counted_s
         # A burst within the first day counts as that day's.
-        if one.corrected / max(1.0, counted_s / _DAY) > per_day:
-            errors = f"{one.corrected} corrected errors on {one.name} in {age(counted_s)}"
+        if dimm.corrected / max(1.0, counted_s / _DAY) > per_day:
+            errors = f"{dimm.corrected} corrected errors on {dimm.name} in {age(counted_s)}"
             return f"{errors}; at most {per_day:g} a day are usual"
     return ""
 

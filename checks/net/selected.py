@@ -70,16 +70,16 @@ def parse_filter(text: str) -> Filter:
 
 def nccl_interfaces(facts: Facts, ifname: str, family: str = "") -> tuple[Interface, ...]:
     """The interfaces of NCCL's sockets, in its order; the first carries its bootstrap."""
-    interfaces = _addressed(facts)[_FAMILIES.get(family)]
+    interfaces = _by_family(facts)[_FAMILIES.get(family)]
     if len(ifname) > 1:  # NCCL takes no notice of a single character
-        return _filtered(interfaces, ifname)
+        return _select(interfaces, ifname)
     nccl = version(facts.software.nccl or "") if facts.software else ()
     automatic: tuple[str, ...] = _AUTOMATIC
     if nccl and nccl < _SKIPS_DOWN:
         automatic = _AUTOMATIC_BEFORE_2_28
     else:
         interfaces = [interface for interface in interfaces if interface.running]
-    return next((hit for text in automatic if (hit := _filtered(interfaces, text))), ())
+    return next((hit for text in automatic if (hit := _select(interfaces, text))), ())
 
 
 def to_others(facts: Facts) -> Interface | None:
@@ -134,7 +134,7 @@ def first_choice(ifname: str, family: str) -> Callable[[Facts], tuple[str, str] 
 
 
 @read_once
-def _addressed(facts: Facts) -> dict[int | None, list[Interface]]:
+def _by_family(facts: Facts) -> dict[int | None, list[Interface]]:
     """By family, as getifaddrs(3) lists them: those with IPv4 first; of IPv6 not the loopback."""
     has = [(link, set(map(family_of, link.addresses))) for link in facts.interfaces]
     four = [link for link, families in has if 4 in families]  # noqa: PLR2004  IPv4
@@ -142,6 +142,6 @@ def _addressed(facts: Facts) -> dict[int | None, list[Interface]]:
     return {4: four, 6: six, None: [*four, *(link for link in six if link not in four)]}
 
 
-def _filtered(interfaces: Sequence[Interface], text: str) -> tuple[Interface, ...]:
+def _select(interfaces: Sequence[Interface], text: str) -> tuple[Interface, ...]:
     selection = parse_filter(text)
     return tuple(interface for interface in interfaces if selection.hits(interface.name))

@@ -167,12 +167,12 @@ def _not_to_others(first: Interface, facts: Facts, group: Group, environ: Mappin
     rdma = environ.get("NCCL_IB_DISABLE", "0").strip() != "1" and any(
         port.active for port in nccl_ports(facts, environ.get("NCCL_IB_HCA", ""))
     )
-    if rdma and _shared(first, facts, group):
+    if rdma and _subnet_has_peer(first, facts, group):
         return ""
     return f"{first.name} ({subnet(first)}); {used.name} ({subnet(used)}) leads to the other nodes"
 
 
-def _shared(interface: Interface, facts: Facts, group: Group) -> bool:
+def _subnet_has_peer(interface: Interface, facts: Facts, group: Group) -> bool:
     """Whether another node has an address of its own in the interface's subnet."""
     mine = parse_address(interface.addresses[0])
     if mine is None or mine.ip.is_link_local:  # such as the USB link to a node's own BMC
@@ -303,39 +303,39 @@ def same_machine(a: Facts, b: Facts) -> bool:
 
 
 def _unknown_name(
-    one: Resolved, master: Facts | None, group: Group, *, expected: bool
+    answer: Resolved, master: Facts | None, group: Group, *, expected: bool
 ) -> Deviation | None:
     """A name that no node knows is a name of our inventory, unless the job uses it."""
-    at_master = lookup_of(master, one.name) if master is not None else None
-    vote = decided(group.majority(answers(one.name)))
+    at_master = lookup_of(master, answer.name) if master is not None else None
+    vote = decided(group.majority(answers(answer.name)))
     usual = vote is not None and vote.value
     if not (expected or usual or (at_master is not None and at_master.addresses)):
         return None
-    sentence = f"the master's name {one.name} leads nowhere here: {one.error}"
-    return Deviation(sentence, _HOSTS.format(one.name))
+    sentence = f"the master's name {answer.name} leads nowhere here: {answer.error}"
+    return Deviation(sentence, _HOSTS.format(answer.name))
 
 
-def _wrong_family(one: Resolved, facts: Facts) -> Deviation | None:
+def _wrong_family(answer: Resolved, facts: Facts) -> Deviation | None:
     """A name with IPv6 addresses only is useless to a node without IPv6."""
-    versions = {family(ip) for ip in one.addresses}
+    versions = {family(ip) for ip in answer.addresses}
     own_versions = {family(ip) for ip in addresses_of(facts) if not ip.startswith("fe80")}
     if not own_versions or versions & own_versions:
         return None
     here, there = (f"IPv{next(iter(sorted(kinds)))}" for kinds in (own_versions, versions))
-    sentence = f"the master's name {one.name} leads to {_list(one)}: only {there}, this node has"
-    return Deviation(f"{sentence} only {here}", "give both ends an address of one family")
+    sentence = f"the master's name {answer.name} leads to {_list(answer)}: only {there}, this node"
+    return Deviation(f"{sentence} has only {here}", "give both ends an address of one family")
 
 
-def _slow(one: Resolved) -> Deviation | None:
-    if one.seconds < SLOW_S:
+def _slow(answer: Resolved) -> Deviation | None:
+    if answer.seconds < SLOW_S:
         return None
-    took = f"looking up the master's name {one.name} took {one.seconds:.1f} s"
+    took = f"looking up the master's name {answer.name} took {answer.seconds:.1f} s"
     advice = "look at the name servers in /etc/resolv.conf"
     return Deviation(f"{took}, under 1 s is usual", advice, grave=False)
 
 
-def _list(one: Resolved) -> str:
-    return ", ".join(one.addresses[:2])
+def _list(answer: Resolved) -> str:
+    return ", ".join(answer.addresses[:2])
 
 
 def judge_master_name(
@@ -353,7 +353,7 @@ def judge_master_name(
             "the addresses of names could not be looked up", advice="look at getent ahosts there"
         )
     if not network.names:
-        return _not_asked(alone=alone)
+        return _no_lookup(alone=alone)
     deviations = (
         name_deviation(answer, facts, master, group, expected=answer.name == job_says)
         for answer in network.names
@@ -368,7 +368,7 @@ def judge_master_name(
     return ok(f"the master {name} is {', '.join(its[:2])}", found=ips)
 
 
-def _not_asked(*, alone: bool) -> Verdict:
+def _no_lookup(*, alone: bool) -> Verdict:
     if alone:
         return not_run("one node alone: there is no master to find")
     sentence = "the master's name was not looked up here: these facts were read from one node alone"

@@ -46,11 +46,11 @@ def judge_step(step: Step, reach: Reach) -> Verdict:
     if reach.failed is None or STEPS.index(step) < STEPS.index(reach.failed):
         return ok(_WORDS[step], transport=reach.transport)
     if step == reach.failed:
-        return _failed(reach)
+        return _failure(reach)
     return not_run(f"not reached: {reach.failed} failed")
 
 
-def _failed(reach: Reach) -> Verdict:
+def _failure(reach: Reach) -> Verdict:
     if not reach.out_of_time:
         return fail(
             reach.sentence, advice=reach.advice, blame=reach.blame, transport=reach.transport
