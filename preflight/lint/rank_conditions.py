@@ -65,11 +65,11 @@ class Ranks:
         for _ in range(2):  # a name may depend on one that is assigned further down
             for node in ast.walk(tree):
                 if isinstance(node, ast.Assign) and len(node.targets) == 1:
-                    self._assigned(dotted(node.targets[0], self._imports), node.value)
+                    self._learn_assignment(dotted(node.targets[0], self._imports), node.value)
                 elif isinstance(node, ast.FunctionDef):
-                    self._defined(node)
+                    self._learn_function(node)
 
-    def _assigned(self, name: str, value: ast.expr) -> None:
+    def _learn_assignment(self, name: str, value: ast.expr) -> None:
         if not name:
             return
         if not isinstance(value, ast.Name | ast.Attribute) and self.is_rank(value):
@@ -77,7 +77,7 @@ class Ranks:
         elif RankSet.FIRST in (sides := self.sides(value)):
             self._names[name] = sides
 
-    def _defined(self, node: ast.FunctionDef) -> None:
+    def _learn_function(self, node: ast.FunctionDef) -> None:
         values = [
             part.value for part in ast.walk(node) if isinstance(part, ast.Return) and part.value
         ]
@@ -107,14 +107,14 @@ class Ranks:
         if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
             return self.sides(test.operand)[::-1]
         if isinstance(test, ast.BoolOp):
-            return self._joined(test)
+            return self._of_bool_op(test)
         if isinstance(test, ast.Compare) and len(test.ops) == 1:
-            return self._compared(test.left, test.ops[0], test.comparators[0])
+            return self._of_comparison(test.left, test.ops[0], test.comparators[0])
         if isinstance(test, ast.Call | ast.Name | ast.Attribute):
-            return self._named(test)
+            return self._by_name(test)
         return UNDECIDED
 
-    def _named(self, test: ast.expr) -> Sides:
+    def _by_name(self, test: ast.expr) -> Sides:
         if self.is_rank(test):
             return _FIRST[::-1]
         name = dotted(test, self._imports)
@@ -124,7 +124,7 @@ class Ranks:
             return UNDECIDED
         return _FIRST if _MAIN.fullmatch(name.rpartition(".")[2].lower()) else UNDECIDED
 
-    def _joined(self, test: ast.BoolOp) -> Sides:
+    def _of_bool_op(self, test: ast.BoolOp) -> Sides:
         """`and`: a rank that passes, passes each part; `or`: a rank that fails, passes none."""
         parts = [(part, self.sides(part)) for part in test.values]
         definite = [sides for _, sides in parts if sides != UNDECIDED]
@@ -136,7 +136,7 @@ class Ranks:
             return definite[0] if whole else (definite[0][0], RankSet.ALL)
         return definite[0] if whole else (RankSet.ALL, definite[0][1])
 
-    def _compared(self, left: ast.expr, op: ast.cmpop, right: ast.expr) -> Sides:
+    def _of_comparison(self, left: ast.expr, op: ast.cmpop, right: ast.expr) -> Sides:
         if not self.is_rank(left):
             if not self.is_rank(right) or not isinstance(op, ast.Eq | ast.NotEq):
                 return UNDECIDED
@@ -147,10 +147,10 @@ class Ranks:
         number = int(value) if isinstance(value, str) and _NUMBER.fullmatch(value) else value
         if not isinstance(number, int):
             return UNDECIDED if number is not None else (RankSet.SOME, RankSet.SOME)
-        return _ordered(op, number)
+        return _by_order(op, number)
 
 
-def _ordered(op: ast.cmpop, number: int) -> Sides:
+def _by_order(op: ast.cmpop, number: int) -> Sides:
     """`rank == 0`, `rank > 0`, `rank < 1`; -1 asks whether the job is distributed."""
     if number < 0 or (number == 0 and isinstance(op, ast.GtE | ast.Lt)):
         return UNDECIDED
@@ -202,7 +202,7 @@ class PartialOperation:
 def partial_operations(script: Script) -> tuple[PartialOperation, ...]:
     """Every operation of all ranks that only some ranks reach; one per condition."""
     by_guard: dict[tuple[str, int, RankSet], list[PartialOperation]] = defaultdict(list)
-    pairs = list(_guarded(script))
+    pairs = list(_under_guards(script))
     sides: dict[tuple[str, str], set[RankSet]] = defaultdict(set)
     for operation, guard in pairs:
         sides[operation.call.place.function, operation.label].add(guard.ranks)
@@ -225,7 +225,7 @@ def partial_operations(script: Script) -> tuple[PartialOperation, ...]:
     )
 
 
-def _guarded(script: Script) -> Iterator[tuple[Operation, Guard]]:
+def _under_guards(script: Script) -> Iterator[tuple[Operation, Guard]]:
     for call in script.calls:
         guard = call.place.guard
         if guard is None or any(outer.ranks is RankSet.SOME for outer in call.place.guards):
@@ -250,11 +250,11 @@ def _may_come(script: Script, guard: Guard, operation: Operation) -> bool:
 
 def _method(script: Script, name: str, operation: Operation) -> bool:
     """Whether the name is a method of the same class in this file."""
-    call = _named(script).get((name, operation.call.place.function))
+    call = _calls_by_name(script).get((name, operation.call.place.function))
     return call is not None and callee(script, call) is not None
 
 
 @once
-def _named(script: Script) -> dict[tuple[str, str], Call]:
+def _calls_by_name(script: Script) -> dict[tuple[str, str], Call]:
     """One call for each pair of called name and enclosing function: the pair decides the callee."""
     return {(call.name, call.place.function): call for call in script.calls}

@@ -89,7 +89,7 @@ def fixed_device(script: Script) -> Iterator[Mistake]:
     for call in script.calls:
         if call.place.guards or call.place.tests:
             continue  # for one rank only, or for a run that is not distributed
-        device = _fixed(call)
+        device = _fixed_device(call)
         if device:
             yield Mistake(
                 call.line,
@@ -100,7 +100,7 @@ def fixed_device(script: Script) -> Iterator[Mistake]:
             )
 
 
-def _fixed(call: Call) -> str:
+def _fixed_device(call: Call) -> str:
     """The fixed device on which a call puts the rank's work, as the script writes it; or ""."""
     first = call.node.args[0] if call.node.args else None
     value = constant(first)
