@@ -65,7 +65,7 @@ def folder_among(arguments: argparse.Namespace) -> Path | None:
     paths = [word for word in words if "/" in word or word.isdecimal() or os.path.lexists(word)]
     if paths and len(words) > 1:
         raise UsageError(f"{paths[0]!a:.80} is taken for a path: give one folder, or only nodes")
-    if len(words) == 1 and not paths and (hint := _mistyped(words[0])):
+    if len(words) == 1 and not paths and (hint := _typo_hint(words[0])):
         raise UsageError(f"there is no file or folder {words[0]!a:.80}; {hint}")
     return typed_path(paths[0]) if paths else None
 
@@ -74,7 +74,7 @@ FILE_NAME: Final = re.compile(r".+\.(json|toml|ya?ml|html|gz|log|txt)")
 """What stands for a node, but was meant as a file."""
 
 
-def _mistyped(word: str) -> str:
+def _typo_hint(word: str) -> str:
     """Say what to type for a file's name, and one like that of a folder with JSON files; else "".
 
     If only digits differ, it is another node.

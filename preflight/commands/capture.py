@@ -353,7 +353,7 @@ def in_public(taken: ArchiveParts, names: list[str]) -> tuple[ArchiveParts, list
     for part in taken.parts:
         place = "/".join(map(_file, map(hider.words, part.name.split("/"))))
         public = replace(hider.all_of(part), name=place)
-        content = _encoded(hider.all_of(values.get(part.name, "")))
+        content = _encode(hider.all_of(values.get(part.name, "")))
         if content and part.node and part.node not in with_facts:
             why = "its names are unknown without its facts: capture again without --public"
             public, content = replace(public, error=why), b""
@@ -375,7 +375,7 @@ def _value(content: bytes, kind: type | None) -> object:
         return content.decode("utf-8", "replace")
 
 
-def _encoded(value: object) -> bytes:
+def _encode(value: object) -> bytes:
     return value.encode() if isinstance(value, str) else msgspec.json.encode(value)
 
 

@@ -90,13 +90,13 @@ def main(argv: Sequence[str] | None = None, launch: int | None = None) -> int:
     """
     words = sys.argv[1:] if argv is None else argv
     is_completing = not words and "_ARGCOMPLETE" in os.environ
-    if code := _guarded(lambda: _isolate(words, is_first=argv is None, quiet=is_completing)):
+    if code := _guard(lambda: _isolate(words, is_first=argv is None, quiet=is_completing)):
         return code
     if is_completing:
         _complete(os.environ["COMP_LINE"])
     from preflight.commands.check import until_interrupted
 
-    return until_interrupted(lambda: _guarded(lambda: _verb(words, launch)))
+    return until_interrupted(lambda: _guard(lambda: _verb(words, launch)))
 
 
 def _isolate(words: Sequence[str], *, is_first: bool, quiet: bool) -> int:
@@ -110,7 +110,7 @@ def _isolate(words: Sequence[str], *, is_first: bool, quiet: bool) -> int:
     return 0
 
 
-def _guarded(work: Callable[[], int]) -> int:
+def _guard(work: Callable[[], int]) -> int:
     """Return the code of this work; an error that is not preflight's own is one line."""
     from preflight.commands.check import output_failed
     from preflight.errors import UsageError

@@ -155,7 +155,7 @@ def _fleet(document: HistoryDocument, last: PastRun) -> Iterator[tuple[str, str]
     since = f", runs since {day(document.first.started_s)}" if document.first is not None else ""
     yield "history", f"{document.history}{since}"
     runs = document.night
-    yield ("last run" if len(runs) == 1 else "last night"), _ran(runs)
+    yield ("last run" if len(runs) == 1 else "last night"), _run_words(runs)
     if last.covered is not None and len(runs) == 1:
         yield "coverage", _coverage(last)
     if document.changes is not None:
@@ -163,10 +163,10 @@ def _fleet(document: HistoryDocument, last: PastRun) -> Iterator[tuple[str, str]
     yield from _worst(document.worst or (), document.nights)
 
 
-def _ran(runs: Sequence[PastRun]) -> str:
+def _run_words(runs: Sequence[PastRun]) -> str:
     """Describe one run, or all waves of one night; of a repeated wave the last."""
     runs = tuple({past.fleet: past for past in runs}.values())
-    nodes, ready = sum(past.nodes for past in runs), sum(one.ready for one in runs)
+    nodes, ready = sum(past.nodes for past in runs), sum(past.ready for past in runs)
     bad = sum(past.not_ready for past in runs)
     names = fold(name for past in runs for name in expand(past.fleet))
     waves = f" in {len(runs)} runs" if len(runs) > 1 else ""
@@ -204,15 +204,15 @@ def _changes(changes: Changes) -> Iterator[tuple[str, str]]:
         ("not judged", changes.unseen),
     )
     for label, episodes in groups:
-        yield from _listed(label, _folded(episodes))
+        yield from _rows(label, _fold_findings(episodes))
     if not any(episodes for _, episodes in groups):
         yield "changes", "none: nothing was found, before and now"
 
 
-def _folded(episodes: Sequence[Episode]) -> list[str]:
+def _fold_findings(episodes: Sequence[Episode]) -> list[str]:
     """Return one line per finding, the worst first; the same finding on several nodes is one."""
     alike: dict[tuple[str, str], dict[str, None]] = {}
-    for episode in sorted(episodes, key=lambda one: _RANK.get(one.outcome, len(_RANK))):
+    for episode in sorted(episodes, key=lambda episode: _RANK.get(episode.outcome, len(_RANK))):
         is_own = episode.nodes == (episode.about,)
         text = "" if is_own else episode.about, _episode(episode)
         alike.setdefault(text, {})[episode.about] = None
@@ -223,7 +223,7 @@ def _worst(worst: Sequence[NodeRecord], nights: int) -> Iterator[tuple[str, str]
     if not worst:
         yield "worst", f"every node was ready in {nights} nights"
     rows = [f"{record.node}  {_standing(record)}" for record in worst]
-    yield from _listed("worst", rows, most=len(rows))
+    yield from _rows("worst", rows, most=len(rows))
 
 
 def _standing(record: NodeRecord) -> str:
@@ -250,15 +250,15 @@ def _node(past: NodePast, nights: int) -> Iterator[tuple[str, str]]:
         yield "", f"another machine had this name before: {numbers}; not shown here"
     yield "seen", f"{day(past.first_s)} to {day(past.last_s)}"
     yield f"{nights} nights", _standing(record)
-    yield from _listed("GPUs", [_placement(place) for place in past.seats], most=len(past.seats))
+    yield from _rows("GPUs", [_placement(place) for place in past.seats], most=len(past.seats))
     yield from _episodes(past.episodes)
     yield from trend_lines(past.trends)
 
 
 def _gpu(past: GpuPast) -> Iterator[tuple[str, str]]:
     yield "GPU", f"{past.uuid}, {past.model or 'unknown model'}"
-    places = [f"{place.node}, GPU {place.slot}, {_while(place)}" for place in past.seats]
-    yield from _listed("was in", places, most=len(places))
+    places = [f"{place.node}, GPU {place.slot}, {_period(place)}" for place in past.seats]
+    yield from _rows("was in", places, most=len(places))
     yield from _episodes(past.episodes, with_about=True)
     yield from trend_lines(past.trends)
 
@@ -269,13 +269,13 @@ def _episodes(
     current = (episode for episode in episodes if episode.ended_s is None)
     former = (episode for episode in episodes if episode.ended_s is not None)
     again = grouped(((episode.check, episode.about), episode) for episode in former)
-    yield from _listed("open", [_episode(episode, with_about=with_about) for episode in current])
-    yield from _listed("past", [_repeated(same, with_about=with_about) for same in again.values()])
+    yield from _rows("open", [_episode(episode, with_about=with_about) for episode in current])
+    yield from _rows("past", [_repeats(same, with_about=with_about) for same in again.values()])
     if not episodes:
         yield "findings", "none in any run"
 
 
-def _repeated(episodes: Sequence[Episode], *, with_about: bool) -> str:
+def _repeats(episodes: Sequence[Episode], *, with_about: bool) -> str:
     """Describe a finding that came and went: how often, and the last time."""
     last = episodes[0]
     if len(episodes) == 1:
@@ -299,15 +299,15 @@ def _episode(episode: Episode, *, with_about: bool = False) -> str:
 
 
 def _placement(placement: GpuPlacement) -> str:
-    return f"{placement.slot}  {placement.uuid}  {placement.model}, {_while(placement)}"
+    return f"{placement.slot}  {placement.uuid}  {placement.model}, {_period(placement)}"
 
 
-def _while(placement: GpuPlacement) -> str:
+def _period(placement: GpuPlacement) -> str:
     until = "" if placement.until_s is None else f" until {day(placement.until_s)}"
     return f"since {day(placement.since_s)}{until}"
 
 
-def _listed(label: str, rows: Iterable[str], most: int = _MOST_LINES) -> Iterator[tuple[str, str]]:
+def _rows(label: str, rows: Iterable[str], most: int = _MOST_LINES) -> Iterator[tuple[str, str]]:
     every = list(rows)
     for place, row in enumerate(every[:most]):
         yield (label if place == 0 else ""), row
@@ -381,7 +381,7 @@ def run(arguments: argparse.Namespace) -> int:
     place = parse_place(arguments.history or os.environ.get(VARIABLE, ""), Path.cwd())
     try:
         with reading(place) as history:
-            document = _document(arguments, history, _shown(place))
+            document = _document(arguments, history, _path_words(place))
         lines = "".join(f"{line}\n" for line in document_lines(document, columns()))
         answer = plain_json(document) if arguments.json else lines
     # SQLite holds any type in any column.
@@ -394,7 +394,7 @@ def run(arguments: argparse.Namespace) -> int:
     return FINE if document.last is not None else EMPTY
 
 
-def _shown(place: Place) -> str:
+def _path_words(place: Place) -> str:
     """Return the history's path, relative to the working folder where possible."""
     file, folder = place.file, Path.cwd()
     inside = file is not None and file.is_relative_to(folder)

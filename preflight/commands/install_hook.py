@@ -107,7 +107,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.prefix:
         _refuse_untrusted(files, Path(sys.executable).with_name("preflight"))
     if not arguments.json:
-        sys.stdout.writelines(f"{line}\n" for line in _shown(files, arguments))
+        sys.stdout.writelines(f"{line}\n" for line in _file_lines(files, arguments))
         sys.stdout.flush()  # what will be written is shown first
     if not arguments.dry_run:
         for file in changes:
@@ -219,10 +219,10 @@ def _try(arguments: argparse.Namespace) -> Trial:
         environ["SLURMD_NODENAME"] = node
     try:
         observes = not load_config(config).enforce
-        script = _started([f"{arguments.slurm_dir}/{PROLOG}"], environ) if observes else None
+        script = _call([f"{arguments.slurm_dir}/{PROLOG}"], environ) if observes else None
         program = Path(sys.executable).with_name("preflight")
         words = [str(program), "healthcheck", "--plain", "--json", f"--config={config}"]
-        answer = _started(words, environ)
+        answer = _call(words, environ)
     except (UsageError, OSError, subprocess.TimeoutExpired) as error:
         return Trial(prolog_exit=None, healthcheck_exit=UNJUDGED, found=(), trouble=str(error))
     prolog_exit = script.returncode if script else None
@@ -242,7 +242,7 @@ def _try(arguments: argparse.Namespace) -> Trial:
     )  # fmt: skip
 
 
-def _started(words: list[str], environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
+def _call(words: list[str], environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         words, env=environ, cwd="/", stdin=subprocess.DEVNULL, capture_output=True, text=True,
         errors="replace", timeout=_LONGEST_S, check=False,
@@ -255,7 +255,7 @@ def _slurm_conf(arguments: argparse.Namespace) -> Iterator[str]:
             yield line.replace("/etc/slurm/", f"{arguments.slurm_dir}/")
 
 
-def _shown(files: Sequence[HookFile], arguments: argparse.Namespace) -> Iterator[str]:
+def _file_lines(files: Sequence[HookFile], arguments: argparse.Namespace) -> Iterator[str]:
     wide = max(len(file.path) for file in files)
     for file in files:
         mode = f", mode {file.mode}" if file.action in ("write", "replace") else ""

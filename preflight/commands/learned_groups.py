@@ -111,7 +111,7 @@ _PENDING: Final = {"mig": "mig_pending", "ecc": "ecc_pending"}
 _EXPECTED_MODES: Final = ("default", "exclusive_process")
 """Compute modes in which a job can start and that an inventory can name."""
 
-_Each = dict[str, "list[Gpu]"]
+_GpusByNode = dict[str, "list[Gpu]"]
 
 
 class CommonModes(Struct, frozen=True):
@@ -145,14 +145,14 @@ def gpu_value(gpu: Gpu, key: str) -> Any:
     return value if isinstance(value, bool) else value or None
 
 
-def _unreadable(key: str, gpus: _Each) -> str:
+def _unreadable(key: str, gpus: _GpusByNode) -> str:
     unread = [
         name for name, gpu_list in gpus.items() if any(gpu_value(g, key) is None for g in gpu_list)
     ]
     return f"not every GPU of {fold(unread)} tells it" if unread else ""
 
 
-def _differing(key: str, gpus: _Each) -> str:
+def _differing(key: str, gpus: _GpusByNode) -> str:
     """Return which nodes have which value, the most frequent first; "" where all are alike.
 
     Power limits are alike within the slack.
@@ -169,7 +169,7 @@ def _differing(key: str, gpus: _Each) -> str:
     return "; ".join(f"{fold(names)} {words}" for words, names in parts)
 
 
-def _unfounded(key: str, gpus: _Each) -> str:
+def _unfounded(key: str, gpus: _GpusByNode) -> str:
     """Return why a shared value is not learned: a check would then no longer warn of it."""
     every = [gpu for gpu_list in gpus.values() for gpu in gpu_list]
     value = gpu_value(every[0], key)
@@ -246,12 +246,12 @@ def learned_groups(
     groups = []
     for way, has, members in alike:
         slug = _slug(way.group if way.group != "all" else _kind(has))
-        name = next(name for name in _numbered(slug) if name not in by_name)
+        name = next(name for name in _candidates(slug) if name not in by_name)
         remark = "" if name == slug else f"unlike {slug}: {_differences(has, by_name[slug])}"
         by_name[name] = has
         names = {host.name for host in members}
-        baselines = dict(_burned(burned or {}, facts, names))
-        baselines |= dict(_reached(sweep, names)) if sweep else {}
+        baselines = dict(_load_baselines(burned or {}, facts, names))
+        baselines |= dict(_sweep_baselines(sweep, names)) if sweep else {}
         modes = common_modes(has, {host.name: facts[host.name] for host in members})
         groups.append(
             LearnedGroup(
@@ -278,7 +278,7 @@ def _slug(name: str) -> str:
     return slug[:60].lower() if name.startswith("NVIDIA ") else slug[:60] or "nodes"
 
 
-def _numbered(name: str) -> Iterator[str]:
+def _candidates(name: str) -> Iterator[str]:
     yield name
     yield from (f"{name}-{number}" for number in itertools.count(2))
 
@@ -292,7 +292,7 @@ def _differences(has: Expected, usual: Expected) -> str:
     return "; ".join(differ) or "another login"
 
 
-def _burned(
+def _load_baselines(
     burned: Mapping[str, Burned], facts: Mapping[str, Facts], names: set[str]
 ) -> Iterator[tuple[str, Baseline]]:
     """Yield what these GPUs reached under load: the median of each part's best value."""
@@ -306,7 +306,7 @@ def _burned(
         yield name, Baseline(round(median(values), 3), count(len(values), "reading"))
 
 
-def _reached(sweep: Sweep, names: set[str]) -> Iterator[tuple[str, Baseline]]:
+def _sweep_baselines(sweep: Sweep, names: set[str]) -> Iterator[tuple[str, Baseline]]:
     """Yield what NCCL reached among these nodes; gloo measures CPUs, not NICs."""
     pairs = [
         summary.sizes[-1].busbw_gbs

@@ -84,7 +84,7 @@ def captured_parts(text: str) -> tuple[Captured, ...]:
         parts.append(replace(log, damaged=torn) if torn else log)
     if settings := environment.read(text):
         parts.append(settings)
-    return tuple(map(_bounded, parts))
+    return tuple(map(_refuse_crowd, parts))
 
 
 def captured(text: str) -> Captured | None:
@@ -137,7 +137,7 @@ _UNREAD: Final = Captured(
 )
 
 
-def _bounded(output: Captured) -> Captured:
+def _refuse_crowd(output: Captured) -> Captured:
     if (many := _crowd(output.facts)) <= _MOST_PORTS:
         return output
     damaged = f"it lists {many} ports, a node has at most {_MOST_PORTS}"
@@ -193,7 +193,7 @@ def judge_captured(read: Mapping[str, Captured | None]) -> tuple[Entry, ...]:
         for place, node in _nodes(name, text, alike[_peers_of(text)])
         for registered in shipped_checks()
         if registered.check.id in text.checks
-        for verdict in (_limited(registered.conclude(node), text),)
+        for verdict in (_limit(registered.conclude(node), text),)
     )
 
 
@@ -238,7 +238,7 @@ def _by_file(entries: Sequence[Entry]) -> dict[tuple[str, ...], list[Entry]]:
     return grouped((entry.nodes, entry) for entry in entries)
 
 
-def _limited(verdict: Verdict, text: Captured) -> Verdict:
+def _limit(verdict: Verdict, text: Captured) -> Verdict:
     """Keep a fault, but turn other outcomes on a damaged text into unknown."""
     if not text.damaged or verdict.outcome not in _PROVE_NOTHING:
         return verdict
@@ -288,7 +288,7 @@ def read_archive(
         raise UsageError(f"cannot read {name}: {error}") from error
     prefix = "" if alone else f"{name}: "
     parts = {
-        prefix + part.name: _captured(part, archive.files[part.name])
+        prefix + part.name: _of_part(part, archive.files[part.name])
         for part in archive.manifest.parts
         if part.name in archive.files
     }
@@ -301,7 +301,7 @@ def read_archive(
     )
 
 
-def _captured(part: Part, content: bytes) -> Captured:
+def _of_part(part: Part, content: bytes) -> Captured:
     if part.name.endswith("/facts.json"):
         return _facts(content)
     text = decoded(content, "replace")

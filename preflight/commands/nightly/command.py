@@ -104,7 +104,7 @@ def _run(
             screen.line("nothing to check: no node is idle")
             return EMPTY
         runner = WaveRunner(folder, nightly, choice, screen, lock)
-        interrupted = _interrupted(runner, former)
+        interrupted = _run_waves(runner, former)
         if runner.trouble:
             screen.labelled("stopped", runner.trouble)
         return conclude(
@@ -113,7 +113,7 @@ def _run(
         )  # fmt: skip
 
 
-def _interrupted(runner: WaveRunner, former: tuple[Former, ...]) -> bool:
+def _run_waves(runner: WaveRunner, former: tuple[Former, ...]) -> bool:
     """Run the waves; return whether Ctrl-C or SIGTERM ended them."""
     interrupts = Interrupts()
     interrupts.hold()

@@ -64,19 +64,19 @@ def change_lines(
     lines = [("since", f"{then} UTC: {counts}{unseen}")]
     for label, bad in (("new", changes.new), ("recovered", changes.recovered)):
         if bad:
-            lines.append((label, _named(bad, report.fleet.nodes)))
+            lines.append((label, _list_by_check(bad, report.fleet.nodes)))
     return lines
 
 
-def _named(bad: Iterable[Bad], nodes: Collection[str]) -> str:
+def _list_by_check(bad: Iterable[Bad], nodes: Collection[str]) -> str:
     """List findings by check, folded: "gpu.count gpu[003,005]; net.ports gpu001"."""
     by_check = grouped((row.check, row.subject) for row in bad)
-    parts = [f"{check} {_folded(names, nodes)}" for check, names in by_check.items()]
+    parts = [f"{check} {_fold(names, nodes)}" for check, names in by_check.items()]
     more = f"; and {len(parts) - _MOST_CHANGES} more checks" if len(parts) > _MOST_CHANGES else ""
     return "; ".join(parts[:_MOST_CHANGES]) + more
 
 
-def _folded(names: Sequence[str], nodes: Collection[str]) -> str:
+def _fold(names: Sequence[str], nodes: Collection[str]) -> str:
     plain = fold(name for name in names if name in nodes)
     return ", ".join(filter(None, (plain, *(name for name in names if name not in nodes))))
 

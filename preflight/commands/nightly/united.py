@@ -62,10 +62,10 @@ def of_the_fleet(reports: Mapping[int, Report]) -> Iterator[Entry]:
         if row.subject == FLEET
     )
     for check, rows_of_check in rows.items():
-        yield Entry(check, FLEET, (), _joined(rows_of_check, len(reports)))
+        yield Entry(check, FLEET, (), _join(rows_of_check, len(reports)))
 
 
-def _joined(rows: Sequence[tuple[int, VerdictRow]], waves: int) -> Verdict:
+def _join(rows: Sequence[tuple[int, VerdictRow]], waves: int) -> Verdict:
     """Return a check's worst verdict on any wave, with the numbers of these waves."""
     worst = min((row.outcome for _, row in rows), key=WORST_FIRST.index)
     same = [(number, row) for number, row in rows if row.outcome is worst]
@@ -339,7 +339,7 @@ def fabric_of_waves(
 
 def seen_in(waves: Iterable[Path]) -> Observed | None:
     """Return the measurements of all these folders; None where there are none."""
-    parts = [part for part in map(_seen, waves) if part is not None]
+    parts = [part for part in map(_samples_of, waves) if part is not None]
     if not parts:
         return None
     return Observed(
@@ -352,7 +352,7 @@ def seen_in(waves: Iterable[Path]) -> Observed | None:
     )
 
 
-def _seen(folder: Path) -> Observed | None:
+def _samples_of(folder: Path) -> Observed | None:
     try:
         observed = read_stored(folder).observed
     except UsageError:

@@ -384,9 +384,9 @@ def locked(folder: Path, *, wait_s: float = 0.0) -> Iterator[int]:
 
     `wait_s`: how long the wave of a killed nightly run may take to end.
     """
-    with _opened(folder) as lock:
+    with _open_lock(folder) as lock:
         ends = time.monotonic() + wait_s
-        while not _taken(lock, folder):
+        while not _try_lock(lock, folder):
             if time.monotonic() >= ends:
                 raise UsageError(f"{_holder(lock)} in {folder}: wait for its end, or end it")
             time.sleep(_POLL_S)
@@ -396,7 +396,7 @@ def locked(folder: Path, *, wait_s: float = 0.0) -> Iterator[int]:
 
 
 @contextmanager
-def _opened(folder: Path) -> Iterator[int]:
+def _open_lock(folder: Path) -> Iterator[int]:
     try:
         with open_folder(folder, make=True) as inside:
             # The nightly run reads back what the waves write there.
@@ -419,7 +419,7 @@ def _opened(folder: Path) -> Iterator[int]:
         os.close(lock)
 
 
-def _taken(lock: int, folder: Path) -> bool:
+def _try_lock(lock: int, folder: Path) -> bool:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
