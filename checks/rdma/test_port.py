@@ -178,12 +178,13 @@ def odd_frames(active: Sequence[Port], facts: Facts, group: Group) -> Iterator[D
     active = [port for port in active if port.layer == "ethernet"]
     vote = decided(group.majority(mtus))
     by_group = dict(vote.value) if vote is not None else {}
-    here = dict(mtus(facts) or ())
+    mtu_of = dict(mtus(facts) or ())
     for port in active:
-        mtu = here.get(port.name)
+        mtu = mtu_of.get(port.name)
         expected, origin = by_group.get(port.name), on_most(vote, group) if vote else ""
         if expected is None:
-            expected = most(here[p.name] for p in active if p.kind == port.kind and p.name in here)
+            peers = [p.name for p in active if p.kind == port.kind]
+            expected = most(mtu_of[name] for name in peers if name in mtu_of)
             origin = "on its peers"
         if mtu is not None and expected is not None and mtu < expected:
             sentence = f"{port.name}: MTU {mtu} of {port.port.netdev}, {expected} {origin}"
