@@ -241,7 +241,7 @@ def read_load(before: Look, run_pid: int, care: Care) -> dict[str, Any]:
     """Return `Load` since that look, without what belongs to this run or its login."""
     after = Look(care, before.stats)  # without processes that started in between
     seconds = max(time.monotonic() - before.at_s, 1 / TICKS)
-    own_pids = _ours(run_pid, before.stats)
+    own_pids = _own_pids(run_pid, before.stats)
     shares = []
     for pid, now in after.stats.items():
         then = before.stats[pid]
@@ -269,7 +269,7 @@ def _worker(pid: int, share: float, look: Look) -> dict[str, Any]:
     }
 
 
-def _ours(run_pid: int, everyone: dict[int, procfs.Stat]) -> set[int]:
+def _own_pids(run_pid: int, everyone: dict[int, procfs.Stat]) -> set[int]:
     """The pids of this run: up to the login or job that started it, and all below that."""
     top = run_pid
     for pid in ancestors(run_pid):

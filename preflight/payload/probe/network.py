@@ -132,7 +132,7 @@ def read_ethernet(name: str, path: str) -> dict[str, Any]:
         "duplex": duplex if duplex in ("full", "half") else "",
         "most_mbits": most,
         "partner_mbits": partner or None,
-        "mtu_wanted": _wanted(name),
+        "mtu_wanted": _configured_mtu(name),
         "counters": _counters(path + "/statistics/"),
     }
 
@@ -173,7 +173,7 @@ def _mask(words: list[int]) -> int:
     return sum(word << 32 * at for at, word in enumerate(words))
 
 
-def _wanted(name: str) -> int | None:
+def _configured_mtu(name: str) -> int | None:
     """Return the MTU in the machine's configuration; None where it has none."""
     match = re.search(r"(?:^| )MTU=[\"']?([0-9]{2,5})\b", attempt(IFCFG + os.path.basename(name)))
     return int(match.group(1)) if match else None

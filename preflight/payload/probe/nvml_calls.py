@@ -109,7 +109,7 @@ class Nvml:
         try:
             answer = call(*arguments)
         except self.lib.NVMLError as error:
-            self._timed(began, call)
+            self._note_time(began, call)
             self._refused(error.value)
             line = f"{self.subject}: {clean(str(error))}"
             if error.value not in self._harmless and line not in self.problems:
@@ -118,7 +118,7 @@ class Nvml:
         except self._newer:
             self.refusal = self.lib.NVML_ERROR_FUNCTION_NOT_FOUND
             return None
-        self._timed(began, call)
+        self._note_time(began, call)
         self.refusal = None
         return answer
 
@@ -166,7 +166,7 @@ class Nvml:
         if not self.harmless(code):
             self.doubts.append(code)
 
-    def _timed(self, began: float, call: Any) -> None:
+    def _note_time(self, began: float, call: Any) -> None:
         took_s = time.monotonic() - began
         if took_s > min(self._slowest_s, _LONG_S):
             self._slowest_s = took_s

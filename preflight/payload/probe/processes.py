@@ -110,7 +110,7 @@ class Describer:
         its_rank = rank(variables)
         parent = self._everyone.get(stat.ppid)
         return {
-            **_seen(stat, self.user(uid), self.command(stat, uid)),
+            **_stat_fields(stat, self.user(uid), self.command(stat, uid)),
             "parent_command": self.command(parent, procfs.uid(parent.pid)) if parent else "",
             "rank": its_rank,
             "job": procfs.job(stat.pid) or clean(variables.get(b"SLURM_JOB_ID", b"")),
@@ -462,10 +462,10 @@ def survivor(pid: int, what: str) -> dict[str, Any] | None:
     if stat is None:
         return None
     user, command = clean(me(Users(patient=False))), f"{what} {bare(stat)}"
-    return {**_seen(stat, user, command), "wchan": procfs.wchan(pid), "ours": True}
+    return {**_stat_fields(stat, user, command), "wchan": procfs.wchan(pid), "ours": True}
 
 
-def _seen(stat: Stat, user: str, command: str) -> dict[str, Any]:
+def _stat_fields(stat: Stat, user: str, command: str) -> dict[str, Any]:
     """Return the fields of a `Process` that its stat line has."""
     return {
         "pid": stat.pid,

@@ -262,11 +262,11 @@ def _settings(raw: bytes) -> dict[str, Any]:
         if not equals:
             odd += 1
             continue
-        settings.append({"name": clean(name, 256), "value": _shown(name, value)})
+        settings.append({"name": clean(name, 256), "value": _setting_value(name, value)})
     return {"settings": settings[:MOST_SETTINGS], "without_equals": odd}
 
 
-def _shown(name: bytes, value: bytes) -> str:
+def _setting_value(name: bytes, value: bytes) -> str:
     from . import redact  # its patterns take milliseconds, and few nodes have the file
 
     plain = clean(name).strip()

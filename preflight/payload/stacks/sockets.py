@@ -97,11 +97,11 @@ def parse(body: bytes) -> Wire | None:
         "peer": _name(target[:size], dport),
         "unacked": unacked,
         "retries": retries if timer == _RETRANSMIT else 0,
-        **_counted(info),
+        **_counters(info),
     }
 
 
-def _counted(info: bytes) -> dict[str, int]:
+def _counters(info: bytes) -> dict[str, int]:
     """Read the counters of struct tcp_info, which grows with newer kernels."""
     counters = {}
     if len(info) >= 104:  # noqa: PLR2004 (the offsets of linux/tcp.h)
