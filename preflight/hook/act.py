@@ -27,7 +27,7 @@ from preflight.core.files import (
 )
 from preflight.core.trust import who_may_change
 from preflight.errors import UsageError
-from preflight.hook.decision import DecisionInput, cause_of, decide, is_mine, parse
+from preflight.hook.decision import DecisionInput, cause_of, decide, has_own_drain, parse
 from preflight.hook.hook_values import Decision, DrainRecord, Tokens, now
 from preflight.hook.slurm import Slurm, SlurmError, answer_of
 
@@ -48,8 +48,8 @@ def allowed(config: BreakerConfig, sizes: Mapping[str, int], job: str, own: Sequ
 
     The partition is the job's, else the node's smallest.
     """
-    known = [sizes[name] for name in ((job,) if job in sizes else own) if name in sizes]
-    share = floor(config.most_share * min(known)) if known else 0
+    counts = [sizes[name] for name in ((job,) if job in sizes else own) if name in sizes]
+    share = floor(config.most_share * min(counts)) if counts else 0
     return max(config.most_nodes, share)
 
 
@@ -101,7 +101,7 @@ class BySlurm:
         """
         now_s = self._slurm.now_s()
         try:
-            others = {one.node for one in self._young(self._slurm.reasons(node), now_s)} - {node}
+            others = {row.node for row in self._recent(self._slurm.reasons(node), now_s)} - {node}
         except SlurmError as error:
             return Tokens(granted=False, trouble=str(error))
         granted = len(others) < most
@@ -118,21 +118,21 @@ class BySlurm:
         node's drain, which was just set, serves as the current time.
         """
         try:
-            ours = [one for one in self._slurm.reasons(node) if parse(one.reason) is not None]
+            drains = [row for row in self._slurm.reasons(node) if parse(row.reason) is not None]
         except SlurmError:
             return True
-        mine = next((one.time_s for one in ours if one.node == node), None)
-        if mine is None:
+        own_s = next((row.time_s for row in drains if row.node == node), None)
+        if own_s is None:
             return True
-        counted = self._young(ours, mine)
-        return sum(one.time_s is None or one.time_s <= mine for one in counted) <= most
+        recent = self._recent(drains, own_s)
+        return sum(row.time_s is None or row.time_s <= own_s for row in recent) <= most
 
-    def _young(self, noted: Iterable[NodeReason], now_s: float | None) -> Iterable[NodeReason]:
+    def _recent(self, rows: Iterable[NodeReason], now_s: float | None) -> Iterable[NodeReason]:
         """Yield the drains by preflight that are within the window or of unknown age."""
-        for one in noted:
-            age_s = 0.0 if one.time_s is None or now_s is None else now_s - one.time_s
-            if age_s < self._window_s and parse(one.reason) is not None:
-                yield one
+        for row in rows:
+            age_s = 0.0 if row.time_s is None or now_s is None else now_s - row.time_s
+            if age_s < self._window_s and parse(row.reason) is not None:
+                yield row
 
 
 NAME: Final = "drained.json"
@@ -215,8 +215,8 @@ def act(call: Call, assessment: Assessment, config: HookConfig, until_s: float) 
     A ready node sends Slurm no request; any other changes its state once (twice where nodes raced).
     """
     with ExitStack() as locks:
-        known = DecisionInput(call=call, assessment=assessment)
-        return _Acting(config, until_s, locks).decided(known)
+        inputs = DecisionInput(call=call, assessment=assessment)
+        return _Acting(config, until_s, locks).run(inputs)
 
 
 class _Acting:
@@ -227,43 +227,43 @@ class _Acting:
         self._locks = locks
         self._most = 0
 
-    def decided(self, known: DecisionInput) -> Decision:
+    def run(self, inputs: DecisionInput) -> Decision:
         """Find out what the decision still needs until it is made; then carry it out."""
-        known = self._with_memory(known)
+        inputs = self._with_memory(inputs)
         while True:
-            step = decide(known, self._config)
+            step = decide(inputs, self._config)
             if step == "state":
                 lock = _lock_node(self._config.state_dir, self._until_s)
                 is_free = self._locks.enter_context(lock)
-                known = self._with_state(known) if is_free else replace(known, unread=_BUSY)
+                inputs = self._with_state(inputs) if is_free else replace(inputs, unread=_BUSY)
             elif step == "token":
-                known = replace(known, tokens=self._token(known))
+                inputs = replace(inputs, tokens=self._token(inputs))
             elif step.action == "drain":
-                return self._drain(step, known)
+                return self._drain(step, inputs)
             elif step.action == "undrain":
-                return self._undrain(step, known)
+                return self._undrain(step, inputs)
             else:
                 return step
 
-    def _with_memory(self, known: DecisionInput) -> DecisionInput:
-        mine = recall(self._config.state_dir)
-        stood_s = mine.at.least_age_s() if mine is not None else 0.0
-        return replace(known, drained=mine, stood_s=stood_s)
+    def _with_memory(self, inputs: DecisionInput) -> DecisionInput:
+        record = recall(self._config.state_dir)
+        stood_s = record.at.least_age_s() if record is not None else 0.0
+        return replace(inputs, drained=record, stood_s=stood_s)
 
-    def _with_state(self, known: DecisionInput) -> DecisionInput:
+    def _with_state(self, inputs: DecisionInput) -> DecisionInput:
         """Ask for the node's state; forget a drain that an operator undid or edited.
 
         First read the stored drain again: another hook of this node may have changed it meanwhile.
         """
-        known = self._with_memory(known)
+        inputs = self._with_memory(inputs)
         try:
-            state = self._slurm.node(known.assessment.node)
+            state = self._slurm.node(inputs.assessment.node)
         except SlurmError as error:
-            return replace(known, unread=str(error))
-        if known.drained is not None and not is_mine(state, known.drained):
+            return replace(inputs, unread=str(error))
+        if inputs.drained is not None and not has_own_drain(state, inputs.drained):
             forget(self._config.state_dir)
-            known = replace(known, drained=None)
-        return replace(known, state=state)
+            inputs = replace(inputs, drained=None)
+        return replace(inputs, state=state)
 
     def _breaker(self, config: BreakerConfig) -> InFolder | BySlurm:
         """Choose the breaker: the folder, which is exact, where both are given."""
@@ -271,7 +271,7 @@ class _Acting:
             return InFolder(config.directory, config.window_s, self._until_s)
         return BySlurm(self._slurm, config.window_s)
 
-    def _token(self, known: DecisionInput) -> Tokens:
+    def _token(self, inputs: DecisionInput) -> Tokens:
         config = self._config.breaker
         if config is None:
             return Tokens(granted=False, trouble="none is configured")
@@ -279,37 +279,37 @@ class _Acting:
             sizes = self._slurm.sizes() if config.most_share else {}
         except SlurmError:
             sizes = {}  # the number alone counts then, which is the smaller
-        own = known.state.partitions if known.state is not None else ()
-        self._most = allowed(config, sizes, known.call.partition, own)
-        return self._breaker(config).ask(known.assessment.node, self._most)
+        own = inputs.state.partitions if inputs.state is not None else ()
+        self._most = allowed(config, sizes, inputs.call.partition, own)
+        return self._breaker(config).ask(inputs.assessment.node, self._most)
 
-    def _drain(self, step: Decision, known: DecisionInput) -> Decision:
+    def _drain(self, step: Decision, inputs: DecisionInput) -> Decision:
         """Drain by scontrol; where that fails, the prolog's own failure drains the node."""
-        node, cause = known.assessment.node, cause_of(known)
+        node, cause = inputs.assessment.node, cause_of(inputs)
         if cause is None:
             return step
-        mine = DrainRecord(
+        record = DrainRecord(
             check=cause.check,
             reason=cause.reason,
             time_s=time.time(),
             at=now(),
             heals=cause.heals,
         )
-        unsaved = remember(self._config.state_dir, mine)
+        unsaved = remember(self._config.state_dir, record)
         try:
             self._slurm.drain(node, step.reason)
         except SlurmError as error:
-            if known.call.occasion == "prolog":
+            if inputs.call.occasion == "prolog":
                 return replace(step, log=f"{step.log}; only by the prolog's failure: {error}")
             log = f"not drained {node}: {error}; found {cause.reason}"
             return Decision(action="withheld", exit_code=0, log=log)
-        config = self._config.breaker if known.tokens is not None else None
+        config = self._config.breaker if inputs.tokens is not None else None
         if config and not self._breaker(config).stands(node, self._most):
-            return self._step_back(known, cause.reason)
+            return self._step_back(inputs, cause.reason)
         return replace(step, log=f"{step.log}; {unsaved}") if unsaved else step
 
-    def _step_back(self, known: DecisionInput, reason: str) -> Decision:
-        node = known.assessment.node
+    def _step_back(self, inputs: DecisionInput, reason: str) -> Decision:
+        node = inputs.assessment.node
         log = f"many nodes were drained at once, {self._most} are allowed; found {reason}"
         try:
             self._slurm.undrain(node)
@@ -319,11 +319,11 @@ class _Acting:
         forget(self._config.state_dir)
         return Decision(action="withheld", exit_code=0, log=f"drained and resumed {node}: {log}")
 
-    def _undrain(self, step: Decision, known: DecisionInput) -> Decision:
+    def _undrain(self, step: Decision, inputs: DecisionInput) -> Decision:
         try:
-            self._slurm.undrain(known.assessment.node)
+            self._slurm.undrain(inputs.assessment.node)
         except SlurmError as error:
-            log = f"not resumed {known.assessment.node}: {error}"
+            log = f"not resumed {inputs.assessment.node}: {error}"
             return Decision(action="withheld", exit_code=0, log=log)
         forget(self._config.state_dir)
         return step

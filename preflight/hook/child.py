@@ -152,9 +152,9 @@ def say(text: str, level: Level = "warning", to: str = "syslog", device: str = S
 
 def one_line(text: str) -> str:
     """Return the text as one line of printable ASCII, of bounded length: a node may be hostile."""
-    kept = text[: 4 * LONGEST].encode("ascii", "replace").decode()
-    kept = " ".join("".join(char if char.isprintable() else " " for char in kept).split())
-    return kept if len(kept) <= LONGEST else f"{kept[: LONGEST - 3]}..."
+    line = text[: 4 * LONGEST].encode("ascii", "replace").decode()
+    line = " ".join("".join(char if char.isprintable() else " " for char in line).split())
+    return line if len(line) <= LONGEST else f"{line[: LONGEST - 3]}..."
 
 
 def _syslog(line: str, level: Level, device: str) -> bool:

@@ -71,10 +71,10 @@ def compose(
 
 def parse(reason: str) -> Ours | None:
     """Parse a reason; None for one that preflight did not write, or that was edited."""
-    found = _OURS.fullmatch(reason)
-    if found is None or len(reason) > LONGEST:
+    match = _OURS.fullmatch(reason)
+    if match is None or len(reason) > LONGEST:
         return None
-    return Ours(check=found["check"], words=found["words"], job=found["job"] or "")
+    return Ours(check=match["check"], words=match["words"], job=match["job"] or "")
 
 
 def _plain(sentence: str) -> str:
@@ -101,16 +101,16 @@ def advice_suffix(advice: str) -> str:
 
 def notes(assessment: Assessment) -> str:
     """Return one line on findings that do not drain and checks that are unknown; "" if none."""
-    found = [_finding(each) for each in assessment.findings if each.makes_not_ready]
+    findings = [_finding(finding) for finding in assessment.findings if finding.makes_not_ready]
     if assessment.trouble:
         # With a full disk, this line is the only record of the findings.
         text = f"could not check {assessment.node}: {assessment.trouble}"
-        return f"{text}; found before: {_some(found)}" if found else text
+        return f"{text}; found before: {_some(findings)}" if findings else text
     checks: dict[str, list[str]] = {}
-    for each in assessment.unknown:
-        checks.setdefault(each.why, []).append(each.check)
-    unknown = [f"{_some(some, ', ')} unknown: {why}" for why, some in checks.items()]
-    text = _some(found + unknown)
+    for row in assessment.unknown:
+        checks.setdefault(row.why, []).append(row.check)
+    unknown = [f"{_some(check_ids, ', ')} unknown: {why}" for why, check_ids in checks.items()]
+    text = _some(findings + unknown)
     return f"{assessment.node}: {text}" if text else ""
 
 
@@ -119,9 +119,9 @@ def _some(texts: list[str], between: str = "; ") -> str:
     return f"{between.join(texts[:_SHOWN])}{more}"
 
 
-def _finding(one: Finding) -> str:
-    whose = " [user]" if one.user else "" if one.drains else " [drains nothing]"
-    return f"{one.check} {one.outcome}{whose}: {one.sentence}{advice_suffix(one.advice)}"
+def _finding(row: Finding) -> str:
+    tag = " [user]" if row.user else "" if row.drains else " [drains nothing]"
+    return f"{row.check} {row.outcome}{tag}: {row.sentence}{advice_suffix(row.advice)}"
 
 
 Ask = Literal["state", "token"]
@@ -166,35 +166,35 @@ class Cause(Struct, frozen=True, kw_only=True):
     advice: str = ""
 
 
-def decide(known: DecisionInput, config: HookConfig) -> Decision | Ask:
+def decide(inputs: DecisionInput, config: HookConfig) -> Decision | Ask:
     """Return what to do, or what must be known first; asks for each thing at most once.
 
     A node is drained only for a `fail` that blames its own hardware, while no operator has taken it
     over, and with a token of the breaker. An unknown result never drains.
     """
-    cause = cause_of(known)
+    cause = cause_of(inputs)
     if cause is None:
-        return _resume(known, config)
+        return _resume(inputs, config)
     if why := only_observing(config):
         return _leave_alone(
-            "observe", f"would drain {known.assessment.node}: {cause.reason} ({why})"
+            "observe", f"would drain {inputs.assessment.node}: {cause.reason} ({why})"
         )
-    if known.state is None:
-        return _drain_unread(known, cause) if known.unread else "state"
-    return _drain(cause, known, known.state)
+    if inputs.state is None:
+        return _drain_unread(inputs, cause) if inputs.unread else "state"
+    return _drain(cause, inputs, inputs.state)
 
 
-def cause_of(known: DecisionInput) -> Cause | None:
+def cause_of(inputs: DecisionInput) -> Cause | None:
     """Return the one finding to drain for: a lasting one comes before one that may heal.
 
     An error of preflight itself, such as a check that broke, hides no other check's finding. With
     `--fail-closed` it is a cause if there is no such finding.
     """
-    call, assessment = known.call, known.assessment
+    call, assessment = inputs.call, inputs.assessment
     blamed = [
-        each
-        for each in assessment.findings
-        if each.drains and not each.user and each.outcome is Outcome.FAIL
+        finding
+        for finding in assessment.findings
+        if finding.drains and not finding.user and finding.outcome is Outcome.FAIL
     ]
     if not blamed:
         why = call.fail_closed and (assessment.trouble or _silence(assessment))
@@ -202,7 +202,7 @@ def cause_of(known: DecisionInput) -> Cause | None:
             return None
         reason = compose(OWN_FAULT, why, call.job, whose="preflight")
         return Cause(check=OWN_FAULT, reason=reason, heals=True)
-    first = min(blamed, key=lambda each: each.heals)
+    first = min(blamed, key=lambda finding: finding.heals)
     return Cause(
         check=first.check,
         reason=compose(first.check, first.sentence, call.job, occasion=call.occasion),
@@ -238,96 +238,96 @@ def held_by(state: NodeState) -> str:
     return ""
 
 
-def _drain(cause: Cause, known: DecisionInput, state: NodeState) -> Decision | Ask:
-    node, held = known.assessment.node, held_by(state)
+def _drain(cause: Cause, inputs: DecisionInput, state: NodeState) -> Decision | Ask:
+    node, holder = inputs.assessment.node, held_by(state)
     if _DRAIN in state.states:
-        return _already_out(cause, known, state, held)
-    if held:
-        return _leave_alone("withheld", f"left alone {node}: {held}; found {cause.reason}")
-    if known.tokens is None:
+        return _already_out(cause, inputs, state, holder)
+    if holder:
+        return _leave_alone("withheld", f"left alone {node}: {holder}; found {cause.reason}")
+    if inputs.tokens is None:
         return "token"
-    if not known.tokens.granted:
-        closed = _closed(known.tokens)
+    if not inputs.tokens.granted:
+        closed = _closed(inputs.tokens)
         return _leave_alone("withheld", f"not drained {node}: {closed}; found {cause.reason}")
-    counted = f"drain {known.tokens.used} of {known.tokens.most} in the window"
+    share = f"drain {inputs.tokens.used} of {inputs.tokens.most} in the window"
     return Decision(
         action="drain",
         exit_code=1,
         reason=cause.reason,
-        log=f"drain {node}: {cause.reason} ({counted}){advice_suffix(cause.advice)}",
+        log=f"drain {node}: {cause.reason} ({share}){advice_suffix(cause.advice)}",
     )
 
 
-def _already_out(cause: Cause, known: DecisionInput, state: NodeState, held: str) -> Decision:
+def _already_out(cause: Cause, inputs: DecisionInput, state: NodeState, holder: str) -> Decision:
     """The node is drained already: the drain stays, and the prolog keeps its job away.
 
     A lasting cause replaces a drain by preflight that would have healed. The health check, which
     runs every few minutes, logs nothing new.
     """
-    node, mine = known.assessment.node, known.drained
-    if not held and mine is not None and is_mine(state, mine) and mine.heals > cause.heals:
+    node, own = inputs.assessment.node, inputs.drained
+    if not holder and own is not None and has_own_drain(state, own) and own.heals > cause.heals:
         return Decision(
             action="drain",
             exit_code=1,
             reason=cause.reason,
             log=f"{node} is drained already, now for: {cause.reason}{advice_suffix(cause.advice)}",
         )
-    news = known.call.occasion == "prolog"
+    news = inputs.call.occasion == "prolog"
     return _leave_alone(
         "none", f"{node} is drained already: found {cause.reason}" * news, exit_code=1
     )
 
 
-def _drain_unread(known: DecisionInput, cause: Cause) -> Decision | Ask:
+def _drain_unread(inputs: DecisionInput, cause: Cause) -> Decision | Ask:
     """The state could not be read: an operator may hold the node, so the hook leaves it alone.
 
     With `--fail-closed` the prolog fails, within the breaker's limit: the scheduler itself then
     drains the node, and keeps an existing reason.
     """
-    outcome = f"{known.assessment.node}: {known.unread}; found {cause.reason}"
-    if not known.call.fail_closed:
+    outcome = f"{inputs.assessment.node}: {inputs.unread}; found {cause.reason}"
+    if not inputs.call.fail_closed:
         return _leave_alone("withheld", f"not drained {outcome}")
-    if known.tokens is None:
+    if inputs.tokens is None:
         return "token"
-    if not known.tokens.granted:
-        return _leave_alone("withheld", f"not drained {outcome}; {_closed(known.tokens)}")
+    if not inputs.tokens.granted:
+        return _leave_alone("withheld", f"not drained {outcome}; {_closed(inputs.tokens)}")
     return _leave_alone("none", f"kept the job from {outcome}", exit_code=1)
 
 
-def is_mine(state: NodeState, mine: DrainRecord) -> bool:
+def has_own_drain(state: NodeState, own: DrainRecord) -> bool:
     """Whether the node still has the drain that preflight set, unedited."""
-    return _DRAIN in state.states and state.reason == mine.reason and parse(mine.reason) is not None
+    return _DRAIN in state.states and state.reason == own.reason and parse(own.reason) is not None
 
 
-def _resume(known: DecisionInput, config: HookConfig) -> Decision | Ask:
+def _resume(inputs: DecisionInput, config: HookConfig) -> Decision | Ask:
     """Undo only a drain that preflight set and whose cause has healed."""
-    mine, node = known.drained, known.assessment.node
-    quiet = _leave_alone("none", notes(known.assessment))
-    if mine is None or not _healed(mine, known, config):
+    own, node = inputs.drained, inputs.assessment.node
+    quiet = _leave_alone("none", notes(inputs.assessment))
+    if own is None or not _healed(own, inputs, config):
         return quiet
     if why := only_observing(config):
-        return _leave_alone("observe", f"would resume {node}: {mine.check} passes again ({why})")
-    if known.state is None:
-        return quiet if known.unread else "state"
-    if not is_mine(known.state, mine) or held_by(known.state):
+        return _leave_alone("observe", f"would resume {node}: {own.check} passes again ({why})")
+    if inputs.state is None:
+        return quiet if inputs.unread else "state"
+    if not has_own_drain(inputs.state, own) or held_by(inputs.state):
         return quiet
-    return Decision(action="undrain", exit_code=0, log=f"resume {node}: {mine.check} passes again")
+    return Decision(action="undrain", exit_code=0, log=f"resume {node}: {own.check} passes again")
 
 
-def _healed(mine: DrainRecord, known: DecisionInput, config: HookConfig) -> bool:
-    assessment = known.assessment
-    again = bool(assessment.passed) if mine.check == OWN_FAULT else mine.check in assessment.passed
-    bad = any(each.drains and each.makes_not_ready for each in assessment.findings)
+def _healed(own: DrainRecord, inputs: DecisionInput, config: HookConfig) -> bool:
+    assessment = inputs.assessment
+    again = bool(assessment.passed) if own.check == OWN_FAULT else own.check in assessment.passed
+    bad = any(finding.drains and finding.makes_not_ready for finding in assessment.findings)
     # A GPU that cannot be opened just now may be the faulty one: the others prove nothing.
-    gpus_unknown = any(each.check == "gpu.count" for each in assessment.unknown)
+    gpus_unknown = any(row.check == "gpu.count" for row in assessment.unknown)
     return (
-        known.call.occasion == "healthcheck"
-        and mine.heals
+        inputs.call.occasion == "healthcheck"
+        and own.heals
         and again
         and not bad
-        and not (gpus_unknown and mine.check.startswith("gpu."))
+        and not (gpus_unknown and own.check.startswith("gpu."))
         and not assessment.trouble
-        and known.stood_s >= config.undrain_after_s
+        and inputs.stood_s >= config.undrain_after_s
     )
 
 
@@ -350,6 +350,6 @@ def plain_code(assessment: Assessment) -> int:
 
     An error of preflight itself is unknown, too; it hides no finding.
     """
-    if any(each.makes_not_ready and not each.user for each in assessment.findings):
+    if any(finding.makes_not_ready and not finding.user for finding in assessment.findings):
         return UNHEALTHY
     return UNJUDGED if assessment.trouble or assessment.unknown else HEALTHY

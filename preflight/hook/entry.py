@@ -77,55 +77,55 @@ def _guarded(words: Sequence[str]) -> int:
     from preflight.hook.arguments import parse_options
 
     options = parse_options(words)
-    settings, ended, why = _run_child(list(words), began, Settings(BUDGET_S[options.occasion]))
-    if ended is None:
-        held = options.fail_closed and not settings.observing
-        act = "--fail-closed keeps the job away" if held else "no reason to drain"
+    settings, result, why = _run_child(list(words), began, Settings(BUDGET_S[options.occasion]))
+    if result is None:
+        blocks = options.fail_closed and not settings.observing
+        act = "--fail-closed keeps the job away" if blocks else "no reason to drain"
         say(f"{options.occasion}: {why}; this node was not checked: {act}", "error", settings.log)
-        code = UNHEALTHY if held else UNJUDGED if options.plain else HEALTHY
+        code = UNHEALTHY if blocks else UNJUDGED if options.plain else HEALTHY
         if options.json:
             decision = {"action": "none", "exit_code": code, "reason": "", "log": why}
             sys.stdout.write(json.dumps({"trouble": why, "decision": decision}, indent=2) + "\n")
         return code
     # What was done is logged even if standard output is closed.
     with contextlib.suppress(OSError):
-        sys.stdout.write(ended.out)
-    if ended.log:
-        say(ended.log, ended.level, settings.log)
-    return ended.code
+        sys.stdout.write(result.out)
+    if result.log:
+        say(result.log, result.level, settings.log)
+    return result.code
 
 
 def _run_child(
     words: list[str], began: float, settings: Settings
 ) -> tuple[Settings, HookResult | None, str]:
     """Run the work in a child; return its settings and result, or None and why there is none."""
-    mine, its = os.pipe()
+    read_end, pipe = os.pipe()
     parent, pid = os.getpid(), os.fork()
     if pid == 0:
-        _child_main(words, began, its, mine, parent)
-    os.close(its)
+        _child_main(words, began, pipe, read_end, parent)
+    os.close(pipe)
     received = bytearray()
     try:
         while len(received) <= _LARGEST:
             left_s = max(0.0, began + settings.budget_s - SHARE_S - time.monotonic())
             # After a pause of the machine the time may be up while output is waiting: read it.
-            if not select.select([mine], [], [], left_s)[0]:
+            if not select.select([read_end], [], [], left_s)[0]:
                 return settings, None, f"it did not finish within {settings.budget_s:g} s"
-            part = os.read(mine, 1 << 16)
+            part = os.read(read_end, 1 << 16)
             if not part:
                 return settings, *_parse_result(bytes(received))
             received += part
             settings = _parse_settings(bytes(received), settings)
         return settings, None, f"its child wrote more than {_LARGEST >> 20} MiB"
     finally:
-        os.close(mine)
+        os.close(read_end)
         _end(pid)
 
 
 def _parse_settings(received: bytes, defaults: Settings) -> Settings:
     """Read the settings from the first line; the defaults until that line is whole."""
-    line, found, _ = received.partition(b"\n")
-    if not found:
+    line, newline, _ = received.partition(b"\n")
+    if not newline:
         return defaults
     try:
         fields = json.loads(line)
@@ -153,7 +153,7 @@ def _parse_result(received: bytes) -> tuple[HookResult | None, str]:
     return HookResult(code, out, log, level), ""
 
 
-def _child_main(words: list[str], began: float, its: int, mine: int, parent: int) -> NoReturn:
+def _child_main(words: list[str], began: float, pipe: int, read_end: int, parent: int) -> NoReturn:
     """Run the child: it holds no descriptor of the scheduler and reports only through its pipe.
 
     It ends with its parent, which a script's timeout may kill: only the parent logs what it does.
@@ -162,7 +162,7 @@ def _child_main(words: list[str], began: float, its: int, mine: int, parent: int
         gc.disable()  # this process ends in seconds; what it loads is no garbage
         signal.signal(signal.SIGTERM, _exit_child)
         bind(parent)
-        os.close(mine)
+        os.close(read_end)
         os.setsid()
         null = os.open(os.devnull, os.O_RDWR)
         for standard in (0, 1, 2):
@@ -171,28 +171,28 @@ def _child_main(words: list[str], began: float, its: int, mine: int, parent: int
             begin_probe()
 
         def send_settings(**fields: object) -> None:
-            os.write(its, json.dumps(fields).encode("ascii") + b"\n")
+            os.write(pipe, json.dumps(fields).encode("ascii") + b"\n")
 
         from preflight.hook.work import work
 
-        ended = work(words, began, send_settings)
-        left = memoryview(json.dumps({_RESULT: ended._asdict()}).encode("ascii") + b"\n")
-        while left:
-            left = left[os.write(its, left) :]
+        result = work(words, began, send_settings)
+        rest = memoryview(json.dumps({_RESULT: result._asdict()}).encode("ascii") + b"\n")
+        while rest:
+            rest = rest[os.write(pipe, rest) :]
     except BaseException as error:  # noqa: BLE001  the child must not go on with the parent's code
-        _report_crash(its, error)
+        _report_crash(pipe, error)
     finally:
         _exit_child()
 
 
-def _report_crash(its: int, error: BaseException) -> None:
+def _report_crash(pipe: int, error: BaseException) -> None:
     """Report through the pipe that preflight broke, and where, so that the parent logs it."""
     with contextlib.suppress(BaseException):
         trace = error.__traceback__
         while trace and trace.tb_next:
             trace = trace.tb_next
         where = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}" if trace else "?"
-        os.write(its, json.dumps({"broke": f"{type(error).__name__} at {where}"}).encode() + b"\n")
+        os.write(pipe, json.dumps({"broke": f"{type(error).__name__} at {where}"}).encode() + b"\n")
 
 
 def _exit_child(*_: object) -> NoReturn:

@@ -88,29 +88,29 @@ def judge(
         _judgement_of(registry, fleet, whole),
         _judgement_of(registry, own, view.facts),
     )
-    found: list[CheckResults] = []
+    results: list[CheckResults] = []
     for registered in registry:
         check = registered.check
         if registered.subject != "node" or check.stage != "facts" or not check.within("prolog"):
             continue
         about_gpus = check.id.startswith(OF_GPUS) and check.id not in OF_DRIVER
         if about_gpus and view.unclear:
-            found.append(_unjudged(check.id, view.unclear))
+            results.append(_unjudged(check.id, view.unclear))
         elif time.monotonic() >= ends:
-            found.append(_unjudged(check.id, "no time was left for it", out_of_time=True))
+            results.append(_unjudged(check.id, "no time was left for it", out_of_time=True))
         else:
-            asked = of_gpus if about_gpus else of_node
-            one = _run_check(registered, asked, host.name, ends)
+            judgement = of_gpus if about_gpus else of_node
+            raw = _run_check(registered, judgement, host.name, ends)
             twice = check.id in FILES
             partly = len(view.facts.gpus or ()) < (whole.driver.counted or 0)
-            row = _confirm(one, check.id, whole.driver, before, partly=partly) if twice else one
-            found.append(row)
+            row = _confirm(raw, check.id, whole.driver, before, partly=partly) if twice else raw
+            results.append(row)
     return CheckResults(
-        findings=tuple(each for one in found for each in one.findings),
-        unknown=tuple(each for one in found for each in one.unknown),
-        passed=tuple(each for one in found for each in one.passed),
-        broken=next((one.broken for one in found if one.broken), ""),
-        saw={check_id: bad for one in found for check_id, bad in one.saw.items()},
+        findings=tuple(finding for result in results for finding in result.findings),
+        unknown=tuple(row for result in results for row in result.unknown),
+        passed=tuple(check_id for result in results for check_id in result.passed),
+        broken=next((result.broken for result in results if result.broken), ""),
+        saw={check_id: bad for result in results for check_id, bad in result.saw.items()},
     )
 
 
@@ -163,27 +163,27 @@ def _finding(check: Check, verdict: Verdict, name: str) -> Finding:
 
 
 def _confirm(
-    found: CheckResults, check_id: str, driver: Driver, before: frozenset[str], *, partly: bool
+    result: CheckResults, check_id: str, driver: Driver, before: frozenset[str], *, partly: bool
 ) -> CheckResults:
     """Report a fault that may pass, as a silent or slow driver, only if the previous look saw it.
 
     A lasting error needs no second look. `partly`: only some GPUs were checked; that a job's GPUs
     are ok shows nothing about the others.
     """
-    bad = any(each.makes_not_ready for each in found.findings)
-    seen = is_hung(driver) if check_id == HUNG else bad and (found.may_pass or check_id == SLOW)
+    bad = any(finding.makes_not_ready for finding in result.findings)
+    fault = is_hung(driver) if check_id == HUNG else bad and (result.may_pass or check_id == SLOW)
     of_gpus = check_id not in OF_DRIVER
-    conclusive = bool(found.findings or found.passed) and (bad or not (partly and of_gpus))
-    saw = {check_id: seen} if conclusive and seen is not None else {}
-    if not bad or seen is False:
-        return replace(found, saw=saw)
-    (one,) = found.findings
+    conclusive = bool(result.findings or result.passed) and (bad or not (partly and of_gpus))
+    saw = {check_id: fault} if conclusive and fault is not None else {}
+    if not bad or fault is False:
+        return replace(result, saw=saw)
+    (finding,) = result.findings
     if check_id in before:
-        again = replace(one, sentence=f"{one.sentence}, as in the previous look")
+        again = replace(finding, sentence=f"{finding.sentence}, as in the previous look")
         return CheckResults(findings=(again,), saw=saw)
     late = is_late(driver)
     more = f"it may take {DRIVER_S:g} s" if late else "it counts as a fault if the next look agrees"
-    return replace(_unjudged(check_id, f"{one.sentence}; {more}", out_of_time=late), saw=saw)
+    return replace(_unjudged(check_id, f"{finding.sentence}; {more}", out_of_time=late), saw=saw)
 
 
 def _unjudged(check_id: str, why: str, *, out_of_time: bool = False) -> CheckResults:
@@ -239,8 +239,8 @@ def share_of(environ: Mapping[str, str], config: HookConfig) -> Share:
         return Share(() if config.gpus_by_gres else None)
     ids: list[int] = []
     for part in text.strip().split(",") if text.strip() else ():
-        found = _PART.fullmatch(part.strip())
-        first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, -1)
+        match = _PART.fullmatch(part.strip())
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, -1)
         # A range that runs backwards would silently mean no GPU, one without an end only some.
         if not first <= last < _MOST:
             return Share(unclear=f"{VARIABLE} is {text[:80]!a}, which is not a list of GPUs")
@@ -254,10 +254,10 @@ def view(facts: Facts, expected: Expected, share: Share) -> View:
     """Leave out other jobs' GPUs. Numbers that fit no GPU of this node are `unclear`."""
     if share.unclear or share.ids is None:
         return View(facts, expected, share.unclear)
-    given = ",".join(map(str, share.ids))[:80]
+    numbers = ",".join(map(str, share.ids))[:80]
     if facts.gpus is None:
         surprise = share.ids and not expected.gpus
-        why = f"{VARIABLE} is {given}, and no NVIDIA driver answers here" if surprise else ""
+        why = f"{VARIABLE} is {numbers}, and no NVIDIA driver answers here" if surprise else ""
         return View(facts, expected, why)
     unnumbered = [gpu for gpu in facts.gpus if gpu.refused("minor")]
     if any(gpu.mig_enabled for gpu in facts.gpus):
@@ -273,8 +273,8 @@ def view(facts: Facts, expected: Expected, share: Share) -> View:
     if (gone and unnumbered) or blind or any(gpu.refused("bus_id") for gpu in own):
         return View(facts, expected, "NVML does not show at the moment which GPUs are the job's")
     if gone > absent:
-        seen = ", ".join(str(_number(gpu)) for gpu in facts.gpus) or "none"
-        return View(facts, expected, f"{VARIABLE} is {given}, the GPUs here are {seen}")
+        present = ", ".join(str(_number(gpu)) for gpu in facts.gpus) or "none"
+        return View(facts, expected, f"{VARIABLE} is {numbers}, the GPUs here are {present}")
     return View(
         _with_only(facts, own, gone, len(share.ids)), replace(expected, gpus=len(share.ids))
     )
@@ -290,7 +290,7 @@ def _absent(facts: Facts, expected: Expected) -> int:
     return max(facts.driver.counted or 0, expected.gpus or 0, answering) - answering
 
 
-def _with_only(facts: Facts, own: tuple[Gpu, ...], gone: int, given: int) -> Facts:
+def _with_only(facts: Facts, own: tuple[Gpu, ...], gone: int, count: int) -> Facts:
     indices = {gpu.index for gpu in own}
     whole = len(own) == len(facts.gpus or ())
     pairs = facts.gpu_pairs
@@ -298,7 +298,7 @@ def _with_only(facts: Facts, own: tuple[Gpu, ...], gone: int, given: int) -> Fac
         facts,
         gpus=own,
         gpu_pairs=pairs and tuple(p for p in pairs if p.a in indices and p.b in indices),
-        driver=replace(facts.driver, counted=given),
+        driver=replace(facts.driver, counted=count),
         # nvidia-smi's matrix covers all GPUs: it cannot be compared with some of them.
         topo_text=facts.topo_text if whole else None,
         kernel_log=facts.kernel_log and _log_of(facts.kernel_log, facts, own, gone),
@@ -311,14 +311,14 @@ def _log_of(log: KernelLog, facts: Facts, own: tuple[Gpu, ...], gone: int) -> Ke
 
     Xids of a missing GPU count for the job if the job lacks a GPU.
     """
-    mine = {slot_of(gpu.bus_id) for gpu in own} | {f"GPU{_number(gpu)}" for gpu in own}
-    mine |= set(missing_slots(facts)) if gone else set()
-    theirs = [one for one in gpu_faults(log.lines) if one.slot not in mine]
+    slots = {slot_of(gpu.bus_id) for gpu in own} | {f"GPU{_number(gpu)}" for gpu in own}
+    slots |= set(missing_slots(facts)) if gone else set()
+    foreign = [xid for xid in gpu_faults(log.lines) if xid.slot not in slots]
     lines = tuple(
         line
         for line in log.lines
         if all(
-            one.slot in mine and one in root_causes([one, *theirs]) for one in gpu_faults((line,))
+            xid.slot in slots and xid in root_causes([xid, *foreign]) for xid in gpu_faults((line,))
         )
     )
     return replace(log, lines=lines)
@@ -356,7 +356,7 @@ def save_facts(folder: Path, facts: Facts) -> None:
 
 def complete_facts(facts: Facts, config: HookConfig) -> CompletedFacts:
     """Complete the facts from saved ones, unless these are too old or from another boot."""
-    earlier = _kept(config, facts)
+    earlier = _stored_facts(config, facts)
     if earlier is None:
         return CompletedFacts(facts)
     changes: dict[str, object] = {
@@ -369,7 +369,7 @@ def complete_facts(facts: Facts, config: HookConfig) -> CompletedFacts:
     return CompletedFacts(replace(facts, **changes), facts.time_s - earlier.time_s)
 
 
-def _kept(config: HookConfig, now: Facts) -> Facts | None:
+def _stored_facts(config: HookConfig, now: Facts) -> Facts | None:
     try:
         content = read_trusted(config.state_dir / NAME, _LARGEST)
         facts = msgspec.json.decode(content, type=Facts)

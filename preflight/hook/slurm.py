@@ -163,12 +163,12 @@ def parse_reasons(text: str) -> dict[str, NodeReason]:
 
 def parse_sizes(text: str) -> dict[str, int]:
     """Read `sinfo --format=%R %D`: how many nodes each partition has."""
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for line in text.splitlines():
         name, _, number = line.rpartition(" ")
         if name and _SIZE.fullmatch(number):
-            found[name] = max(int(number), found.get(name, 0))
-    return found
+            sizes[name] = max(int(number), sizes.get(name, 0))
+    return sizes
 
 
 def parse_now(text: str) -> float | None:
@@ -176,8 +176,8 @@ def parse_now(text: str) -> float | None:
 
     slurmctld stamps each reply with a new time (_fill_ctld_conf).
     """
-    found = _NOW.search(text)
-    return seconds(found[1]) if found else None
+    match = _NOW.search(text)
+    return seconds(match[1]) if match else None
 
 
 def seconds(text: str) -> float | None:
@@ -190,12 +190,12 @@ def seconds(text: str) -> float | None:
 
 def _reason(text: str) -> str:
     """Return the whole reason, also lines that an operator added, without its user and time."""
-    found = _REASON.search(text)
-    if found is None:
+    match = _REASON.search(text)
+    if match is None:
         return ""
-    rest = "".join(f"\n{line[10:]}" for line in found["rest"].splitlines()[1:])
-    stamp = _STAMP.fullmatch(found["first"].rstrip())
-    return (stamp[1] if stamp else found["first"].strip()) + rest
+    rest = "".join(f"\n{line[10:]}" for line in match["rest"].splitlines()[1:])
+    stamp = _STAMP.fullmatch(match["first"].rstrip())
+    return (stamp[1] if stamp else match["first"].strip()) + rest
 
 
 def _states(text: str) -> list[str]:
@@ -236,7 +236,7 @@ class Slurm:
 
     def node(self, name: str) -> NodeState:
         """Read the node's state and reason; SlurmError where that fails."""
-        listing = self._run("scontrol", "show", "node", _one(name))
+        listing = self._run("scontrol", "show", "node", _sound_name(name))
         state = parse_node(listing)
         if state is None:
             excerpt = " ".join(listing.split())[:80]
@@ -265,7 +265,7 @@ class Slurm:
         nodes = parse_reasons(self._run("sinfo", *words))
         if name not in nodes:
             raise SlurmError(f"sinfo does not list {name}: run sinfo --all --Node there")
-        return tuple(one for one in nodes.values() if one.reason != "none")
+        return tuple(row for row in nodes.values() if row.reason != "none")
 
     def now_s(self) -> float | None:
         """Seconds since the epoch by the controller's clock, which stamps reasons; None if unknown.
@@ -283,7 +283,7 @@ class Slurm:
             raise SlurmError("the hook was ended, so nothing is changed")
         if self._until_s - time.monotonic() < LEAST_S:
             raise SlurmError("no time is left to call scontrol: raise budget_s in hook.toml")
-        self._run("scontrol", "update", f"NodeName={_one(name)}", *changes)
+        self._run("scontrol", "update", f"NodeName={_sound_name(name)}", *changes)
 
     def _run(self, tool: str, *words: str) -> str:
         program = find(tool, self._folder)
@@ -308,14 +308,14 @@ def find(tool: str, folder: Path | None) -> Path:
     for place in (folder,) if folder is not None else map(Path, FOLDERS):
         program = place / tool
         if os.access(program, os.X_OK):
-            if os.geteuid() == 0 and (whose := who_may_change(program)):
-                raise SlurmError(f"{program} is not run: {whose}; give it to root")
+            if os.geteuid() == 0 and (writer := who_may_change(program)):
+                raise SlurmError(f"{program} is not run: {writer}; give it to root")
             return program
     where = folder or "the usual folders"
     raise SlurmError(f"no {tool} in {where}: set slurm_bin in hook.toml to its folder")
 
 
-def _one(name: str) -> str:
+def _sound_name(name: str) -> str:
     if not _NODE.fullmatch(name):
         raise SlurmError(f"{name[:40]!a} is not the name of one node: check SLURMD_NODENAME")
     return name

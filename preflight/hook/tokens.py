@@ -58,17 +58,17 @@ def take(folder: Path, node: str, most: int, window_s: float) -> TokenResult:
     _write(draft, {"node": node, "time_s": time.time()})
     try:
         now_s = draft.stat().st_mtime
-        found = _tokens(folder, now_s)
-        fresh = [one for one in found if one.age_s < window_s]
-        holders = {_holder(one.path) or one.path.name for one in fresh}
+        tokens = _tokens(folder, now_s)
+        fresh = [token for token in tokens if token.age_s < window_s]
+        holders = {_holder(token.path) or token.path.name for token in fresh}
         if node in holders:
             # With `most` = 0 the operator stops all drains, also of a node with a token.
             return TokenResult(granted=most > 0, used=len(holders))
-        newest = max((one.number for one in found), default=0)
-        taken = _next(draft, node, newest, holders, most)
-        if taken.granted:
-            _tidy(folder, found, now_s)
-        return taken
+        newest = max((token.number for token in tokens), default=0)
+        result = _next(draft, node, newest, holders, most)
+        if result.granted:
+            _tidy(folder, tokens, now_s)
+        return result
     finally:
         with suppress(OSError):
             draft.unlink()
@@ -100,7 +100,7 @@ def _link(draft: Path, token: Path) -> bool:
 
 
 def _tokens(folder: Path, now_s: float) -> list[_Token]:
-    found = []
+    tokens = []
     with os.scandir(folder) as entries:
         for entry in entries:
             if not _NUMBER.fullmatch(entry.name):
@@ -109,8 +109,8 @@ def _tokens(folder: Path, now_s: float) -> list[_Token]:
                 age_s = now_s - entry.stat(follow_symlinks=False).st_mtime
             except FileNotFoundError:
                 continue
-            found.append(_Token(int(entry.name), age_s, Path(entry.path)))
-    return found
+            tokens.append(_Token(int(entry.name), age_s, Path(entry.path)))
+    return tokens
 
 
 def _holder(path: Path) -> str:
@@ -132,9 +132,9 @@ def _write(path: Path, content: dict[str, object]) -> None:
         os.fsync(handle)
 
 
-def _tidy(folder: Path, found: list[_Token], now_s: float) -> None:
+def _tidy(folder: Path, tokens: list[_Token], now_s: float) -> None:
     """Remove expired tokens, and drafts of nodes that died while they asked."""
-    old = [one.path for one in found if one.age_s > _FORGOTTEN_S]
+    old = [token.path for token in tokens if token.age_s > _FORGOTTEN_S]
     for path in folder.glob(".*.draft"):
         with suppress(OSError):
             if now_s - path.stat().st_mtime > _LEFT_OVER_S:
@@ -150,10 +150,10 @@ def main(words: list[str]) -> int:
 
     folder, node, most, window_s = Path(words[0]), words[1], int(words[2]), float(words[3])
     try:
-        if os.geteuid() == 0 and (whose := who_may_change(folder)):
-            raise PermissionError(f"{whose}; give it to root: chown root, chmod go-w")
-        taken = take(folder, node, most, window_s)
-        result: dict[str, object] = {"granted": taken.granted, "used": taken.used, "most": most}
+        if os.geteuid() == 0 and (writer := who_may_change(folder)):
+            raise PermissionError(f"{writer}; give it to root: chown root, chmod go-w")
+        answer = take(folder, node, most, window_s)
+        result: dict[str, object] = {"granted": answer.granted, "used": answer.used, "most": most}
     except OSError as error:
         result = {"granted": False, "trouble": f"{folder}: {error.strerror or error}"}
     sys.stdout.write(json.dumps(result))

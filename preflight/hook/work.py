@@ -71,19 +71,19 @@ class Document(Struct, frozen=True, kw_only=True):
         return plain_json(self, indent=2)
 
 
-def write(folder: Path, one: Document) -> None:
+def write(folder: Path, document: Document) -> None:
     """Write last.json, and a copy for the job; OSError or UsageError where that is not safe."""
     refuse_others(folder)
-    content = one.text().encode()
+    content = document.text().encode()
     write_atomically(folder / LAST, content)
-    if _NUMBER.fullmatch(one.call.job):
+    if _NUMBER.fullmatch(document.call.job):
         jobs = folder / _JOBS
         # The hook removes files in it: others may not change it, nor may it be a link.
         if jobs.is_symlink():
             problem = f"{jobs} is a symbolic link, which preflight does not follow"
             raise UsageError(f"{problem}; make it a folder")
         refuse_others(jobs)
-        write_atomically(jobs / f"{one.call.job}.json", content)
+        write_atomically(jobs / f"{document.call.job}.json", content)
         _prune(jobs)
 
 
@@ -94,14 +94,14 @@ def _prune(folder: Path) -> None:
     """
     # Two prologs of one node may do this at once, so a file may be gone already.
     with suppress(FileNotFoundError):
-        ours = []
+        files = []
         with os.scandir(folder) as entries:
             for entry in entries:
                 if _FILE.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
-                    found = entry.stat(follow_symlinks=False)
-                    if found.st_uid == os.geteuid():
-                        ours.append((found.st_mtime, entry.name))
-        for _, name in sorted(ours)[:-_MOST_JOBS]:
+                    status = entry.stat(follow_symlinks=False)
+                    if status.st_uid == os.geteuid():
+                        files.append((status.st_mtime, entry.name))
+        for _, name in sorted(files)[:-_MOST_JOBS]:
             remove(folder / name)
 
 
@@ -130,8 +130,8 @@ def work(words: Sequence[str], began: float, send_settings: SendSettings) -> Hoo
     budget_s = config.budget_s if prolog else config.healthcheck_budget_s
     send_settings(budget_s=budget_s, observing=bool(only_observing(config)), log=config.log)
     ends = began + budget_s - SHARE_S
-    seen = inspect_node(name, config, options.occasion, os.environ, ends)
-    return _act_and_report(options, call, seen, config, ends)
+    inspection = inspect_node(name, config, options.occasion, os.environ, ends)
+    return _act_and_report(options, call, inspection, config, ends)
 
 
 def _call(options: Options) -> Call:
@@ -146,7 +146,7 @@ def _call(options: Options) -> Call:
 
 
 def _save_findings(
-    seen: Inspection, call: Call, config: HookConfig, options: Options
+    look: Inspection, call: Call, config: HookConfig, options: Options
 ) -> tuple[Assessment, str]:
     """Save the findings before acting on them; return also what could not be saved, or "".
 
@@ -156,19 +156,19 @@ def _save_findings(
     from preflight.hook.confirmation import FILES, save_look
     from preflight.hook.judging import save_facts
 
-    assessment = seen.assessment
+    assessment = look.assessment
     try:
-        save_look(config.state_dir, seen.saw)
-        if options.periodic and seen.facts is not None:
+        save_look(config.state_dir, look.saw)
+        if options.periodic and look.facts is not None:
             refuse_others(config.state_dir)
-            save_facts(config.state_dir, seen.facts)
+            save_facts(config.state_dir, look.facts)
         if _worth_a_file(assessment):
             write(config.state_dir, Document(call=call, assessment=assessment))
     except (OSError, UsageError) as error:
-        bad = [each for each in assessment.findings if each.check in FILES and each.makes_not_ready]
-        twice = [each for each in bad if seen.saw.get(each.check, True)]  # False: it needs no other
-        unsure = tuple(Unjudged(check=each.check, why=each.sentence) for each in twice)
-        others = tuple(each for each in assessment.findings if each not in twice)
+        bad = [row for row in assessment.findings if row.check in FILES and row.makes_not_ready]
+        twice = [row for row in bad if look.saw.get(row.check, True)]  # False: it needs no other
+        unsure = tuple(Unjudged(check=row.check, why=row.sentence) for row in twice)
+        others = tuple(row for row in assessment.findings if row not in twice)
         assessment = replace(assessment, findings=others, unknown=assessment.unknown + unsure)
         return assessment, f"cannot write {config.state_dir}: {reason_of(error)}"
     return assessment, ""
@@ -176,22 +176,22 @@ def _save_findings(
 
 def _worth_a_file(assessment: Assessment) -> bool:
     """Whether there is anything to write: not for a ready node."""
-    bad = any(each.makes_not_ready for each in assessment.findings)
+    bad = any(finding.makes_not_ready for finding in assessment.findings)
     return bool(bad or assessment.trouble or assessment.unknown)
 
 
 def _act_and_report(
-    options: Options, call: Call, seen: Inspection, config: HookConfig, ends: float
+    options: Options, call: Call, inspection: Inspection, config: HookConfig, ends: float
 ) -> HookResult:
     """Decide, carry it out and report it; last.json then also holds what was done."""
-    assessment, unwritten = _save_findings(seen, call, config, options)
+    assessment, unwritten = _save_findings(inspection, call, config, options)
     if options.plain:
         return _present(options, call, assessment, None, unwritten)
     decision = act(call, assessment, config, ends)
     if _worth_a_file(assessment):
         try:
-            done = Document(call=call, assessment=assessment, decision=decision)
-            write(config.state_dir, done)
+            document = Document(call=call, assessment=assessment, decision=decision)
+            write(config.state_dir, document)
         except (OSError, UsageError) as error:
             unwritten = unwritten or f"cannot write {config.state_dir / LAST}: {reason_of(error)}"
     return _present(options, call, assessment, decision, unwritten)
@@ -205,8 +205,8 @@ def _present(
     unwritten: str = "",
 ) -> HookResult:
     """Turn the outcome into exit code, output and log line; with --plain there is no decision."""
-    done = Document(call=call, assessment=assessment, decision=decision)
-    text = done.text() if options.json else ""
+    document = Document(call=call, assessment=assessment, decision=decision)
+    text = document.text() if options.json else ""
     grave = assessment.trouble or unwritten or (decision is not None and decision.action == "drain")
     level: Level = "error" if grave else "warning"
     code, log = plain_code(assessment), notes(assessment)
@@ -338,22 +338,22 @@ def inspect_node(
     except (PreflightError, OSError) as error:
         trouble = str(error) or type(error).__name__
         return Inspection(Assessment(node=name, trouble=trouble, seconds=time.monotonic() - began))
-    known = judging.complete_facts(facts, config) if prolog else judging.CompletedFacts(facts)
+    whole = judging.complete_facts(facts, config) if prolog else judging.CompletedFacts(facts)
     share = judging.share_of(environ, config) if prolog else judging.Share()
-    seen = judging.view(known.facts, fleet.hosts[0].expected, share)
-    found = judging.judge(registry, fleet, known.facts, seen, judge_by, before=before)
+    view = judging.view(whole.facts, fleet.hosts[0].expected, share)
+    results = judging.judge(registry, fleet, whole.facts, view, judge_by, before=before)
     return Inspection(
         Assessment(
             node=name,
-            findings=found.findings,
-            unknown=found.unknown,
-            passed=found.passed,
-            facts_age_s=known.age_s,
-            trouble=found.broken,
+            findings=results.findings,
+            unknown=results.unknown,
+            passed=results.passed,
+            facts_age_s=whole.age_s,
+            trouble=results.broken,
             seconds=time.monotonic() - began,
         ),
         facts,
-        found.saw,
+        results.saw,
     )
 
 
