@@ -91,7 +91,7 @@ class CheckItem(pytest.Item):
     def runtest(self) -> None:
         """Pass, skip or fail by the worst verdict."""
         self.verdicts = [ItemVerdict(*key, self.run.judgement.verdict(*key)) for key in self.keys]
-        verdicts = (one.verdict for one in self.verdicts)
+        verdicts = (row.verdict for row in self.verdicts)
         worst = min(verdicts, key=lambda verdict: WORST_FIRST.index(verdict.outcome))
         self.user_properties.append(("preflight_outcome", str(worst.outcome)))
         self.user_properties.append(("preflight_sentence", printable(worst.sentence)))

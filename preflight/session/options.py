@@ -182,7 +182,7 @@ class Chosen:
 
 def read_options(config: pytest.Config) -> Chosen:
     """Read everything; UsageError in one line that says what to type."""
-    _refuse_rivals(config)
+    _refuse_bad_values(config)
     handoff = Handoff.to(config)
     registry, typed = _registry(config), config.getoption("preflight_checks")
     wanted = None if typed is None else registry.select(typed)
@@ -210,25 +210,25 @@ def read_options(config: pytest.Config) -> Chosen:
     if not config.option.collectonly and not handoff:
         outputs.refuse_unusable()
     rank_0 = leading(config)
-    found = handoff.found if handoff else None if rank_0 else _found(config)
-    fleet = resolve(_fleet_request(config, found, rank_0.crew if rank_0 else None))
-    refuse_unknown(fleet.mentioned_checks, [one.check.id for one in registry])
+    site_nodes = handoff.found if handoff else None if rank_0 else _ask_site(config)
+    fleet = resolve(_fleet_request(config, site_nodes, rank_0.crew if rank_0 else None))
+    refuse_unknown(fleet.mentioned_checks, [entry.check.id for entry in registry])
     if need is not None and need > len(fleet.hosts):
         nodes = count(len(fleet.hosts), "node")
         raise UsageError(f"--preflight-need={need}: the fleet has only {nodes}")
     replayed = _replayed(replay, fleet)
-    checks = [one.check for one in registry if one.check.within(settings.tier)]
-    asked = [check.id for check in checks if wanted is None or check.id in wanted]
-    stages = stages_needed(registry, asked)
-    given = handoff or replayed
+    checks = [entry.check for entry in registry if entry.check.within(settings.tier)]
+    check_ids = [check.id for check in checks if wanted is None or check.id in wanted]
+    stages = stages_needed(registry, check_ids)
+    source = handoff or replayed
     planned, history, estimate, ahead = (
-        (given.planned, None, list[str](), None)
-        if given is not None
+        (source.planned, None, list[str](), None)
+        if source is not None
         else choose_rounds(config, fleet, settings, stages)
     )
     return Chosen(
         fleet=fleet,
-        found=found,
+        found=site_nodes,
         registry=registry,
         wanted=wanted,
         settings=settings,
@@ -259,7 +259,7 @@ _RANGES: Mapping[str, tuple[float, float, str]] = {
 """By option, its least and greatest value, and what to give."""
 
 
-def _refuse_rivals(config: pytest.Config) -> None:
+def _refuse_bad_values(config: pytest.Config) -> None:
     if config.getoption("reruns", None):
         raise UsageError("--reruns would hide flakiness: leave it out, preflight retests by itself")
     for name, (lowest, highest, advice) in _RANGES.items():
@@ -297,10 +297,10 @@ def _registry(config: pytest.Config) -> Registry:
     )
 
 
-def _found(config: pytest.Config) -> SiteNodes | None:
+def _ask_site(config: pytest.Config) -> SiteNodes | None:
     """Call the site's plugins, unless the operator named the nodes."""
-    named = any(config.getoption(f"preflight_{how}") is not None for how in ("nodes", "inventory"))
-    return None if named or "PREFLIGHT_NODES" in os.environ else ask_nodes(config)
+    typed = any(config.getoption(f"preflight_{how}") is not None for how in ("nodes", "inventory"))
+    return None if typed or "PREFLIGHT_NODES" in os.environ else ask_nodes(config)
 
 
 _TYPED = (
@@ -311,7 +311,7 @@ _TYPED = (
 
 
 def _fleet_request(
-    config: pytest.Config, found: SiteNodes | None, crew: JobRanks | None
+    config: pytest.Config, site_nodes: SiteNodes | None, crew: JobRanks | None
 ) -> FleetRequest:
     def option(name: str) -> str | None:
         value = config.getoption(f"preflight_{name}")
@@ -321,7 +321,7 @@ def _fleet_request(
         **{name: option(name) for name in _TYPED},
         ask_slurm=not hasattr(config, "workerinput"),
         logs_in=config.getoption("preflight_replay") is None,
-        found=found,
+        found=site_nodes,
         ini_nodes=config.getini("preflight_nodes") or None,
         ini_inventory=config.getini("preflight_inventory") or None,
         environ=dict(os.environ),
@@ -368,7 +368,7 @@ def _replayed(path: Path | None, fleet: Fleet) -> Measured | None:
     if unasked and "reach" not in measured.skipped:
         advice = f"leave it out with --preflight-exclude={unasked}"
         if all(host.name not in measured.reach for host in fleet.hosts):
-            known = fold(measured.reach)
-            advice = f"type --preflight-nodes={known}" if known else "give a run that reached nodes"
+            nodes = fold(measured.reach)
+            advice = f"type --preflight-nodes={nodes}" if nodes else "give a run that reached nodes"
         raise UsageError(f"--preflight-replay={path}: it holds no data of {unasked}: {advice}")
     return measured

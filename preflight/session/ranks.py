@@ -123,7 +123,7 @@ class Leading:
             code = INTERRUPTED
             raise SystemExit(code) from None
         except PreflightError as error:
-            _say(str(error))
+            _print(str(error))
             raise SystemExit(code) from error
         finally:
             # From here on SIGTERM only means that another rank of this node has exited first.
@@ -149,7 +149,7 @@ class Leading:
         self.hub = RankHub(listening, speaking, nonce)
         self.hub.begin()
         speaking.write("hello", msgspec.json.encode(Hello(nonce, __version__)))
-        self.crew = gather(self._place, speaking, Decoder(nonce), nonce, _say)
+        self.crew = gather(self._place, speaking, Decoder(nonce), nonce, _print)
         self.hub.watch(m.rank for m in self.crew.members if m.present and m.rank)
         uneven = next((m for m in self.crew.members if m.present and not m.is_regular), None)
         if uneven is not None:
@@ -178,5 +178,5 @@ def _only_asks(config: pytest.Config) -> bool:
     return bool(config.getoption("help", None) or config.getoption("version", None))
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     print(f"preflight: {printable(line)}", file=sys.stderr, flush=True)  # noqa: T201  no terminal reporter yet

@@ -121,8 +121,8 @@ class Session:
         return file
 
     def _checks_of(self, path: Path) -> list[Registered]:
-        if known := [one for one in self.run.registry if one.path.samefile(path)]:
-            return known
+        if matches := [entry for entry in self.run.registry if entry.path.samefile(path)]:
+            return matches
         with usage_errors():
             self.run.registry.add(load_file(path))
         return self._checks_of(path)
@@ -153,7 +153,7 @@ class Session:
         if not self._shows_plan:
             return []
         keys = [key for item in items if isinstance(item, CheckItem) for key in item.keys]
-        stage_of = {one.check.id: one.check.stage for one in self.run.registry}
+        stage_of = {entry.check.id: entry.check.stage for entry in self.run.registry}
         lines = plan_lines(self.run.fleet, [(stage_of[check], check) for check, _ in keys])
         return self._wrapped(lines)
 
@@ -254,12 +254,12 @@ class Session:
         if keys:
             self._keep_events(keys)
         if self._chosen.replayed is not None:
-            self.run.replay(self._chosen.replayed, keys, self._found)
+            self.run.replay(self._chosen.replayed, keys, self._keep_finding)
             self._collector.expect_repairs()
         elif keys:
             try:
                 with usage_errors():  # some wrong settings show only in the nodes' facts
-                    self.run.measure(keys, self._found)
+                    self.run.measure(keys, self._keep_finding)
             finally:
                 self._collector.expect_repairs()
                 self._write_measured()
@@ -301,24 +301,24 @@ class Session:
             outputs.write("measured.json", measured.encode())
             raise
 
-    def _found(self, key: Key, verdict: Verdict) -> None:
+    def _keep_finding(self, key: Key, verdict: Verdict) -> None:
         """Keep a finding until the stage has been judged, as the like on other nodes join it."""
         check, nodes = key
         self._to_show.append(Entry(check, subject(nodes), nodes, verdict))
 
     def _show_findings(self) -> None:
         """Show the findings of a stage, the worst first; what an earlier one caused is not new."""
-        new = [one for one in self._to_show if not self._shown.issuperset(causes(one))]
+        new = [entry for entry in self._to_show if not self._shown.issuperset(causes(entry))]
         self._to_show.clear()
-        self._shown.update(cause for one in new for cause in causes(one))
+        self._shown.update(cause for entry in new for cause in causes(entry))
         sweep = self.run.judgement.measured.sweep
         blames = map(blame_row, self.run.judgement.sweep.blames) if new and sweep else ()
         names = frozenset(host.name for host in self.run.fleet.hosts)
         if not self._config.pluginmanager.has_plugin("terminalreporter"):
             return
         width = self._config.get_terminal_writer().fullwidth
-        for one in findings(new, tuple(blames)):
-            self.run.progress.line(finding_line(one, names, width))
+        for finding in findings(new, tuple(blames)):
+            self.run.progress.line(finding_line(finding, names, width))
 
     def _ways(self) -> Mapping[str, Way]:
         """Find out how each node will be reached; not for --co and replays, which contact none."""

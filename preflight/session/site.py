@@ -46,12 +46,12 @@ NODES, SECTIONS, REPORT = (
 
 def ask_nodes(config: pytest.Config) -> SiteNodes | None:
     """Return the nodes that the first plugin names; None if none does."""
-    for who, call in _plugins(config, NODES):
-        origin = f"hook {NODES} of {who}"
+    for name, call in _plugins(config, NODES):
+        origin = f"hook {NODES} of {name}"
         try:
-            answer = _called(call, config=config)
+            answer = _call(call, config=config)
             if answer is not None:
-                return _found(answer, origin)
+                return _nodes_of(answer, origin)
         except UsageError as error:
             raise UsageError(f"{origin} {error}; correct it, or give --preflight-nodes") from error
     return None
@@ -60,32 +60,32 @@ def ask_nodes(config: pytest.Config) -> SiteNodes | None:
 def ask_sections(config: pytest.Config) -> tuple[LoadedSection, ...]:
     """Load and check all sections that plugins name."""
     loaded: dict[str, LoadedSection] = {}
-    for who, call in _plugins(config, SECTIONS):
+    for name, call in _plugins(config, SECTIONS):
         try:
-            for section in _listed(_called(call, config=config)):
+            for section in _sections_of(_call(call, config=config)):
                 add(loaded, section, config.rootpath)
         except UsageError as error:
-            raise UsageError(f"hook {SECTIONS} of {who} {error}") from error
+            raise UsageError(f"hook {SECTIONS} of {name} {error}") from error
     return tuple(loaded.values())
 
 
 def pass_on(config: pytest.Config, report: Report, folder: Path) -> list[str]:
     """Pass the report to every plugin with a hook for it; return what went wrong, a line each."""
     troubles = []
-    for who, call in _plugins(config, REPORT):
+    for name, call in _plugins(config, REPORT):
         try:
-            _called(call, report=report, folder=folder, config=config)
+            _call(call, report=report, folder=folder, config=config)
         except UsageError as error:
-            troubles.append(f"hook {REPORT} of {who} {error}: report.json has the whole report")
+            troubles.append(f"hook {REPORT} of {name} {error}: report.json has the whole report")
     return troubles
 
 
 def _plugins(config: pytest.Config, hook: str) -> Iterator[tuple[str, Any]]:
     """Name and caller of every plugin that implements a hook, in pluggy's order."""
     manager = config.pluginmanager
-    each = [impl.plugin for impl in reversed(getattr(config.hook, hook).get_hookimpls())]
-    for plugin in dict.fromkeys(each):
-        others = [other for other in each if other is not plugin]
+    plugins = [impl.plugin for impl in reversed(getattr(config.hook, hook).get_hookimpls())]
+    for plugin in dict.fromkeys(plugins):
+        others = [other for other in plugins if other is not plugin]
         yield _name(config, plugin), manager.subset_hook_caller(hook, others)
 
 
@@ -100,29 +100,29 @@ def _name(config: pytest.Config, plugin: object) -> str:
     return type(plugin).__name__ if not name or name.isdigit() else name
 
 
-def _called(call: Any, **given: object) -> Any:
+def _call(call: Any, **arguments: object) -> Any:
     """Call one plugin; any exception except Ctrl-C becomes a UsageError."""
     try:
-        return call(**given)
+        return call(**arguments)
     except KeyboardInterrupt:
         raise
     except BaseException as error:
         raise UsageError(f"raised {type(error).__name__}: {error}"[:300]) from error
 
 
-def _found(answer: Any, origin: str) -> SiteNodes:
+def _nodes_of(answer: Any, origin: str) -> SiteNodes:
     if isinstance(answer, str):
         return SiteNodes(names=expand(answer), origin=origin)
     try:
-        listed = list(answer)
+        entries = list(answer)
     except TypeError:
         raise UsageError(f"returned {answer!r:.80}, expected names or Hosts") from None
-    if listed and all(isinstance(one, str) for one in listed):
-        return SiteNodes(names=expand(",".join(listed)), origin=origin)
-    if not listed or not all(isinstance(one, Host) for one in listed):
+    if entries and all(isinstance(entry, str) for entry in entries):
+        return SiteNodes(names=expand(",".join(entries)), origin=origin)
+    if not entries or not all(isinstance(entry, Host) for entry in entries):
         raise UsageError(f"returned {answer!r:.80}, expected names or Hosts")
-    hosts = {host.name: host for host in map(_sound_host, listed)}
-    if len(hosts) < len(listed):
+    hosts = {host.name: host for host in map(_sound_host, entries)}
+    if len(hosts) < len(entries):
         raise UsageError("returned two Hosts with the same name")
     return SiteNodes(names=tuple(hosts), hosts=hosts, origin=origin)
 
@@ -140,7 +140,7 @@ def _sound_host(host: Host) -> Host:
     return sound
 
 
-def _listed(answers: list[Any]) -> Iterator[Section]:
+def _sections_of(answers: list[Any]) -> Iterator[Section]:
     """Flatten the answers of one plugin's implementations, which pluggy puts into a list."""
     for answer in answers:
         sections = [answer] if isinstance(answer, Section) else answer
@@ -195,8 +195,8 @@ def _of_root() -> tuple[str, ...]:
     Its `pythonpath` and `-p` load code: UsageError if another user could change it.
     """
     here = Path.cwd()
-    found = (folder / name for folder in (here, *here.parents) for name in _ALWAYS + _WITH_TABLE)
-    own = next(filter(_is_pytests, found), _ISOLATED)
+    files = (folder / name for folder in (here, *here.parents) for name in _ALWAYS + _WITH_TABLE)
+    own = next(filter(_is_pytests, files), _ISOLATED)
     return (f"-c{own}", "-ppreflight", "-o", "required_plugins=")
 
 
@@ -248,11 +248,11 @@ def refuse_strangers(config: pytest.Config) -> None:
 def _would_write(config: pytest.Config) -> Iterator[Path]:
     """Files that pytest and its plugins write, following links; not JUnit XML, which we write."""
     here = config.invocation_params.dir
-    named = [(here, getattr(config.known_args_namespace, option, None)) for option in _WRITTEN]
+    outputs = [(here, getattr(config.known_args_namespace, option, None)) for option in _WRITTEN]
     for key, folder in (("log_file", here), ("cache_dir", config.rootpath)):
         with suppress(ValueError):  # the plugin of this key is switched off
-            named.append((folder, config.getini(key)))
-    for folder, name in named:
+            outputs.append((folder, config.getini(key)))
+    for folder, name in outputs:
         if name:  # plugins expand some of these and not others, and resolve ".." of some as text
             expanded = folder / os.path.expandvars(os.path.expanduser(str(name)))  # noqa: PTH111
             yield from (folder / str(name), expanded, Path(os.path.abspath(expanded)))  # noqa: PTH100
@@ -272,31 +272,31 @@ def refuse_other_settings(config: pytest.Config) -> None:
 
     After a blank pytest takes the value for a path of tests: it knows no plugin's options yet.
     """
-    here, given = config.invocation_params.dir, config.known_args_namespace
+    here, options = config.invocation_params.dir, config.known_args_namespace
     words = [str(word) for word in config.invocation_params.args]
     apart = [
         at
         for at, (option, value) in enumerate(pairwise(words))
         if option.startswith("--preflight-") and "=" not in option and (here / value).exists()
     ]
-    if not apart or given.inifilename or given.rootdir:
+    if not apart or options.inifilename or options.rootdir:
         return
-    typed = [Path(os.path.abspath(here / each.split("::")[0])) for each in given.file_or_dir]  # noqa: PTH100
+    typed = [Path(os.path.abspath(here / word.split("::")[0])) for word in options.file_or_dir]  # noqa: PTH100
     folders = [path if path.is_dir() else path.parent for path in typed if path.exists()]
     top = Path(os.path.commonpath(folders)) if folders else here
     expected = locate_config(here, [top])[1]
-    root = next((each for each in (top, *top.parents) if (each / "setup.py").is_file()), top)
+    root = next((folder for folder in (top, *top.parents) if (folder / "setup.py").is_file()), top)
     if config.inipath == expected and (expected or config.rootpath == root):
         return
     for at in reversed(apart):
         words[at : at + 2] = [f"{words[at]}={words[at + 1]}"]
-    seen, right = config.inipath or "no ini file", expected or "none"
+    actual, right = config.inipath or "no ini file", expected or "none"
     if config.inipath == expected:
-        seen, right = config.rootpath, root
+        actual, right = config.rootpath, root
     loaded = " (code that it names may have run: check it)" if config.inipath else ""
     raise UsageError(
         "after a blank pytest takes a value for a path of tests: it uses "
-        f"{seen}{loaded}, expected {right}; type: pytest {shlex.join(words)}"
+        f"{actual}{loaded}, expected {right}; type: pytest {shlex.join(words)}"
     )
 
 
@@ -304,19 +304,19 @@ def _would_run(config: pytest.Config) -> Iterator[Path]:
     """Every file that this session would execute, or read settings from."""
     if config.inipath is not None:
         yield config.inipath
-    given = config.known_args_namespace
+    options = config.known_args_namespace
     here = config.invocation_params.dir
-    debugs = getattr(given, "trace", False) or getattr(given, "usepdb", False)
+    debugs = getattr(options, "trace", False) or getattr(options, "usepdb", False)
     for orders in (here / ".pdbrc", here / os.path.expanduser("~/.pdbrc")):  # noqa: PTH111  may fail
         if debugs or (os.path.lexists(orders) and config.inipath != _ISOLATED):
             yield orders
-    typed = [here / argument.split("::")[0] for argument in given.file_or_dir]
+    typed = [here / argument.split("::")[0] for argument in options.file_or_dir]
     tests = [
         here / path
         for pattern in config.getini("testpaths")
         for path in iglob(pattern, root_dir=here, recursive=True)  # noqa: PTH207  takes absolute ones
     ]
-    for place in typed or ([] if given.noconftest else tests or [here]):
+    for place in typed or ([] if options.noconftest else tests or [here]):
         yield from _code_around(place, config, has_tests=bool(typed))
     for place in typed:
         yield place
@@ -330,13 +330,13 @@ def _code_around(place: Path, config: pytest.Config, *, has_tests: bool) -> Iter
     a package. Their folders are searched for modules; those that hold packages or a conftest.py,
     or tests that are loaded (`has_tests`), for packages as well.
     """
-    given, root = config.known_args_namespace, config.rootpath
-    above_cut = Path(given.confcutdir).absolute().parents
+    options, root = config.known_args_namespace, config.rootpath
+    above_cut = Path(options.confcutdir).absolute().parents
     start = Path(os.path.abspath(place))  # noqa: PTH100  resolves ".." as pytest does
     below = start if start.is_dir() else start.parent
     is_package, is_loaded = True, has_tests or any(below.glob("test*/__init__.py"))
     for folder in (below, *below.parents):
-        outside = not folder.is_relative_to(root) if given.noconftest else folder in above_cut
+        outside = not folder.is_relative_to(root) if options.noconftest else folder in above_cut
         if outside and not is_package:
             break
         is_loaded |= (folder / "conftest.py").exists()

@@ -63,20 +63,20 @@ def numbers_of(run: Run) -> tuple[Numbers, ...]:
 
 
 def _of_burn(burned: Mapping[str, Burned], facts: Mapping[str, Facts]) -> Iterable[Numbers]:
-    for name, one in burned.items():
+    for name, burn in burned.items():
         own = facts.get(name)
         by_measure: dict[str, dict[str, float]] = {}
-        for raw in units(name, one, own):
+        for raw in units(name, burn, own):
             if raw.alike.endswith(FAR):
                 continue  # the near side has the same information
             unit = raw.name.partition(" to ")[0] if raw.measure == _PEER_TO_PEER else raw.name
-            kept = by_measure.setdefault(raw.measure, {})
-            kept[unit] = _slower(raw, kept.get(unit))
+            slowest = by_measure.setdefault(raw.measure, {})
+            slowest[unit] = _slower(raw, slowest.get(unit))
         for measure, values in by_measure.items():
             yield Numbers(
                 node=name,
                 measure=measure,
-                under=conditions(one, own),
+                under=conditions(burn, own),
                 units=tuple(values),
                 values=tuple(values.values()),
             )
@@ -98,10 +98,10 @@ def _of_rails(run: Run) -> Iterable[Numbers]:
     if sweep is None:
         return
     reached: dict[tuple[str, str, str], dict[int, list[float]]] = {}
-    for pair, seen in zip(sweep.pairs, run.judgement.sweep.seen, strict=True):
-        if seen.summary.state != "measured" or not seen.summary.sizes:
+    for pair, look in zip(sweep.pairs, run.judgement.sweep.seen, strict=True):
+        if look.summary.state != "measured" or not look.summary.sizes:
             continue
-        small, large = seen.summary.sizes[0], seen.summary.sizes[-1]
+        small, large = look.summary.sizes[0], look.summary.sizes[-1]
         values = []
         if large.size_bytes >= wire_from(pair.backend):
             values.append(("allreduce_gbs", large.size_bytes, large.busbw_gbs))
@@ -160,7 +160,7 @@ def night_of(run: Run, entries: Sequence[Entry], began_s: float, sweep: str = ""
 def _machines(run: Run, names: Sequence[str], entries: Sequence[Entry]) -> Iterable[Machine]:
     ready = readiness(names, entries, strict=False)
     firm = readiness(
-        names, [one for one in entries if one.verdict.outcome is not Outcome.FLAKY], strict=False
+        names, [row for row in entries if row.verdict.outcome is not Outcome.FLAKY], strict=False
     )
     states: dict[str, State] = dict.fromkeys(names, "ready")
     states |= dict.fromkeys(ready.unjudged, "unjudged")
@@ -187,7 +187,7 @@ def _gpus(facts: Facts | None) -> tuple[Slot, ...] | None:
     return tuple(Slot(slot=gpu.index, uuid=gpu.uuid, model=gpu.name) for gpu in facts.gpus)
 
 
-def found_in(entries: Iterable[Entry], known: frozenset[str]) -> Iterable[NightFinding]:
+def found_in(entries: Iterable[Entry], names: frozenset[str]) -> Iterable[NightFinding]:
     """What is not fine, once per check and component, with the sentence of the worst verdict."""
     groups = grouped(
         ((entry.check, about), entry)
@@ -196,15 +196,15 @@ def found_in(entries: Iterable[Entry], known: frozenset[str]) -> Iterable[NightF
         for about in _components(entry)
     )
     for (check, about), group in groups.items():
-        worst = min(group, key=lambda one: NOT_FINE.index(one.verdict.outcome))
-        nodes = [name for one in group for name in _at_fault(one, about, known)]
+        worst = min(group, key=lambda entry: NOT_FINE.index(entry.verdict.outcome))
+        nodes = [name for entry in group for name in _at_fault(entry, about, names)]
         yield NightFinding(
             check=check,
             about=about[:600],
             outcome=str(worst.verdict.outcome),
             sentence=worst.verdict.sentence,
             nodes=tuple(dict.fromkeys(nodes)),
-            own=about in known or about.startswith("pair "),
+            own=about in names or about.startswith("pair "),
         )
 
 
@@ -217,14 +217,14 @@ def _subject(entry: Entry) -> str:
     return f"pair {entry.subject}" if len(entry.nodes) == _PAIR else entry.subject
 
 
-def _at_fault(entry: Entry, about: str, known: Collection[str]) -> tuple[str, ...]:
-    if about in known:
-        return (about, *(name for name in entry.verdict.suspects if name in known))
-    suspects = tuple(name for name in entry.verdict.suspects if name in known)
+def _at_fault(entry: Entry, about: str, names: Collection[str]) -> tuple[str, ...]:
+    if about in names:
+        return (about, *(name for name in entry.verdict.suspects if name in names))
+    suspects = tuple(name for name in entry.verdict.suspects if name in names)
     return suspects or entry.nodes
 
 
-def fine_in(entries: Iterable[Entry], known: frozenset[str]) -> dict[str, frozenset[str]]:
+def fine_in(entries: Iterable[Entry], names: frozenset[str]) -> dict[str, frozenset[str]]:
     """By check, all subjects that are fine: nodes, pairs and their ends, the whole fleet.
 
     If a verdict on the fleet names culprits, all other nodes that it covers are fine.
@@ -236,8 +236,8 @@ def fine_in(entries: Iterable[Entry], known: frozenset[str]) -> dict[str, frozen
         if entry.nodes and is_fine:
             fine.setdefault(entry.check, set()).update((*entry.nodes, _subject(entry)))
         elif not entry.nodes and (is_fine or (verdict.culprits and _was_judged(entry))):
-            named = {*verdict.culprits, *verdict.suspects, *verdict.evidence.get(UNSEEN, ())}
-            others = known - named
+            in_doubt = {*verdict.culprits, *verdict.suspects, *verdict.evidence.get(UNSEEN, ())}
+            others = names - in_doubt
             fine.setdefault(entry.check, set()).update(others, [FLEET] if is_fine else [])
     return {check: frozenset(subjects) for check, subjects in fine.items()}
 
@@ -363,8 +363,8 @@ def _swept(run: Run, nodes: tuple[str, ...]) -> CoverageUpdate:
             bad=bad, tier=run.settings.tier, seconds=run.swept_s,
         )  # fmt: skip
         now = coverage(planned, tested, nodes, new)
-        known = {"pairs_known": now.pairs_known or 0, "leaf_pairs_known": now.leaf_pairs_known or 0}
-        return new, row_of(PairCoverage, now, **known)
+        pairs = {"pairs_known": now.pairs_known or 0, "leaf_pairs_known": now.leaf_pairs_known or 0}
+        return new, row_of(PairCoverage, now, **pairs)
 
     return swept
 

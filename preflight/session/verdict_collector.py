@@ -85,9 +85,9 @@ class Conclusion:
         outputs = self.outputs
         places = (outputs.at(REPORT), outputs.trouble_words, self.metrics_trouble)
         where = "; ".join(filter(None, places))
-        drawn = outputs.at(PAGE)
+        page_at = outputs.at(PAGE)
         return summary(
-            self.report, self.found, where=where, page=drawn, hint=self.hint, width=width
+            self.report, self.found, where=where, page=page_at, hint=self.hint, width=width
         )
 
 
@@ -132,16 +132,16 @@ def conclude(
         measured_in=run.fleet.measured_in[0],
     )
     is_ready, metrics_trouble = report.exit == 0, ""
-    found = findings(entries, blames, suspected)
+    rows = findings(entries, blames, suspected)
     if entries:
         report = outputs.write_report(report)
-        outputs.write(PAGE, _page(run, report, found, outputs).encode())
-        outputs.events.end(entries, summary_of(report, found))
+        outputs.write(PAGE, _page(run, report, rows, outputs).encode())
+        outputs.events.end(entries, summary_of(report, rows))
         outputs.put_away(latest=not run.replayed)
-        metrics_trouble = outputs.write_metrics(report, found)
+        metrics_trouble = outputs.write_metrics(report, rows)
     hint = _hint(run, report, ready, ending)
     unsaved = is_ready and report.exit != 0
-    return Conclusion(report, found, outputs, hint, metrics_trouble, unsaved=unsaved)
+    return Conclusion(report, rows, outputs, hint, metrics_trouble, unsaved=unsaved)
 
 
 def _hint(run: Run, report: Report, ready: Readiness, ending: Ending) -> str:
@@ -155,13 +155,13 @@ def _hint(run: Run, report: Report, ready: Readiness, ending: Ending) -> str:
     return next_command(run.fleet, ready, by_pairs=bool(report.blames), short_of_s=short_of_s)
 
 
-def _page(run: Run, report: Report, found: tuple[Finding, ...], outputs: Outputs) -> str:
+def _page(run: Run, report: Report, rows: tuple[Finding, ...], outputs: Outputs) -> str:
     """The run's HTML page."""
     sweep, observed = run.judgement.measured.sweep, run.judgement.sweep.observed
     context = PageContext(
-        found=found,
+        found=rows,
         earlier=earlier(outputs.path),
-        drains=frozenset(one.check.id for one in run.registry if one.check.drains),
+        drains=frozenset(entry.check.id for entry in run.registry if entry.check.drains),
     )
     if sweep is None or observed is None or not sweep.pairs:
         return page(report, context)
@@ -287,8 +287,8 @@ class VerdictCollector:
             # The default is the path of the checks, which differs between installations.
             self._xml.node_reporter(report).add_attribute("classname", class_of(keys[0][0]))
         arrived: Sequence[ItemVerdict] = getattr(report, "preflight_verdicts", ())
-        for one in arrived:
-            self._ledger.record(one.check, one.nodes, one.verdict)
+        for row in arrived:
+            self._ledger.record(row.check, row.nodes, row.verdict)
         if report.failed and not hasattr(report, "preflight_verdicts"):
             # A worker that died, another plugin's set-up, or an ordinary test of the operator.
             self._ledger.lose(self._keys_of.get(report.nodeid, ()), _last_line(report))
@@ -326,7 +326,7 @@ class VerdictCollector:
         broke = exitstatus == pytest.ExitCode.INTERNAL_ERROR or (
             exitstatus == pytest.ExitCode.INTERRUPTED and not _stopped(session)
         )
-        entries = self._settled(session)
+        entries = self._settle(session)
         chosen, history = self._chosen, self._chosen.history
         if history and (trouble := history.remember(self._run, entries, chosen.began_s)):
             self._run.progress.line(f"history {trouble}")
@@ -340,7 +340,7 @@ class VerdictCollector:
         )
         session.exitstatus = self.conclusion.report.exit
 
-    def _settled(self, session: pytest.Session) -> tuple[Entry, ...]:
+    def _settle(self, session: pytest.Session) -> tuple[Entry, ...]:
         """Add verdicts that no item has: repair pairs, failed gates, findings after a stop."""
         repairs = set(self._run.repairs)
         for key, verdict in self._run.judgement.known().items():

@@ -77,7 +77,7 @@ class Handoff(Struct, frozen=True, kw_only=True):
         return read
 
 
-def give(workerinput: dict[str, Any], run: Run, outputs: Outputs, found: SiteNodes | None) -> None:
+def give(workerinput: dict[str, Any], run: Run, outputs: Outputs, nodes: SiteNodes | None) -> None:
     """Put the handoff into a worker's input."""
     path = outputs.path / "measured.json"
     content = run.judgement.measured.encode()
@@ -86,7 +86,7 @@ def give(workerinput: dict[str, Any], run: Run, outputs: Outputs, found: SiteNod
         path=str(path) if written else "",
         content=b"" if written else content,
         sha256=hashlib.sha256(content).hexdigest(),
-        found=found,
+        found=nodes,
         planned=run.planned,
         skipped=tuple(run.stopped),
     )
@@ -102,12 +102,12 @@ def warnings(config: pytest.Config) -> list[str]:
     """Warnings for the header, none if all is well; each names the versions and what to do."""
     if getattr(config.option, "dist", "no") != "loadgroup" or not config.option.tx:
         return []
-    ours, theirs = map(importlib.metadata.version, ("pytest", "pytest-xdist"))
-    if not misgroups(ours, theirs):
+    version, xdist_version = map(importlib.metadata.version, ("pytest", "pytest-xdist"))
+    if not misgroups(version, xdist_version):
         return []
     line = (
-        f"warning  --dist loadgroup does not group with pytest {ours} and pytest-xdist "
-        f"{theirs}: tests of one xdist_group run at the same time in several "
+        f"warning  --dist loadgroup does not group with pytest {version} and pytest-xdist "
+        f"{xdist_version}: tests of one xdist_group run at the same time in several "
         "workers; to have them one after another, leave -n out, or: pip install 'pytest<9.2'"
     )
     return [line]
