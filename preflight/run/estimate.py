@@ -123,24 +123,24 @@ class Workload(Struct, frozen=True, kw_only=True):
         """The estimate's lines in the header; `rounds` of the `wanted` ones are planned."""
         times, cost = self.times(wall_s), self.cost(wall_s)
         of_all = f"{rounds} of {wanted}" if rounds < wanted else f"{rounds}"
-        some = f"{of_all} round{'s' if of_all != '1' else ''}"
+        text = f"{of_all} round{'s' if of_all != '1' else ''}"
         if self.last is not None:
-            stages = f"{cost.other_s:.0f} s and {some} of {cost.round_s:.1f} s, as in the last run,"
+            stages = f"{cost.other_s:.0f} s and {text} of {cost.round_s:.1f} s, as in the last run,"
         else:
             parts = [f"{times.facts_s:.0f} s facts"]
             parts += [f"{times.burn_s:.0f} s burn-in"] if times.burn_s else []
             if times.start_s:
-                where = f"({some})" if rounds else "inside the node"
+                where = f"({text})" if rounds else "inside the node"
                 sweep_s = times.start_s + times.retests_s + rounds * times.round_s
                 parts.append(f"{sweep_s:.0f} s sweep {where}")
             stages = ", ".join(parts)
-        known = not self.assumed or not (times.burn_s or times.start_s)
-        assumed = "" if known else f"; assumes {self.gpus} GPUs a node"
+        certain = not self.assumed or not (times.burn_s or times.start_s)
+        assumed = "" if certain else f"; assumes {self.gpus} GPUs a node"
         lines = [f"time     about {stages} of {wall_s:g} s{assumed}"]
         if why := self.too_small(wall_s):
             lines.append(f"budget   {why}")
         elif what := self._left_out(wall_s, rounds, wanted):
-            enough = _first_budget(wall_s, lambda each: self._holds(each, wanted))
+            enough = _first_budget(wall_s, lambda budget_s: self._holds(budget_s, wanted))
             more = f"; --preflight-budget={enough} has time for all" if enough < _MOST_S else ""
             lines.append(f"left out {', '.join(what)}: no time in {wall_s:g} s{more}")
         return lines
@@ -231,18 +231,18 @@ def workload(
 
     Else the GPUs of this machine if it is the fleet, else eight GPUs a node are assumed.
     """
-    stated = [host.expected.gpus for host in fleet.hosts if host.expected.gpus is not None]
-    known = max(stated, default=fleet.job.nproc_per_node)
-    if known is None and all(host.transport == "local" for host in fleet.hosts):
-        known = _gpus_here()
-    gpus = GPUS_ASSUMED if known is None else known
+    counts = [host.expected.gpus for host in fleet.hosts if host.expected.gpus is not None]
+    number = max(counts, default=fleet.job.nproc_per_node)
+    if number is None and all(host.transport == "local" for host in fleet.hosts):
+        number = _gpus_here()
+    gpus = GPUS_ASSUMED if number is None else number
     models = {host.expected.gpu_model or "" for host in fleet.hosts}
     nics = [host.expected.nics for host in fleet.hosts if host.expected.nics is not None]
     return Workload(
         nodes=len(fleet.hosts),
         gpus=gpus,
         nics=max(nics, default=gpus),
-        assumed=known is None,
+        assumed=number is None,
         tier=tier,
         stages=frozenset(stages),
         nvlink_domains=any(name in model for model in models for name in _NVLINK_DOMAIN_MODELS),
@@ -261,7 +261,7 @@ def _gpus_here() -> int:
 def _first_budget(from_s: float, enough: Callable[[float], bool]) -> int:
     """The smallest budget, in steps of 10 s, that is enough."""
     budgets = count(ceil(from_s / _STEP_S) * _STEP_S, _STEP_S)
-    return next(each for each in budgets if each >= _MOST_S or enough(each))
+    return next(budget_s for budget_s in budgets if budget_s >= _MOST_S or enough(budget_s))
 
 
 def _nic_turns(load: Load, has: Devices) -> int:

@@ -44,15 +44,15 @@ class Selection:
     @property
     def of_pairs(self) -> tuple[str, ...]:
         """The selected checks that judge pairs."""
-        wanted = {check_id for check_id, _ in self.keys}
-        own = (one for one in self._registry if one.subject == "pair")
-        return tuple(one.check.id for one in own if one.check.id in wanted)
+        check_ids = {check_id for check_id, _ in self.keys}
+        own = (entry for entry in self._registry if entry.subject == "pair")
+        return tuple(entry.check.id for entry in own if entry.check.id in check_ids)
 
     @property
     def inside(self) -> bool:
         """Whether a selected check of single nodes needs the sweep."""
-        asked = (self._registry[check_id] for check_id in self._on)
-        return any(one.check.stage == "fabric" and one.subject == "node" for one in asked)
+        entries = (self._registry[check_id] for check_id in self._on)
+        return any(entry.check.stage == "fabric" and entry.subject == "node" for entry in entries)
 
     def watched(self) -> list[Key]:
         """The selected verdicts, each after the gates that it requires.

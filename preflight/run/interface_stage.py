@@ -74,11 +74,11 @@ def interface_mismatches(fleet: Fleet, facts: Mapping[str, Facts]) -> Mismatches
     """
     backends, usual = _backends(facts), _usual(facts)
     lacking: dict[_Setting, dict[str, Sequence[str]]] = {}
-    for name, one in facts.items():
-        for wrong, there in islice(_wrong(fleet, name, one, backends, usual), 1):
+    for name, node in facts.items():
+        for wrong, there in islice(_wrong(fleet, name, node, backends, usual), 1):
             lacking.setdefault(wrong, {})[name] = there
     without = {name for nodes in lacking.values() for name in nodes}
-    if without and without >= {name for name, one in facts.items() if one.interfaces}:
+    if without and without >= {name for name, node in facts.items() if node.interfaces}:
         raise UsageError("; ".join(_of_all(wrong, nodes) for wrong, nodes in lacking.items()))
     return Mismatches(
         reasons={n: _of_one(wrong, nodes) for wrong, nodes in lacking.items() for n in nodes},
@@ -86,12 +86,12 @@ def interface_mismatches(fleet: Fleet, facts: Mapping[str, Facts]) -> Mismatches
     )
 
 
-def with_mismatches(sweep: Sweep, found: Mismatches) -> Sweep:
+def with_mismatches(sweep: Sweep, mismatches: Mismatches) -> Sweep:
     """Add why these nodes took no part, so that it is a finding and not a pass."""
     return replace(
         sweep,
-        troubles={**sweep.troubles, **found.reasons},
-        advice={**sweep.advice, **found.advice},
+        troubles={**sweep.troubles, **mismatches.reasons},
+        advice={**sweep.advice, **mismatches.advice},
     )
 
 
@@ -111,63 +111,63 @@ def _advice(wrong: _Setting, nodes: Mapping[str, Sequence[str]]) -> str:
 
 
 def _shown(nodes: Mapping[str, Sequence[str]]) -> str:
-    each = sorted({name for there in nodes.values() for name in there})
-    return ", ".join(each[:_SHOWN]) + and_more(len(each) - _SHOWN) or "none but loopback"
+    names = sorted({name for there in nodes.values() for name in there})
+    return ", ".join(names[:_SHOWN]) + and_more(len(names) - _SHOWN) or "none but loopback"
 
 
 def _wrong(
-    fleet: Fleet, name: str, one: Facts, backends: Container[str], usual: str
+    fleet: Fleet, name: str, node: Facts, backends: Container[str], usual: str
 ) -> Iterator[tuple[_Setting, Sequence[str]]]:
     """Yield each setting that selects nothing on this node, and the devices that it has instead.
 
     The option wins over the environment; settings that the sweep does not use are not checked.
     """
     environ = _measured_in(fleet, name)
-    has = one.interfaces
-    there = [each.name for each in has if not each.loopback]
+    has = node.interfaces
+    there = [interface.name for interface in has if not interface.loopback]
     if has and len(has) < _MOST_REPORTED:
         if fleet.interface is not None:
-            found = _named(fleet.interface, fleet.interface_origin, has)
-            yield from ((each, there) for each in found)
-        elif len(fleet.hosts) >= _SEVERAL or len(one.gpus or ()) >= _SEVERAL:
+            unknown = _by_option(fleet.interface, fleet.interface_origin, has)
+            yield from ((wrong, there) for wrong in unknown)
+        elif len(fleet.hosts) >= _SEVERAL or len(node.gpus or ()) >= _SEVERAL:
             if "nccl" in backends:
-                yield from ((each, there) for each in _nccl_socket(fleet, environ, one, usual))
+                yield from ((wrong, there) for wrong in _nccl_socket(fleet, environ, node, usual))
             if "gloo" in backends:
-                yield from ((each, there) for each in _gloo_socket(fleet, environ, one, usual))
+                yield from ((wrong, there) for wrong in _gloo_socket(fleet, environ, node, usual))
     if "nccl" in backends:
-        yield from _rdma(fleet, environ, one)
+        yield from _rdma(fleet, environ, node)
 
 
-def _named(wanted: str, origin: str, has: Sequence[Interface]) -> Iterator[_Setting]:
-    if wanted not in [each.name for each in has]:
+def _by_option(name: str, origin: str, has: Sequence[Interface]) -> Iterator[_Setting]:
+    if name not in [interface.name for interface in has]:
         yield _Setting(
-            origin, f" = {wanted}", "no node has such an interface", f"no interface {wanted} there",
-            f"give one that all nodes have ({OPTION}=NAME), {_LEAVE_AWAY}", wanted,
+            origin, f" = {name}", "no node has such an interface", f"no interface {name} there",
+            f"give one that all nodes have ({OPTION}=NAME), {_LEAVE_AWAY}", name,
         )  # fmt: skip
 
 
 def _nccl_socket(
-    fleet: Fleet, environ: Mapping[str, str], one: Facts, usual: str
+    fleet: Fleet, environ: Mapping[str, str], node: Facts, usual: str
 ) -> Iterator[_Setting]:
     """NCCL_SOCKET_IFNAME as NCCL reads it: prefixes, `=` exact, `^` all but."""
     name = "NCCL_SOCKET_IFNAME"
-    origin, value = _source(fleet, environ, one, name)
+    origin, value = _source(fleet, environ, node, name)
     if len(value) < _SEVERAL:
         return  # NCCL ignores a single character
-    found = nccl_interfaces(one, value, environ.get("NCCL_SOCKET_FAMILY", ""))
-    loops = bool(found) and found[0].loopback and machines(fleet.hosts) >= _SEVERAL
-    if not found or loops:
+    interfaces = nccl_interfaces(node, value, environ.get("NCCL_SOCKET_FAMILY", ""))
+    loops = bool(interfaces) and interfaces[0].loopback and machines(fleet.hosts) >= _SEVERAL
+    if not interfaces or loops:
         yield _socket(origin, name, value, usual, loops=loops)
 
 
 def _gloo_socket(
-    fleet: Fleet, environ: Mapping[str, str], one: Facts, usual: str
+    fleet: Fleet, environ: Mapping[str, str], node: Facts, usual: str
 ) -> Iterator[_Setting]:
     """GLOO_SOCKET_IFNAME as torch reads it: whole names, each of which must be there."""
     name = "GLOO_SOCKET_IFNAME"
     value = environ.get(name, "")
-    found, missing = gloo_interfaces(one, value) if value else ((), ())
-    loops = any(each.loopback for each in found) and machines(fleet.hosts) >= _SEVERAL
+    interfaces, missing = gloo_interfaces(node, value) if value else ((), ())
+    loops = any(link.loopback for link in interfaces) and machines(fleet.hosts) >= _SEVERAL
     if missing or loops:
         yield _socket(fleet.job.environ_origin, name, value, usual, loops=not missing)
 
@@ -183,15 +183,15 @@ def _socket(origin: str, name: str, value: str, usual: str, *, loops: bool) -> _
 
 
 def _rdma(
-    fleet: Fleet, environ: Mapping[str, str], one: Facts
+    fleet: Fleet, environ: Mapping[str, str], node: Facts
 ) -> Iterator[tuple[_Setting, Sequence[str]]]:
     """NCCL_IB_HCA without any device, NCCL_IB_GID_INDEX that no port has: NCCL's rules again."""
-    ports = [port for port in ports_of(one) if port.layer in _RDMA]
-    off = _source(fleet, environ, one, "NCCL_IB_DISABLE")[1].strip() == "1"
+    ports = [port for port in ports_of(node) if port.layer in _RDMA]
+    off = _source(fleet, environ, node, "NCCL_IB_DISABLE")[1].strip() == "1"
     if not ports or off or environ.get("NCCL_NET", "IB") != "IB":
         return
     hca = hca_of(environ)  # the sweep sets it if the environment does not: a file never counts
-    chosen = [port for port in nccl_ports(one, hca) if port.layer in _RDMA]
+    chosen = [port for port in nccl_ports(node, hca) if port.layer in _RDMA]
     if not chosen:
         devices = [port.nic.name for port in ports]
         yield _Setting(
@@ -200,7 +200,7 @@ def _rdma(
             f"write one that is there (as in NCCL_IB_HCA={devices[0]}), or take it out", "",
         ), devices  # fmt: skip
         return
-    origin, text = _source(fleet, environ, one, "NCCL_IB_GID_INDEX")
+    origin, text = _source(fleet, environ, node, "NCCL_IB_GID_INDEX")
     roce = [port for port in chosen if port.active and port.layer == "ethernet"]
     index = whole(text.strip())
     if index is not None and roce and all(without_gid(port, index) for port in roce):
@@ -219,25 +219,25 @@ def _measured_in(fleet: Fleet, name: str) -> Mapping[str, str]:
     return (job.environ_of(name) or {}) if fleet.ranks else job.measured_in(name)
 
 
-def _source(fleet: Fleet, environ: Mapping[str, str], one: Facts, name: str) -> tuple[str, str]:
+def _source(fleet: Fleet, environ: Mapping[str, str], node: Facts, name: str) -> tuple[str, str]:
     """Where a variable of NCCL's is set on a node, and its value: the job wins over a file."""
     if name in environ:
         return fleet.job.environ_origin, environ[name]
-    value = settings(one.nccl_conf or ()).get(name, "")
-    files = [file for file in one.nccl_conf or () if name in [each.name for each in file.settings]]
+    value = settings(node.nccl_conf or ()).get(name, "")
+    files = [file for file in node.nccl_conf or () if name in [row.name for row in file.settings]]
     return (files[0].path if files else "nccl.conf"), value
 
 
 def _backends(facts: Mapping[str, Facts]) -> set[str]:
     """The backends of the sweep: NCCL if half of the nodes have GPUs and a torch with CUDA."""
-    seeing = [one for one in facts.values() if one.gpus]
+    seeing = [node for node in facts.values() if node.gpus]
     if not seeing or 2 * len(seeing) < len(facts):
         return {"gloo"}
-    torches = [one.software.torch for one in seeing if one.software and one.software.torch]
+    torches = [node.software.torch for node in seeing if node.software and node.software.torch]
     return {"nccl"} if all(torch.cuda for torch in torches) else {"nccl", "gloo"}
 
 
 def _usual(facts: Mapping[str, Facts]) -> str:
     """The interface by which most nodes reach the others."""
-    used = Counter(one.name for each in facts.values() if (one := to_others(each)))
+    used = Counter(interface.name for node in facts.values() if (interface := to_others(node)))
     return used.most_common(1)[0][0] if used else "eth0"

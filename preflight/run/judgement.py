@@ -59,8 +59,8 @@ def with_numbers(verdict: Verdict, used: Mapping[str, Override]) -> Verdict:
     """Append the site's numbers that decided in place of shipped ones."""
     if not used or verdict.outcome in (Outcome.NOT_RUN, Outcome.BROKEN):
         return verdict
-    listing = "; ".join(describe_override(name, one) for name, one in sorted(used.items()))
-    numbers = {name: {"value": one.value, "by": one.where} for name, one in used.items()}
+    listing = "; ".join(describe_override(name, limit) for name, limit in sorted(used.items()))
+    numbers = {name: {"value": limit.value, "by": limit.where} for name, limit in used.items()}
     return replace(
         verdict,
         sentence=f"{verdict.sentence} ({listing})",
@@ -84,17 +84,17 @@ def waive(
     """
     if verdict.outcome not in _WAIVABLE:
         return verdict
-    alive = [one for one in waivers if one.check == check]
+    alive = [waiver for waiver in waivers if waiver.check == check]
     at_fault = _at_fault(names, verdict, fleet)
-    covering = [one for one in alive if not at_fault.isdisjoint(one.nodes)]
+    covering = [waiver for waiver in alive if not at_fault.isdisjoint(waiver.nodes)]
     if not covering:
         return verdict
-    known = {name for one in covering for name in one.nodes}
+    nodes = {name for waiver in covering for name in waiver.nodes}
     if corrupt(check, verdict):
         note = "it is waived, but a waiver never hides corrupted data"
         return replace(verdict, sentence=f"{verdict.sentence}; {note}")
-    until = "; ".join(f"until {one.until}: {one.reason}" for one in covering)
-    if at_fault <= known:
+    until = "; ".join(f"until {waiver.until}: {waiver.reason}" for waiver in covering)
+    if at_fault <= nodes:
         return replace(
             verdict,
             outcome=Outcome.WAIVED,
@@ -102,19 +102,19 @@ def waive(
             evidence={**verdict.evidence, "waived": str(verdict.outcome)},
             cause="",
         )
-    left = tuple(name for name in verdict.culprits if name not in known)
-    if len(left) == len(verdict.culprits) or not left:
+    rest = tuple(name for name in verdict.culprits if name not in nodes)
+    if len(rest) == len(verdict.culprits) or not rest:
         return verdict
-    waived = ", ".join(name for name in verdict.culprits if name in known)
+    waived = ", ".join(name for name in verdict.culprits if name in nodes)
     sentence = f"{verdict.sentence} (for {waived} waived {until})"
-    return replace(verdict, sentence=sentence, culprits=left)
+    return replace(verdict, sentence=sentence, culprits=rest)
 
 
 def _at_fault(names: Names, verdict: Verdict, fleet: Collection[str]) -> set[str]:
     """The nodes that a verdict makes not ready, as `readiness` counts them."""
-    named = {*verdict.culprits, *verdict.suspects}
-    if named:
-        return named
+    nodes = {*verdict.culprits, *verdict.suspects}
+    if nodes:
+        return nodes
     if verdict.blame in fleet:
         return {verdict.blame}
     return set(names or fleet)
@@ -150,7 +150,7 @@ class Judgement:
         self._used: dict[str, Override] = {}
         """The site's numbers with which the sweep was decoded."""
         self._switched_off = {check for host in fleet.hosts for check in host.off}
-        self._waivers = [one for one in fleet.waivers if not one.expired(today())]
+        self._waivers = [waiver for waiver in fleet.waivers if not waiver.expired(today())]
         self._swept = _of_all(fleet.hosts)
         self.measured = measured
 
@@ -268,7 +268,7 @@ class Judgement:
     def _blocker(self, check: Check, names: Names, before: Stage | None = None) -> str:
         gates = check.requires
         if before is not None:
-            gates = tuple(one for one in gates if self._registry[one].check.stage != before)
+            gates = tuple(gate for gate in gates if self._registry[gate].check.stage != before)
         for name in names:
             if closed := self._closed(gates, name):
                 return closed
@@ -280,7 +280,7 @@ class Judgement:
         """Return which of these gates is closed for a node; many checks have the same gates."""
         own = self._at_gates.setdefault(gates, {})
         if name not in own:
-            own[name] = next(filter(None, (self._closed_by(each, name) for each in gates)), "")
+            own[name] = next(filter(None, (self._closed_by(gate, name) for gate in gates)), "")
         return own[name]
 
     def _closed_by(self, required: str, name: str) -> str:
@@ -370,11 +370,11 @@ class Judgement:
 
 def _of_all(hosts: Sequence[Host]) -> dict[str, Override]:
     """The numbers that the site sets for all nodes alike: they judge the sweep and the fleet."""
-    overrides = {name: one for host in hosts for name, one in host.expected.limits.items()}
+    overrides = {name: limit for host in hosts for name, limit in host.expected.limits.items()}
     return {
-        name: one
-        for name, one in overrides.items()
-        if name.startswith(SWEPT) or all(host.expected.limits.get(name) == one for host in hosts)
+        name: limit
+        for name, limit in overrides.items()
+        if name.startswith(SWEPT) or all(host.expected.limits.get(name) == limit for host in hosts)
     }
 
 
@@ -400,15 +400,15 @@ def stages_needed(registry: Registry, check_ids: Iterable[str]) -> set[Stage]:
     """The stages that these checks and their requirements need; `reach` is always one of them."""
     needed: set[Stage] = {"reach"}
     todo = list(check_ids)
-    seen: set[str] = set()
+    visited: set[str] = set()
     while todo:
         check_id = todo.pop()
-        if check_id not in seen:
-            seen.add(check_id)
+        if check_id not in visited:
+            visited.add(check_id)
             stage = registry[check_id].check.stage
             todo += registry[check_id].check.requires
             if stage not in needed:
                 needed.add(stage)
                 # The gates of all checks of a stage decide which nodes take part in it.
-                todo += [gate for each in _admitting(registry, stage) for gate in each.requires]
+                todo += [gate for check in _admitting(registry, stage) for gate in check.requires]
     return needed

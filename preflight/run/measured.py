@@ -60,8 +60,8 @@ class Measured(Struct, frozen=True, kw_only=True):
     def only(self, names: AbstractSet[str]) -> Measured:
         """The part that concerns these nodes and pairs of them: a replay may leave nodes out."""
         tried = {
-            name: replace(one, attempts=tuple(a for a in one.attempts if a.target in names))
-            for name, one in self.ports.items()
+            name: replace(report, attempts=tuple(a for a in report.attempts if a.target in names))
+            for name, report in self.ports.items()
         }
         whole = replace(self, ports=tried, sweep=self.sweep and _swept(self.sweep, names))
         by_node = ("reach", "facts", "ports", "port_troubles", "burned")
@@ -69,7 +69,7 @@ class Measured(Struct, frozen=True, kw_only=True):
 
 
 def _of(table: dict[str, Any], names: AbstractSet[str]) -> dict[str, Any]:
-    return {name: one for name, one in table.items() if name in names}
+    return {name: row for name, row in table.items() if name in names}
 
 
 def _swept(sweep: Sweep, names: AbstractSet[str]) -> Sweep:
@@ -78,12 +78,12 @@ def _swept(sweep: Sweep, names: AbstractSet[str]) -> Sweep:
     return replace(
         sweep,
         **tables,
-        rounds=tuple(tuple(pair for pair in each if names >= {*pair}) for each in sweep.rounds),
-        pairs=tuple(one for one in sweep.pairs if names >= {one.a, one.b}),
+        rounds=tuple(tuple(pair for pair in around if names >= {*pair}) for around in sweep.rounds),
+        pairs=tuple(pair for pair in sweep.pairs if names >= {pair.a, pair.b}),
         unsettled=tuple(pair for pair in sweep.unsettled if names >= {*pair}),
-        inside=tuple(one for one in sweep.inside if one.node in names),
-        nccl_logs=tuple(one for one in sweep.nccl_logs if one.node in names),
-        domain=tuple(one for one in sweep.domain if names >= {one.a, one.b}),
+        inside=tuple(row for row in sweep.inside if row.node in names),
+        nccl_logs=tuple(log for log in sweep.nccl_logs if log.node in names),
+        domain=tuple(pair for pair in sweep.domain if names >= {pair.a, pair.b}),
     )
 
 

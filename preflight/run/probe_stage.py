@@ -89,8 +89,8 @@ def probe_fleet(
     common = {
         "nonce": nonce,
         "sections": [
-            {"id": each.id, "module": module, "deadline_s": each.deadline_s}
-            for each, (module, _) in zip(sections, beside, strict=True)
+            {"id": section.id, "module": module, "deadline_s": section.deadline_s}
+            for section, (module, _) in zip(sections, beside, strict=True)
         ],
         "kernel_log_since_s": kernel_log_since_s,
         "names": list(names),

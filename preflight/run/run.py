@@ -177,16 +177,16 @@ class Run:
             "node": [(host.name,) for host in self.fleet.hosts],
         }
         return [
-            (one.check.id, names)
-            for one in self.registry
-            if one.check.within(self.settings.tier) and (not check_ids or one.check.id in check_ids)
-            for names in subjects[one.subject]
+            (row.check.id, names)
+            for row in self.registry
+            if row.check.within(self.settings.tier) and (not check_ids or row.check.id in check_ids)
+            for names in subjects[row.subject]
         ]
 
-    def measure(self, selected: Sequence[Key], found: Callable[[Key, Verdict], None]) -> None:
+    def measure(self, selected: Sequence[Key], notify: Callable[[Key, Verdict], None]) -> None:
         """Run the stages that these verdicts need, and judge each stage as it ends.
 
-        `found` is called with every verdict that is not fine, as soon as it is known.
+        `notify` is called with every verdict that is not fine, as soon as it is known.
         """
         self._selection = self._select(selected)
         needed = stages_needed(self.registry, self._selection.checks)
@@ -197,14 +197,14 @@ class Run:
                     self._measure_stage(stage)
                     if stage == "reach" and "fabric" in needed:
                         interface_mismatches(self.fleet, self.judgement.measured.facts)
-                    if self._judge_stage(stage, watched, found):
+                    if self._judge_stage(stage, watched, notify):
                         self._skip_after(stage)
                         break
         finally:
             self.close()
 
     def replay(
-        self, measured: Measured, selected: Sequence[Key], found: Callable[[Key, Verdict], None]
+        self, measured: Measured, selected: Sequence[Key], notify: Callable[[Key, Verdict], None]
     ) -> None:
         """Judge what another run has measured; contacts no node and never stops early."""
         measured = measured.only({host.name for host in self.fleet.hosts})
@@ -215,7 +215,7 @@ class Run:
             self._expect_unscheduled(unscheduled_pairs(measured.sweep, pairs_of(self.rounds)))
         watched = self._selection.watched()
         for stage in STAGES:
-            self._judge_stage(stage, watched, found)
+            self._judge_stage(stage, watched, notify)
 
     def close(self) -> None:
         """Close the connections to all nodes."""
@@ -378,15 +378,15 @@ class Run:
             host.name
             for host in self.fleet.hosts
             if self.fleet.job.environ_of(host.name) is not None
-            or (one := facts.get(host.name)) is None
-            or "NCCL_SOCKET_IFNAME" in settings(one.nccl_conf or ())
+            or (node := facts.get(host.name)) is None
+            or "NCCL_SOCKET_IFNAME" in settings(node.nccl_conf or ())
         )
 
     def _domains(self) -> dict[str, str]:
         """Node → its NVLink domain, if NVML reports one."""
         facts = self.judgement.measured.facts
-        found = {name: nvlink_domain(one.gpus or ()) for name, one in facts.items()}
-        return {name: domain for name, domain in found.items() if domain}
+        domains = {name: nvlink_domain(node.gpus or ()) for name, node in facts.items()}
+        return {name: domain for name, domain in domains.items() if domain}
 
     def _keep(self, sweep: Sweep) -> None:
         self.swept_s = self.seconds
@@ -402,17 +402,17 @@ class Run:
 
     @gc_paused()
     def _judge_stage(
-        self, stage: Stage, selected: Sequence[Key], found: Callable[[Key, Verdict], None]
+        self, stage: Stage, selected: Sequence[Key], notify: Callable[[Key, Verdict], None]
     ) -> bool:
         """Judge the stage's selected subjects; return whether the run must stop here."""
         fail_fast = self.settings.fail_fast
-        checks = {one.check.id for one in self.registry if one.check.stage == stage}
+        checks = {entry.check.id for entry in self.registry if entry.check.stage == stage}
         try:
             for key in [key for key in (*selected, *self.repairs) if key[0] in checks]:
                 verdict = self.judgement.verdict(*key)
                 self.on_verdict(*key, verdict)
                 if verdict.outcome not in _FINE:
-                    found(key, verdict)
+                    notify(key, verdict)
                     self._any_failed = self._any_failed or verdict.makes_not_ready
                 if self._any_failed and fail_fast == "first":
                     self._settle_rest([*selected, *self.repairs])
@@ -423,8 +423,8 @@ class Run:
         return self._any_failed and fail_fast == "stage" and stage != "reach"
 
     def _settle_rest(self, selected: Sequence[Key]) -> None:
-        known = self.judgement.known()
-        self.stopped = [key for key in selected if key not in known]
+        verdicts = self.judgement.known()
+        self.stopped = [key for key in selected if key not in verdicts]
         for key in self.stopped:
             self.judgement.skip(*key, STOPPED_AT_FIRST)
 

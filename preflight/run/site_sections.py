@@ -54,17 +54,17 @@ class LoadedSection:
 
 def modules(sections: Sequence[LoadedSection]) -> tuple[tuple[str, bytes], ...]:
     """(module name, code) of each section, to be sent beside the probe."""
-    return tuple((f"site_section_{n}", each.source) for n, each in enumerate(sections))
+    return tuple((f"site_section_{n}", section.source) for n, section in enumerate(sections))
 
 
 def add(loaded: dict[str, LoadedSection], section: Section, root: Path) -> None:
     """Load a section and add it; UsageError begins with what its plugin did."""
-    one = _load(section, root)
-    if one.id in loaded:
-        raise UsageError(f"names {one.id} a second time: rename one")
+    entry = _load(section, root)
+    if entry.id in loaded:
+        raise UsageError(f"names {entry.id} a second time: rename one")
     if len(loaded) == MOST:
         raise UsageError(f"names more than {MOST} sections: join some")
-    loaded[one.id] = one
+    loaded[entry.id] = entry
 
 
 def _load(section: Section, root: Path) -> LoadedSection:
@@ -97,6 +97,6 @@ def _source(section_id: str, path: Path) -> bytes:
         raise UsageError(f"names {path}, which cannot be read: {error}") from error
     if len(source) > _LARGEST:
         raise UsageError(f"names {path}, {len(source) >> 10} KiB: {_LARGEST >> 10} KiB at most")
-    if not any(isinstance(one, ast.FunctionDef) and one.name == "collect" for one in tree.body):
+    if not any(isinstance(node, ast.FunctionDef) and node.name == "collect" for node in tree.body):
         raise UsageError(f"names {path}, which lacks collect(request): define it")
     return source

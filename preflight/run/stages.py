@@ -141,24 +141,24 @@ class BurnStage(_Stage):
     def _whole(self) -> dict[str, Burned]:
         """A node that is late is at fault if others are done; if all are late, none is."""
         with self._moved:
-            found = dict(self._burned)
-            finished = [name for name, one in found.items() if one.done]
-            longest_s = max((found[name].seconds for name in finished), default=0.0)
-            for name in self._hosts.keys() - found.keys():
+            results = dict(self._burned)
+            finished = [name for name, burn in results.items() if burn.done]
+            longest_s = max((results[name].seconds for name in finished), default=0.0)
+            for name in self._hosts.keys() - results.keys():
                 collected = self._collected[name]
                 where = f" (in {collected.step.phase})" if collected.step else ""
                 late = f"{_LATE}{where}"
                 if finished:
                     late += f"; {fold(finished)} took {longest_s:.0f} s"
-                found[name] = collected.result(
+                results[name] = collected.result(
                     trouble=late,
                     advice=_CHECK_LOAD,
                     stopped=not finished,
                     seconds=self._seconds(),
                 )
-        if found and all(collected.no_torch for collected in self._collected.values()):
-            return {n: replace(one, trouble="", left_out=_NO_TORCH) for n, one in found.items()}
-        return {name: found[name] for name in self._hosts}
+        if results and all(collected.no_torch for collected in self._collected.values()):
+            return {n: replace(burn, trouble="", left_out=_NO_TORCH) for n, burn in results.items()}
+        return {name: results[name] for name in self._hosts}
 
     def _serve(self, name: str) -> None:
         trouble = advice = ""
@@ -229,8 +229,8 @@ class BurnStage(_Stage):
         """Close all open sessions in parallel; a thread that ends closes its own."""
         with self._moved:
             self._over = True
-            left = [talk for name, talk in self._talks.items() if name not in self._burned]
-        for talk in left:
+            talks = [talk for name, talk in self._talks.items() if name not in self._burned]
+        for talk in talks:
             threading.Thread(target=talk.close, daemon=True).start()
 
 
@@ -371,22 +371,22 @@ class PortStage(_Stage):
             )
         )
         try:
-            listening = _decode(self._hear(talk), _Listening)
+            listening = _decode(self._next_answer(talk), _Listening)
             self._arrive(self._listening, name, listening)
             self._wait(self._may_try, talk)
             targets = self._targets(name)
             talk.send({"targets": targets})
-            tried = _decode(self._hear(talk), _Tried)
+            tried = _decode(self._next_answer(talk), _Tried)
             self._arrive(self._tried, name, tried)
             self._wait(self._may_finish, talk)
             talk.send({"finish": True})
-            report = decode_document(Ports, self._hear(talk), self._nonce)
+            report = decode_document(Ports, self._next_answer(talk), self._nonce)
             _refuse_unasked(report, targets)
             return report
         finally:
             talk.close()
 
-    def _hear(self, talk: LeasedSession) -> bytes:
+    def _next_answer(self, talk: LeasedSession) -> bytes:
         """Return its next answer; TimeoutError when the stage's time is up."""
         while time.monotonic() < self._ends:
             document = talk.hear(min(_TURN_S, self._left_s()))
@@ -422,9 +422,9 @@ class PortStage(_Stage):
 
 def _refuse_unasked(report: Ports, targets: Sequence[Mapping[str, object]]) -> None:
     """Refuse a report on connections that were not requested: it could blame their target."""
-    asked = Counter((each["node"], each["port"], each["kind"]) for each in targets)
-    reported = Counter((each.target, each.port, each.kind) for each in report.attempts)
-    if not reported <= asked:
+    requests = Counter((target["node"], target["port"], target["kind"]) for target in targets)
+    reported = Counter((attempt.target, attempt.port, attempt.kind) for attempt in report.attempts)
+    if not reported <= requests:
         raise WireError("its report lists connections that it was not asked to try")
 
 
@@ -439,8 +439,8 @@ def cut_links(ports: Mapping[str, Ports]) -> frozenset[tuple[str, str]]:
     An attempt that the node itself could not make says nothing about the network.
     """
     return frozenset(
-        (source, one.target)
+        (source, attempt.target)
         for source, report in ports.items()
-        for one in report.attempts
-        if one.result not in ("ok", "error")
+        for attempt in report.attempts
+        if attempt.result not in ("ok", "error")
     )
