@@ -112,10 +112,10 @@ class Command:
             argv, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0, start_new_session=True
         )
         self.pid = process.pid
-        pipes = [pipe for pipe in (process.stdin, process.stdout, process.stderr) if pipe]
-        self.stdin, self.stdout, stderr = (pipe.fileno() for pipe in pipes)
-        for one in pipes:
-            os.set_blocking(one.fileno(), False)
+        pipes = [stream for stream in (process.stdin, process.stdout, process.stderr) if stream]
+        self.stdin, self.stdout, stderr = (stream.fileno() for stream in pipes)
+        for stream in pipes:
+            os.set_blocking(stream.fileno(), False)
         self._input, *_ = pipes
         self.open = dict(zip((self.stdout, stderr), pipes[1:]))  # noqa: B905 (Python 3.8)
         """Outputs that have not ended, by descriptor."""
