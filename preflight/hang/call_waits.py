@@ -259,14 +259,26 @@ class _Job:
         found.update(self._absent({rank: spots for rank, spots in idle.items() if spots}))
         some = {rank for root in found.values() if root.kind == "absent" for rank in root.ranks}
         rest = sorted({*self.recorded} - {*self.first} - some)
-        if some and rest and (len(some) + len(rest) + self.missing) * 2 < len(self.recorded):
-            found["idle", 0] = Root(kind="idle", ranks=tuple(rest))
+        if some and rest:
+            found["idle", 0] = Root(
+                kind="idle", ranks=tuple(rest), few=self._is_minority(len(some) + len(rest))
+            )
         if self.stalled:
             failed = tuple(sorted(self.stalled))
             few = (len(failed) + self.missing) * 2 < len(self.recorded) + self.missing
             found["stalled", 0] = Root(kind="stalled", ranks=failed if few else (), few=few)
         last = ("no_dump", "idle")
         return sorted(found.values(), key=lambda one: (one.kind in last, one.since_ns, one.group))
+
+    def _is_minority(self, idle: int) -> bool:
+        """Whether so many ranks that wait nowhere are at fault, and not the ranks that wait.
+
+        If they are half of all, the usual order decides: those that wait made the call that comes
+        next.
+        """
+        if idle * 2 == len(self.recorded) and not self.missing:
+            return all(self.usual.comes_next(rank, call) for rank, call in self.first.items())
+        return (idle + self.missing) * 2 < len(self.recorded)
 
     def _age(self, spot: Spot) -> tuple[object, ...]:
         """Orders calls: the oldest first, and those of one time always alike."""

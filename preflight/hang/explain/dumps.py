@@ -265,7 +265,10 @@ def _of_named(named: Sequence[Root], known: Mapping[int, Recording]) -> Explanat
     if stalled >= set(culprits) and stalled:
         main = next(one for one in named if one.kind == "stalled")
     sure = _CONFIDENCE[main.kind] if culprits else _UNDECIDED
-    if named[-1].kind == "idle" or any(known[rank].wrapped for rank in culprits if rank in known):
+    last = named[-1]
+    if last.kind == "idle" and not last.few:
+        sure *= _LESS_SURE
+    elif last.kind == "idle" or any(known[rank].wrapped for rank in culprits if rank in known):
         sure *= 0.9
     if main.kind == "differs" and 2 * len(main.ranks) >= sum(len(some) for some, _ in main.calls):
         sure *= _LESS_SURE

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from preflight.commands import cli
 from preflight.hang.call_waits import follow
+from preflight.hang.explain.dumps import Dumps, explain_dumps, separate
 from preflight.hang.flight_recorder import Recording, read
 from tests.bench.full_dumps import explained, judge, write
 from tests.simulate.parallel_job import FAULTS, draw_case
@@ -65,6 +66,17 @@ def test_a_rank_that_waits_is_no_witness_of_the_usual_order(seed: int, tmp_path:
     case = draw_case(seed, "wrong_order")
     write(case, tmp_path)
     assert explained(tmp_path) <= case.culprits
+
+
+@pytest.mark.parametrize("seed", [785017, 786257, 786456])
+def test_half_of_the_ranks_stopped(seed: int, tmp_path: Path) -> None:
+    """All of them are named, or the answer is not sure: the other half may be at fault."""
+    case = draw_case(seed, "two_stop")
+    write(case, tmp_path)
+    answer = explain_dumps(Dumps(separate([tmp_path])[0]))
+    named = {int(name.removeprefix("rank ")) for name in answer.culprits}
+    assert named <= case.culprits
+    assert named == case.culprits or answer.confidence < 0.8
 
 
 def test_the_same_dumps_have_the_same_answer_each_time(tmp_path: Path) -> None:
