@@ -43,7 +43,7 @@ _IGNORED = re.compile(
 """The process prints such an exception and goes on: of `__del__`, of its end, of one request."""
 _OF_SPAWNED = re.compile(r"-- Process (\d{1,6}) terminated with the following error:")
 """Stands before the traceback of a process that torch.multiprocessing started."""
-_LOGGED = re.compile(r"\b(?:ERROR|CRITICAL)\b")
+_LOGGED = re.compile(r"[EC](?<!\w.)(?:RROR|RITICAL)\b")
 """A logged error, whose traceback follows without the logger's prefix."""
 _HANDLED = re.compile(r"During handling of the above exception|The above exception was the dir")
 _AT_EXIT = re.compile(r"_run_exitfuncs|_exit_function|_run_finalizers|__del__")

@@ -24,7 +24,7 @@ _PRINTED_RANK = re.compile(
     r"\[(?:(?i:rank) |rank=)(\d{1,6})(?:, world_size=\d{1,6})?\] |rank (\d{1,6}): (?!.*rank \d)"
     r"|[^|]{0,40}\| *[A-Z]{4,8} *\| *rank[=: ](\d{1,6}) *\|"
 )
-_TORN = re.compile(r"(?<=\S )\[rank\d{1,6}\]: Traceback \(most ")
+_TORN = re.compile(r"\[(?<=\S \[)rank\d{1,6}\]: Traceback \(most ")
 """A traceback behind a line that had not ended: a prompt, a progress bar."""
 _OWN_RANK = re.compile(r"\[(?:[^\]\[]{0,80}\b)?Rank (\d{1,6})\]")
 _NCCL = re.compile(r"(?:^|[\s>])([A-Za-z0-9][\w.-]{0,252}):(\d{1,8}):\d{1,8} \[\d+\] ")
@@ -185,8 +185,9 @@ class Origins:
         """Note the numbers in the labels of srun and mpirun, also of lines that are not read."""
         if not self._labelled:
             return
-        heads = {*_OF_MPI.findall(text)}
-        heads |= {line[:12].partition(b": ")[0] for line in text.split(b"\n")}
+        heads = {*_OF_MPI.findall(text)} if b"]<std" in text else set()
+        begins = {line[:12] for line in text.split(b"\n")}
+        heads |= {begin.partition(b": ")[0] for begin in begins}
         numbers = {whole(head.decode("latin-1").strip()) for head in heads}
         self.tasks |= {number for number in numbers if number is not None}
 
@@ -292,7 +293,7 @@ def speaker_of_file(path: Path) -> Speaker:
     return Speaker()
 
 
-_CLOCK = re.compile(r"\d\d:\d\d:\d\d")
+_CLOCK = re.compile(r":\d\d:\d\d")
 _GLOG = re.compile(r"\b[IWEFC](\d{1,2})(\d\d) (\d\d):(\d\d):(\d\d(?:\.\d+)?)")
 _SHORT = re.compile(r"\b(\d\d)-(\d\d) (\d\d):(\d\d):(\d\d(?:[.,]\d+)?) \[?[\w/.]+\.py:\d")
 _ISO = re.compile(r"\b(?:19|20)\d\d[-/](\d\d)[-/](\d\d)[T _](\d\d):(\d\d):(\d\d(?:[.,]\d+)?)")

@@ -42,6 +42,13 @@ _VOLATILE = re.compile(rb"0x0+|(?<![:0])00:00:00[.,0]*|(?<=:)0+(?= \[0+\] NCCL I
 """Addresses, times and threads in the shape of a line, which change where nothing new is seen."""
 ALIKE = bytes.maketrans(b"0123456789abcdef", b"0" * 16)
 """Numbers, and addresses in hexadecimal, of lines that are otherwise the same."""
+_OF_COMMUNICATOR = re.compile(
+    _VOLATILE.pattern
+    + rb"|(?<=NCCL INFO )(?:(?:\w{1,60} )?(?=comm 0x)|Init timings.{1,80} nranks 0+ total .*)"
+    rb"|(?: nvmlDev 0+)? busId 0+ .{0,200}- \w+ (?:START|COMPLETE)$".translate(ALIKE)
+)
+"""In lines that show only a communicator: how it was made or ended, and how long that took."""
+_COMMUNICATOR = re.compile(rb"(?<=comm )0x0+(?= rank 0)".translate(ALIKE))
 _BEGINS = b"Traceback (most".translate(ALIKE)
 RAISED = any_of(word.translate(ALIKE) for word in (*ENDS, b"Traceback"))
 _OF_ONE_LINE = ("", "xid", "memory", "call")
@@ -57,9 +64,13 @@ class Shape:
         is_fact = all(one.role == "fact" and not one.reads for _, one in anchors)
         self.most = 2 if is_fact else KEPT_EACH
         """How often a line that tells the same counts; a second one may be of another group."""
-        cuts = [0, *(at for one in _VOLATILE.finditer(shape) for at in one.span()), None]
+        volatile = _OF_COMMUNICATOR if is_fact and len(anchors) == 1 else _VOLATILE
+        cuts = [0, *(at for one in volatile.finditer(shape) for at in one.span()), None]
         self.tells: Callable[[bytes], object] = itemgetter(*map(slice, cuts[::2], cuts[1::2]))
         """What a line tells."""
+        named = _COMMUNICATOR.search(shape) if volatile is _OF_COMMUNICATOR else None
+        self.communicator = slice(*named.span()) if named else slice(0)
+        """Its address, which tells two of the same ranks apart."""
         self.opens = _BEGINS in shape
         """Whether a traceback begins."""
         self.is_failure = not self.opens and all(
@@ -68,6 +79,8 @@ class Shape:
         """Whether it may tell of a failure, and of nothing that the next lines go on with."""
         alone = not RAISED.search(shape) and not any(one.span for _, one in anchors)
         self.is_counted = self.is_failure or (INFO in shape and alone)
+        self.passes = self.is_counted and not self.is_failure
+        """Whether a line is of no use if enough were read that tell the same."""
 
     def begins(self, line: bytes) -> list[Symptom]:
         """The symptoms that may begin in a line."""
@@ -102,6 +115,14 @@ class Repeats:
         self._last: object = None
         self._same = 0
 
+    def has_read(self, shape: Shape, line: bytes) -> bool:
+        """Whether enough lines were read that tell the same, or one of the same communicator."""
+        if not shape.passes:
+            return False
+        tells = shape.tells(line)
+        times = self.seen.get(tells, 0)
+        return times >= shape.most or (times > 0 and (tells, line[shape.communicator]) in self.seen)
+
     def skips(self, shape: Shape, line: bytes, order: int, *, idle: bool) -> bool:
         """Whether a line tells nothing new; `idle`: it is no part of what has begun."""
         if idle and not shape.is_counted:
@@ -114,6 +135,8 @@ class Repeats:
         times = self.seen.get(tells, 0)
         if times < shape.most:
             self.seen[tells] = times + 1
+            if shape.communicator.stop:
+                self.seen[tells, line[shape.communicator]] = 1
             return False
         if shape.is_failure and (tells in self.late or len(self.late) < KEPT):
             one = self.late.setdefault(tells, _Late(shape))

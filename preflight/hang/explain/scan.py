@@ -284,7 +284,9 @@ class Scanner:
             idle, rows = file.idle, zip(count(), lines, shapes, strict=False)
             for at, line, looks in rows:
                 shape = known.get(looks) or self._learn_shape(looks, line)
-                if (idle and shape is QUIET) or (shape is not PACED and among_settings(lines, at)):
+                if (idle and (shape is QUIET or repeats.has_read(shape, line))) or (
+                    shape is not PACED and among_settings(lines, at)
+                ):
                     continue
                 order = found.lines + 1 + at
                 if idle and shape.opens and not file.tracebacks.awaited:
@@ -448,7 +450,7 @@ class Scanner:
             fields=fields,
             time=time,
             order=story.order,
-            tried_again=TRIED_AGAIN.search(story.texts[0]) is not None,
+            tried_again=symptom.role != "fact" and TRIED_AGAIN.search(story.texts[0]) is not None,
         )
         found.hits.append(hit)
         if symptom.reads in ("summary", "end"):  # a launcher, which is no rank itself

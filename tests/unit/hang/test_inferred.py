@@ -253,14 +253,17 @@ def _nameless(rank: int, seq: int, op: str = "ALLREDUCE") -> str:
         "  tensor_model_parallel_size ...................... 2\n",
         "torchrun pretrain.py --pipeline-model-parallel-size 4\n",
         communicator(0, 4) + communicator(0, 2).replace("0x5555", "0x7777"),
+        communicator(0, 4).replace("COMPLETE", "START") + 3 * communicator(0, 4)
+        + communicator(0, 4).replace("0x5555", "0x7777"),
         _nameless(0, 30, "SEND"),
         _nameless(0, 44),
         timed_out(4, 41).replace("[Rank 4]", "[Rank 0]"),
         "[1,7]<stderr>:" + _nameless(3, 41),
         status(0, 41, 1, "1") + status(4, 41, 1, "1").replace(" Rank 4]", " Rank 0]"),
     ],
-    ids=["options", "command", "communicators", "send", "two calls", "rank", "mpirun", "2.3"],
-)
+    ids=["options", "command", "communicators", "of the same ranks", "send", "two calls", "rank",
+         "mpirun", "2.3"],
+)  # fmt: skip
 @pytest.mark.parametrize("odd", [_nameless(2, 41, "BROADCAST"), _nameless(2, 39)])
 def test_calls_without_a_group_are_compared_with_doubt_where_there_are_several(
     tmp_path: Path, sign: str, odd: str
