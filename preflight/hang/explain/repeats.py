@@ -44,8 +44,8 @@ ALIKE = bytes.maketrans(b"0123456789abcdef", b"0" * 16)
 """Numbers, and addresses in hexadecimal, of lines that are otherwise the same."""
 _OF_COMMUNICATOR = re.compile(
     _VOLATILE.pattern
-    + rb"|(?<=NCCL INFO )(?:(?:\w{1,60} )?(?=comm 0x)|Init timings.{1,80} nranks 0+ total .*)"
-    rb"|(?: nvmlDev 0+)? busId 0+ .{0,200}- \w+ (?:START|COMPLETE)$".translate(ALIKE)
+    + rb"|(?<=NCCL INFO )(?:(?:\w{1,60} )?(?=0omm 0x)|Init timings.{1,80} nr0nks 0+ tot0l .*)"
+    rb"|(?: nvmlD0v 0+)? 0usI0 0+ .{0,200}- \w{1,20} (?:START|COMPLETE)$"
 )
 """In lines that show only a communicator: how it was made or ended, and how long that took."""
 _COMMUNICATOR = re.compile(rb"(?<=comm )0x0+(?= rank 0)".translate(ALIKE))
