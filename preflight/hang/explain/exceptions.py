@@ -36,11 +36,10 @@ _MOST = 200
 """Limit of stored tracebacks."""
 FAR = 2000
 """Lines, of all ranks, over which a traceback or a symptom of several lines may be woven."""
-_IGNORED = re.compile(
-    r"Exception ignored in[: ]|Error in atexit\._run_exitfuncs|--- Logging error"
-    r"|(?:ERROR: +)?Exception in ASGI application"
-)
-"""The process prints such an exception and goes on: of `__del__`, of its end, of one request."""
+_IGNORED = re.compile(r"Exception ignored in[: ]|Error in atexit\._run_exitfuncs|--- Logging error")
+"""Python prints such an exception and goes on: in `__del__`, when it ends."""
+_LOOSE = re.compile(r"Task exception was never retrieved|Exception in ASGI application")
+"""Announces the exception of one task, or of one request."""
 _OF_SPAWNED = re.compile(r"-- Process (\d{1,6}) terminated with the following error:")
 """Stands before the traceback of a process that torch.multiprocessing started."""
 _LOGGED = re.compile(r"[EC](?<!\w.)(?:RROR|RITICAL)\b")
@@ -97,8 +96,9 @@ class LoggedException(Struct, frozen=True, kw_only=True):
     chained: bool = False
     """It was raised while another was handled."""
     headless: bool = False
-    """The beginning of its traceback is cut off, which may say that the process goes on; or it says
-    so, as asyncio does of a task."""
+    """The beginning of its traceback is cut off, which may say that the process goes on."""
+    loose: bool = False
+    """It ended one task or one request: the process goes on."""
 
 
 class _Running:
@@ -141,14 +141,12 @@ class Tracebacks:
         self._running: dict[tuple[int | None, str], _Running] = {}
         self._ignored: set[tuple[int | None, str]] = set()
         """Whose next traceback is of an exception that Python ignored."""
-        self._after_ignored: set[tuple[int | None, str]] = set()
-        """Whose last exception was ignored: one that was raised while it was handled is, too."""
         self._handled: set[tuple[int | None, str]] = set()
         """Whose next traceback is of an exception that was raised while another was handled."""
         self._announced: tuple[int, Speaker] = (0, Speaker())
         """The line before a traceback without a rank, and the speaker that it shows."""
         self._loose = -_NEAR
-        """The last line in which asyncio reports a task whose exception nothing awaits."""
+        """The last line that announces the exception of one task, or one request."""
         self.raised: list[LoggedException] = []
 
     @property
@@ -173,17 +171,16 @@ class Tracebacks:
         speaker = line.speaker.joined(self._whose)
         key = speaker.rank, speaker.label
         if "Traceback (most" in line.text:
-            outer = self._running.pop(key, None)
-            ignored = key in self._ignored or (outer is not None and outer.ignored)
+            self._running.pop(key, None)
             whose = speaker
             if speaker.rank is None and place.line == self._announced[0] + 1:
                 whose = self._announced[1].joined(speaker)
-            self._running[key] = _Running(whose, line, place.line, ignored=ignored)
+            self._running[key] = _Running(whose, line, place.line, ignored=key in self._ignored)
             self._running[key].chained = key in self._handled
             self._running[key].loose = place.line - self._loose <= _BLANK
             if self._quotes_the_next(line, speaker, place):
-                last = self.raised.pop()  # of a worker or a thread; what follows has its cause
-                self._running[key].script, self._running[key].number = last.script, last.began
+                outer = self.raised.pop()  # of a worker or a thread; what follows has its cause
+                self._running[key].script, self._running[key].number = outer.script, outer.began
             self._ignored.discard(key)
             self._handled.discard(key)
         running = self._running.get(key)
@@ -202,7 +199,6 @@ class Tracebacks:
         elif ends := _ENDS.match(line.bare.removeprefix(running.indent)):
             self._end(running, ends, place, order)
             del self._running[key]
-            (self._after_ignored.add if running.ignored else self._after_ignored.discard)(key)
         return running.ignored
 
     def _quotes_the_next(self, line: Line, speaker: Speaker, place: Place) -> bool:
@@ -214,7 +210,7 @@ class Tracebacks:
 
     def _outside(self, key: tuple[int | None, str], line: Line, place: Place, order: int) -> bool:
         """Take a line of no traceback: an end whose beginning is cut off (`KeyError: 'x'`)."""
-        if "exception was never retrieved" in line.bare:
+        if _LOOSE.search(line.bare):
             self._loose = place.line
         if spawned := _OF_SPAWNED.match(line.bare):
             self._announced = place.line, Speaker(rank=int(spawned[1]))
@@ -223,12 +219,12 @@ class Tracebacks:
         if ignored := bool(_IGNORED.match(line.bare)):
             self._ignored.add(key)
         elif _HANDLED.match(line.bare):
-            (self._ignored if key in self._after_ignored else self._handled).add(key)
+            self._handled.add(key)
         elif (ends := _ALONE.match(line.bare)) and not TRIED_AGAIN.search(line.bare):
             running = _Running(line.speaker.joined(self._whose), line, place.line)
             running.cut = True
             self._end(running, ends, place, order)
-        return ignored and "ASGI" not in line.bare  # a failed request is one, if nothing else is
+        return ignored
 
     def _end(self, running: _Running, ends: re.Match[str], place: Place, order: int) -> None:
         if running.ignored:
@@ -251,7 +247,8 @@ class Tracebacks:
                 order=order,
                 cut=running.cut,
                 chained=running.chained,
-                headless=running.loose or running.latest > 0,
+                headless=running.latest > 0,
+                loose=running.loose,
             )
         )
 
@@ -392,7 +389,7 @@ def of_exceptions(
         + _ALL_ALIKE * (len(ranks) > 1),
         next=with_script("preflight lint SCRIPT", [first]),
         evidence=proofs(one.place for one in [first, *same, *thrown]),
-        confidence=0.45 if undecided else 0.6 if first.headless else 0.8,
+        confidence=0.45 if undecided else 0.6 if first.headless or first.loose else 0.8,
     )
 
 

@@ -116,6 +116,8 @@ def explain(found: ScanResult) -> Explanation:
     causes, signs = (gravest_first(in_order_of_time(some), found) for some in (causes, signs))
     own = [hit for hit in signs if not hit.retried and not hit.symptom.waits]
     telling = [hit for hit in own if hit.symptom.reads != "call"]
+    firm = [one for one in thrown if not one.loose]
+    thrown = firm if firm or telling else thrown
     roots = {int(hit.fields["rank"]): hit.time for hit in hits if hit.symptom.reads == "summary"}
     telling, thrown = _of_first_root(roots, telling, thrown)
     # A failed call is earlier than the others' waits for its rank, but no earlier than a mismatch.

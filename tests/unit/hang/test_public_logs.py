@@ -146,13 +146,16 @@ def test_cuda_itself_out_of_memory_is_less_sure(tmp_path: Path) -> None:
 
 
 def test_a_request_that_failed_did_not_end_the_server(tmp_path: Path) -> None:
-    """Nor did what it led to; the server answers others, unless its engine died."""
-    raised = f"Traceback (most recent call last):\n{FRAMES}ValueError: the prompt is too long\n"
-    handled = "\nDuring handling of the above exception, another exception occurred:\n\n"
-    failed = "ERROR:    Exception in ASGI application\n" + raised + handled + raised
+    """Unless its engine died, and no further requests are answered."""
+    failed = "ERROR:    Exception in ASGI application\nTraceback (most recent call last):\n"
+    failed += FRAMES + "ValueError: the prompt is too long\n"
     answered = 'INFO:     10.0.0.1:4{:04} - "POST /v1/completions HTTP/1.1" 200 OK\n'
-    log = failed + "".join(map(answered.format, range(40)))
-    assert explained(tmp_path, log).category == "no_failure"
-    assert explained(tmp_path, failed).category == "unknown"
+    log = "".join(map(answered.format, range(120)))
+    alone = explained(tmp_path, failed)
+    assert (alone.category, 0.5 < alone.confidence < 0.8) == ("other", True)
+    assert explained(tmp_path, failed + log).confidence < 0.5
+    unknown = "ERROR: the request failed\n"
+    assert explained(tmp_path, unknown).category == "unknown"
+    assert explained(tmp_path, unknown + log).category == "no_failure"
     ended = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
-    assert explained(tmp_path, log + ended).category == "oom_one_rank"
+    assert explained(tmp_path, failed + log + ended).category == "oom_one_rank"
