@@ -145,6 +145,8 @@ class Tracebacks:
         """Whose next traceback is of an exception that was raised while another was handled."""
         self._announced: tuple[int, Speaker] = (0, Speaker())
         """The line before a traceback without a rank, and the speaker that it shows."""
+        self._of_tasks: set[tuple[str, str, int]] = set()
+        """The kind and the place of exceptions of a task or a request."""
         self._loose = -_NEAR
         """The last line that announces the exception of one task, or one request."""
         self.raised: list[LoggedException] = []
@@ -231,10 +233,12 @@ class Tracebacks:
             return
         if len(self.raised) >= _MOST:
             del self.raised[_MOST // 2]
-        file, line, code = running.own
+        (file, line, code), kind = running.own, ends["kind"].rpartition(".")[2]
+        if running.loose:  # the next ones may not be announced: repeated lines are not read
+            self._of_tasks.add((kind, file, line))
         self.raised.append(
             LoggedException(
-                kind=ends["kind"].rpartition(".")[2],
+                kind=kind,
                 message=(ends["message"] or "")[:300],
                 file=file,
                 line=line,
@@ -248,7 +252,7 @@ class Tracebacks:
                 cut=running.cut,
                 chained=running.chained,
                 headless=running.latest > 0,
-                loose=running.loose,
+                loose=(kind, file, line) in self._of_tasks,
             )
         )
 
@@ -321,14 +325,15 @@ _UNDECIDED = "; but torchrun's summaries do not show which node's exception came
 def without_caught_imports(thrown: Sequence[LoggedException]) -> list[LoggedException]:
     """Leave out imports that failed before another exception of the same process ended it.
 
-    And those of a tool beside the ranks, if a rank raised another exception later.
+    And those of a tool beside the ranks, if a rank raised another exception later. One that led to
+    another exception was not caught.
     """
     later = [one for one in thrown if one.kind not in IMPORTS and not one.chained]
     return [
         one
         for one in thrown
         if one.kind not in IMPORTS
-        or "import" in _end_of_chain(one, thrown).message
+        or _end_of_chain(one, thrown).kind not in IMPORTS
         or not any(
             other.order > one.order
             and (
