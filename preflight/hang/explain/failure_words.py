@@ -7,8 +7,8 @@ import re
 _FAILURE = re.compile(
     rb"(?i:traceback \(most|\bfatal\b|\bpanic\b|core dumped|segmentation fault|segfault"
     rb"|aborted\b|terminate called|exit(?:ed)?(?: with)?(?: exit| return)?[ _]?(?:code|status)"
-    rb"[ :=]{0,8}-?[1-9]|return code[ :=]{0,3}-?[1-9]|\bkilled\b|out of memory|timed[ -]?out"
-    rb"|deadlock|\bhung\b|\bstuck\b|unreachable|connection (?:refused|reset|closed)|\bxid\b(?!-)"
+    rb"[ :=]{0,8}-?[1-9]|return code[ :=]{0,3}-?[1-9]|\bkilled\b|out of (?:memory|resource)"
+    rb"|timed[ -]?out|deadlock|\bhung\b|\bstuck\b|unreachable|connection (?:refused|reset|closed)|\bxid\b(?!-)"
     rb"|no space left|\b(?:signal|sig(?:kill|segv|abrt|bus|term))\b|unable to|can(?:no|')t "
     rb"|\baborting\b|MPI_ABORT|exited with non-?zero|\bloss is nan\b"
     rb"|assert(?:ion)? .{0,200}fail|\bcrash|\bdied\b|\bfail(?:ed|ure)\b|\bcorrupt|denied"
@@ -48,7 +48,8 @@ _HARMLESS = re.compile(
 )
 """What is no failure, at whatever level it is logged."""
 _CERTAIN = re.compile(
-    rb"NCCL WARN|Traceback \(most|\bERROR\b|\bFATAL\b|^\w*Error: |core dumped|\bF\d{4} \d\d:"
+    rb"NCCL WARN|\[E[ \d]|Traceback \(most|\bERROR\b|\bFATAL\b|^\w*Error: |core dumped"
+    rb"|\bF\d{4} \d\d:"
 )
 STEMS = (
     *("raceback", "rror", "xception", "ail", "atal", "panic", "ore dumped", "egmentation fault"),
