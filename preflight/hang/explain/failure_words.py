@@ -8,9 +8,10 @@ _FAILURE = re.compile(
     rb"(?i:traceback \(most|\bfatal\b|\bpanic\b|core dumped|segmentation fault|segfault"
     rb"|aborted\b|terminate called|exit(?:ed)?(?: with)?(?: exit| return)?[ _]?(?:code|status)"
     rb"[ :=]{0,8}-?[1-9]|return code[ :=]{0,3}-?[1-9]|\bkilled\b|out of (?:memory|resource)"
-    rb"|timed[ -]?out|deadlock|\bhung\b|\bstuck\b|unreachable|connection (?:refused|reset|closed)"
-    rb"|\bxid\b(?!-)|no space left|\b(?:signal|sig(?:kill|segv|abrt|bus|term))\b|unable to|can(?:no|')t "
-    rb"|\baborting\b|MPI_ABORT|exited with non-?zero|\bloss is nan\b"
+    rb"|timed[ -]?out|deadlock|\bhung\b|\bstuck\b|unreachable|closed by remote"
+    rb"|connection (?:refused|reset|closed)"
+    rb"|\bxid\b(?!-)|no space left|\b(?:signal|sig(?:kill|segv|abrt|bus|term))\b|unable to"
+    rb"|can(?:no|')t |\baborting\b|MPI_ABORT|exited with non-?zero|\bloss is nan\b"
     rb"|assert(?:ion)? .{0,200}fail|\bcrash|\bdied\b|\bfail(?:ed|ure)\b|\bcorrupt|denied"
     rb"|\bpg_status\b"  # a flight recorder's dump, which is written after a failure
     rb"|(?<![\w0] )errors?(?: code| number)?(?:(?<!_error) |:)|mismatch|invalid|not found|no such)"
@@ -36,7 +37,7 @@ _HARMLESS = re.compile(
     rb"cannot be preloaded .{0,200}ignored|Unable to register cu\w{1,9} factory"
     rb"|fatal: [Nn]ot a git repository|git root error: |Error with model (?:object|error)="
     rb"|Worker\w{0,20} pid \d{1,8} died, exit code: -15"  # its engine ended it
-    rb"|slurmstepd: error: _is_a_lwp: |UCX  ERROR inotify_add_watch"
+    rb"|\bwandb: ERROR |slurmstepd: error: _is_a_lwp: |UCX  ERROR inotify_add_watch"
     rb"|The caller indicates that this is not a failure"
     rb"|\(errno: 97 - Address family not supported by protocol\)"
     rb"|\[\d+\] ras/\w{1,40}\.cc:\d+ NCCL WARN"  # its own diagnosis, without which it goes on
