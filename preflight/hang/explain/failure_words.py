@@ -8,7 +8,7 @@ _FAILURE = re.compile(
     rb"(?i:traceback \(most|\bfatal\b|\bpanic\b|core dumped|segmentation fault|segfault"
     rb"|aborted\b|terminate called|exit(?:ed)?(?: with)?(?: exit| return)?[ _]?(?:code|status)"
     rb"[ :=]{0,8}-?[1-9]|return code[ :=]{0,3}-?[1-9]|\bkilled\b|out of (?:memory|resource)"
-    rb"|timed[ -]?out|deadlock|\bhung\b|\bstuck\b|unreachable|closed by remote"
+    rb"|tim(?:ed|es)[ -]?out|deadlock|\bhung\b|\bstuck\b|unreachable|closed by remote"
     rb"|connection (?:refused|reset|closed)"
     rb"|\bxid\b(?!-)|no space left|\b(?:signal|sig(?:kill|segv|abrt|bus|term))\b|unable to"
     rb"|can(?:no|')t |\baborting\b|MPI_ABORT|exited with non-?zero|\bloss is nan\b"
@@ -55,6 +55,7 @@ _CERTAIN = re.compile(
 STEMS = (
     *("raceback", "rror", "xception", "ail", "atal", "panic", "ore dumped", "egmentation fault"),
     *("egfault", "bort", "erminat", "xit", "eturn code", "ill", "ut of memory", "imed", "ime out"),
+    "imes out",
     *("eadlock", "hung", "stuck", "nreachable", "refused", "onnection", "xid", "o space left"),
     *("ignal", "nable to", "annot ", "an't ", "ssert", "rash", "ied", "orrupt", "ismatch"),
     *("nvalid", "ot found", "o such", "critical", "warn", "sig", "[E", "[F", "pg_status"),
@@ -142,7 +143,7 @@ _ITEM = re.compile(r"\s{0,20}- [\"']?[A-Za-z.: ]{0,24}")
 """Begins an item of a list."""
 _OPEN_QUOTE = re.compile(
     rf"(?P<reports>\b{_REPORT}[\"']?\s?[:=]\s?|(?:Error|Exception)\("
-    r"|\b(?i:error|failure|failed)\b[^\"']{0,30})?"
+    r"|\b(?i:error(?:message)?|failure|failed)\b[^\"']{0,30})?"
     r"(?:^|(?<=[\s(\[{=:,|]))(?P<mark>[\"'])(?:(?!(?P=mark)).)*$"
 )
 """A quotation that is not closed, and what shows that it is of the report of a failure."""
