@@ -195,7 +195,8 @@ _ALIKE = "; {} ended alike, so that no single one is at fault: the cause is comm
 
 def _ended_alike(hit: Hit, same: Sequence[Hit], found: ScanResult) -> set[int]:
     """The ranks that ended as this one did, at the same time as far as it is known."""
-    if hit.symptom.reads == "summary" and exit_code(hit) != _BY_LAUNCHER:
+    by_torchrun = hit.symptom.role == "echo" and hit.fields.keys() & {"exitcode", "local_rank"}
+    if by_torchrun and exit_code(hit) != _BY_LAUNCHER:
         return {*ended_as(found, (exit_code(hit),))}
     if not hit.symptom.dies:
         return set()
