@@ -44,7 +44,7 @@ _HARMLESS = re.compile(
     rb"|NCCL WARN NET/OFI (?:Failed to init|Initializing plugin failed|aws-ofi-nccl init)"
     rb"|COLL-ML ml_discover_hierarchy exited with error|failed to bind memory$"
     rb"|Call to ibv_open_device failed|NET/IB : Unable to open device|^deadlocks and crashes\.$"
-    rb"|\bras/\w{1,30}\.cc:|accepting this combination"
+    rb"|\bras/\w{1,30}\.cc:|accepting this combination|NCCL WARN Missing \""
     rb"|Ignoring this choice|dependency resolver does not|(?i:\b(?:errors?|xids?): (?:none|0)\b)"
 )
 """What is no failure, at whatever level it is logged."""

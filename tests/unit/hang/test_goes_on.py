@@ -33,6 +33,7 @@ LOGGED = "2026-10-05 10:00:01,000 ERROR tokenizer: could not parse line 7, left 
         "n1:7:9 [0] transport/net_ib.cc:148 NCCL WARN NET/IB : Unable to open device mlx5_9\n",
         "n1:7:9 [0] ras/client.cc:160 NCCL WARN Call to bind failed: Address already in use\n",
         "[n1:7:0] Error: coll_ml_module.c:9 - COLL-ML ml_discover_hierarchy exited with error\n",
+        'n1:7:9 [0] init.cpp:120 NCCL WARN Missing "amd_iommu=on" from kernel command line\n',
         BIND,
         DEEPSPEED,
     ],
