@@ -95,6 +95,8 @@ class LoggedException(Struct, frozen=True, kw_only=True):
     """Only its last line is there."""
     chained: bool = False
     """It was raised while another was handled."""
+    handled: bool = False
+    """It is no consequence of that, as far as Python knows."""
     headless: bool = False
     """The beginning of its traceback is cut off, which may say that the process goes on."""
     loose: bool = False
@@ -109,7 +111,7 @@ class _Running:
         self.own: tuple[str, int, str] = ("", 0, "")
         self.script = ""
         self.cut = False
-        self.chained = False
+        self.chained = self.handled = False
         self.ignored = ignored
         self.loose = False
         self.indent = line.bare[: len(line.bare) - len(line.bare.lstrip())]
@@ -141,7 +143,7 @@ class Tracebacks:
         self._running: dict[tuple[int | None, str], _Running] = {}
         self._ignored: set[tuple[int | None, str]] = set()
         """Whose next traceback is of an exception that Python ignored."""
-        self._handled: set[tuple[int | None, str]] = set()
+        self._handled: dict[tuple[int | None, str], bool] = {}
         """Whose next traceback is of an exception that was raised while another was handled."""
         self._announced: tuple[int, Speaker] = (0, Speaker())
         """The line before a traceback without a rank, and the speaker that it shows."""
@@ -179,12 +181,12 @@ class Tracebacks:
                 whose = self._announced[1].joined(speaker)
             self._running[key] = _Running(whose, line, place.line, ignored=key in self._ignored)
             self._running[key].chained = key in self._handled
+            self._running[key].handled = self._handled.pop(key, False)
             self._running[key].loose = place.line - self._loose <= _BLANK
             if self._quotes_the_next(line, speaker, place):
                 outer = self.raised.pop()  # of a worker or a thread; what follows has its cause
                 self._running[key].script, self._running[key].number = outer.script, outer.began
             self._ignored.discard(key)
-            self._handled.discard(key)
         running = self._running.get(key)
         if running is not None and running.ends_before(line, place.line):
             running = None
@@ -221,7 +223,7 @@ class Tracebacks:
         if ignored := bool(_IGNORED.match(line.bare)):
             self._ignored.add(key)
         elif _HANDLED.match(line.bare):
-            self._handled.add(key)
+            self._handled[key] = line.bare.startswith("During")
         elif (ends := _ALONE.match(line.bare)) and not TRIED_AGAIN.search(line.bare):
             running = _Running(line.speaker.joined(self._whose), line, place.line)
             running.cut = True
@@ -251,6 +253,7 @@ class Tracebacks:
                 order=order,
                 cut=running.cut,
                 chained=running.chained,
+                handled=running.handled,
                 headless=running.latest > 0,
                 loose=(kind, file, line) in self._of_tasks,
             )
@@ -304,8 +307,18 @@ def own_faults(
         if (one.kind not in ECHOES or one.message == _NO_INPUT)
         and not _WRAPS.search(one.message)
         and not (one.kind == "UnpicklingError" and (one.cut or one.file == _OF_SPAWN))
+        and not _is_handled_import(one, raised)
         and one.order >= survived.get(-1 if one.speaker.rank is None else one.speaker.rank, 0)
     ]
+
+
+def _is_handled_import(one: LoggedException, raised: Sequence[LoggedException]) -> bool:
+    """Whether a script did without a library, and something else was raised in another file."""
+    if one.kind not in IMPORTS:
+        return False
+    last = _end_of_chain(one, raised)
+    elsewhere = last.handled and last.file != one.file
+    return elsewhere and last.kind not in IMPORTS and "import" not in last.message.lower()
 
 
 IMPORTS = ("ImportError", "ModuleNotFoundError")
