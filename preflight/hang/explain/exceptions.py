@@ -9,6 +9,7 @@ import errno
 import os
 import re
 import shlex
+from itertools import pairwise
 from typing import TYPE_CHECKING, TypeVar
 
 from msgspec import Struct
@@ -342,11 +343,16 @@ def without_caught_imports(thrown: Sequence[LoggedException]) -> list[LoggedExce
     another exception was not caught.
     """
     later = [one for one in thrown if one.kind not in IMPORTS and not one.chained]
+    led_on = {
+        one.order
+        for one, other in pairwise(thrown)
+        if other.kind not in IMPORTS and _is_raised_while_handling(other, one)
+    }
     return [
         one
         for one in thrown
         if one.kind not in IMPORTS
-        or _end_of_chain(one, thrown).kind not in IMPORTS
+        or one.order in led_on
         or not any(
             other.order > one.order
             and (
@@ -419,10 +425,14 @@ def _end_of_chain(first: LoggedException, thrown: Sequence[LoggedException]) -> 
     """The last of the exceptions that were raised while this one was handled, or itself."""
     last = first
     for one in thrown:
-        between = one.began - last.place.line
-        if one.chained and one.speaker == last.speaker and 0 < between <= _BETWEEN:
+        if _is_raised_while_handling(one, last):
             last = one
     return last
+
+
+def _is_raised_while_handling(one: LoggedException, first: LoggedException) -> bool:
+    between = one.began - first.place.line
+    return one.chained and one.speaker == first.speaker and 0 < between <= _BETWEEN
 
 
 def _alike(one: LoggedException) -> tuple[str, str]:

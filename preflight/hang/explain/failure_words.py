@@ -30,6 +30,7 @@ _NOTICE = re.compile(
     rb"|\bnot be (?:aborted|killed|stopped|terminated)"
     rb"|\bwatching for\b|\bhandles? xid\b|\b(?:will|would|may|might) (?:stop|fail) with no space\b"
     rb"|[a-z] error[ =:]{1,3}\d{0,9}\.\d)"
+    rb"|(?:^|[.!?] )(?:But|So|If|However|Since|Then|When|Let me|To get|You) [^:=<>{}\[\]/\\_\"]{60}"
     rb"|\[W[\d :.]{0,30}(?:TCPStore|ProcessGroupNCCL)\.cpp:|^frame #\d"
 )
 """What is no failure, whatever words are in it, unless NCCL or an exception says it."""
