@@ -41,12 +41,12 @@ def last_attempt(found: ScanResult) -> tuple[ScanResult, str]:
     found = dataclasses.replace(found, settled=watchdog.settled(found))
     grave: list[Hit | LoggedException] = [*own_faults(found.raised, {})]
     grave += [hit for hit in found.hits if _is_grave(hit)]
-    grave = [one for one in grave if is_unsettled(one, found)]
+    grave = [failure for failure in grave if is_unsettled(failure, found)]
     doubt = ""
     for source, again in found.again.items():
-        if any(one.place.source == source and one.order < again for one in grave):
+        if any(failure.place.source == source and failure.order < again for failure in grave):
             found.settled[source], doubt = again, _AGAIN
-    raised = [one for one in found.raised if is_unsettled(one, found)]
+    raised = [error for error in found.raised if is_unsettled(error, found)]
     hits = [
         hit
         for hit in found.hits
@@ -54,13 +54,13 @@ def last_attempt(found: ScanResult) -> tuple[ScanResult, str]:
     ]
     if own_faults(raised, {}) or any(map(_is_grave, hits)):
         return dataclasses.replace(found, hits=hits, raised=raised), doubt
-    left: list[Hit | LoggedException] = [*found.raised]
-    left += [hit for hit in found.hits if hit.symptom.role not in ("fact", "hint")]
-    left = [one for one in left if not is_unsettled(one, found)]
+    rest: list[Hit | LoggedException] = [*found.raised]
+    rest += [hit for hit in found.hits if hit.symptom.role not in ("fact", "hint")]
+    rest = [failure for failure in rest if not is_unsettled(failure, found)]
     # A program may print its last steps when it ends, after its exception: a launcher reports that.
-    ended = _last_failure(hits, found) == inf
-    again = any(one.order <= found.settled.get(one.place.source, 0) for one in left)
-    return found, _SURVIVED if left and (again or not ended) else ""
+    has_died = _last_failure(hits, found) == inf
+    again = any(failure.order <= found.settled.get(failure.place.source, 0) for failure in rest)
+    return found, _SURVIVED if rest and (again or not has_died) else ""
 
 
 def _is_grave(hit: Hit) -> bool:
@@ -70,9 +70,9 @@ def _is_grave(hit: Hit) -> bool:
 def is_unsettled(one: Hit | LoggedException, found: ScanResult) -> bool:
     """Whether no later line of its file settles what failed before."""
     source = one.place.source
-    caught = isinstance(one, LoggedException) and one.kind in IMPORTS
-    began = found.began.get(source, 0) if caught else 0
-    return one.order > max(found.settled.get(source, 0), found.further.get(source, 0), began)
+    is_import = isinstance(one, LoggedException) and one.kind in IMPORTS
+    first_step = found.began.get(source, 0) if is_import else 0
+    return one.order > max(found.settled.get(source, 0), found.further.get(source, 0), first_step)
 
 
 def ended_well(
@@ -94,12 +94,12 @@ def _last_words(found: ScanResult) -> int:
 
 def _last_failure(hits: Sequence[Hit], found: ScanResult) -> float:
     """The last line of a failure that the job may have survived; infinite if a process died."""
-    raised = {
-        (one.place.source, line)
-        for one in found.raised
-        for line in range(one.began, one.place.line + 1)
+    traceback_lines = {
+        (error.place.source, line)
+        for error in found.raised
+        for line in range(error.began, error.place.line + 1)
     }
-    died = any(
+    has_died = any(
         hit.symptom.role == "echo"
         or (
             hit.symptom.role == "sign"
@@ -107,16 +107,16 @@ def _last_failure(hits: Sequence[Hit], found: ScanResult) -> float:
             and hit.order > found.latest.get(hit.place.source, 0)
         )
         or (hit.symptom.reads == "end" and exit_code(hit) != 0)
-        for hit in (*hits, *(one for one in found.hits if one.symptom.reads == "end"))
-        if is_unsettled(hit, found) and (hit.place.source, hit.place.line) not in raised
+        for hit in (*hits, *(end for end in found.hits if end.symptom.reads == "end"))
+        if is_unsettled(hit, found) and (hit.place.source, hit.place.line) not in traceback_lines
     )
-    thrown = [one for one in found.raised if is_unsettled(one, found)]
+    errors = [error for error in found.raised if is_unsettled(error, found)]
     # An exception of a rank is not caught if another rank reports the end.
-    if died or any(one.speaker.rank is not None for one in thrown):
+    if has_died or any(error.speaker.rank is not None for error in errors):
         return inf
-    survived: list[Hit | LoggedException] = [*thrown]
-    survived += [hit for hit in hits if "warning" not in hit.fields]
-    return max((one.order for one in survived), default=0)
+    failures: list[Hit | LoggedException] = [*errors]
+    failures += [hit for hit in hits if "warning" not in hit.fields]
+    return max((failure.order for failure in failures), default=0)
 
 
 _SURVIVED = "; but the job goes on after that, and no line shows its end: it may have been caught"
@@ -134,14 +134,16 @@ def perhaps_survived(hits: Sequence[Hit], found: ScanResult) -> str:
     last = _last_failure(hits, found)
     if _last_words(found) > last:
         return "; but a later line reports the end of the work: it may have been caught"
-    sources = {one.place.source for one in found.hits}
-    sources |= {one.place.source for one in found.raised}
+    sources = {hit.place.source for hit in found.hits}
+    sources |= {error.place.source for error in found.raised}
     after = found.lines - last
-    few = any(one.kind in IMPORTS for one in found.raised)
+    few = any(error.kind in IMPORTS for error in found.raised)
     if found.raised and len(sources) == 1 and after > (_FEW if few else _GOES_ON):
         return f"; but {after:g} lines follow, and none reports an end: it may have been caught"
-    raised = Counter((one.speaker.pid, one.kind, one.file, one.line) for one in found.raised)
-    often = any(times > _FEW for (pid, *_), times in raised.items() if pid is not None)
+    counts = Counter(
+        (error.speaker.pid, error.kind, error.file, error.line) for error in found.raised
+    )
+    often = any(times > _FEW for (pid, *_), times in counts.items() if pid is not None)
     return _SEVERAL_TIMES if often and last < inf else ""
 
 

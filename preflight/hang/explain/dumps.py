@@ -70,10 +70,10 @@ def separate(given: Iterable[Path]) -> tuple[list[Path], list[Path]]:
     """
     dumps, others = [], []
     for path in given:
-        inside = list(_in_folder(path))
-        found = [one for one in inside or (path,) if _is_dump(one)]
-        dumps += found
-        if len(found) < max(1, len(inside)):
+        files = list(_in_folder(path))
+        dump_paths = [file for file in files or (path,) if _is_dump(file)]
+        dumps += dump_paths
+        if len(dump_paths) < max(1, len(files)):
             others.append(path)
     return dumps, others
 
@@ -117,9 +117,9 @@ class Dumps:
                 continue
             rank = _rank(path, recording)
             if rank is None:
-                named = _rank_in_name(path)
-                fault = f"rank {named}, which its name shows, is not in all of its groups"
-                if named is None:
+                name_rank = _rank_in_name(path)
+                fault = f"rank {name_rank}, which its name shows, is not in all of its groups"
+                if name_rank is None:
                     fault = "its name and its groups do not show its rank; name it rank_N"
                 self.troubles.append(f"{path} is not used: {fault}")
                 continue
@@ -127,12 +127,14 @@ class Dumps:
                 worlds.setdefault(world, path)
             self._add(rank, path, recording)
         if len(worlds) > 1:
-            jobs = " and ".join(f"{len(one)} ranks ({worlds[one]})" for one in [*worlds][:3])
+            jobs = " and ".join(
+                f"{len(members)} ranks ({worlds[members]})" for members in [*worlds][:3]
+            )
             raise UsageError(f"the dumps are of several jobs, with {jobs}: give those of one job")
         self.older = self._leave_out_old()
         """Ranks whose dump may be of an earlier run."""
-        known = next(iter(worlds), ()) or range(max(self.ranks, default=-1) + 1)
-        self.no_dump = tuple(rank for rank in known if rank not in self.ranks)
+        all_ranks = next(iter(worlds), ()) or range(max(self.ranks, default=-1) + 1)
+        self.no_dump = tuple(rank for rank in all_ranks if rank not in self.ranks)
 
     def _add(self, rank: int, path: Path, recording: Recording) -> None:
         other = self.ranks.setdefault(rank, recording)
@@ -145,31 +147,33 @@ class Dumps:
 
     def _leave_out_old(self) -> list[int]:
         """Drop the dumps of earlier runs; return the ranks whose dump may be of one."""
-        newest = max((one.newest_ns for one in self.ranks.values()), default=0)
-        for rank, one in [*self.ranks.items()]:
-            if one.newest_ns and newest - one.newest_ns > _APART_NS:
-                hours = (newest - one.newest_ns) / _APART_NS
+        newest = max((dump.newest_ns for dump in self.ranks.values()), default=0)
+        for rank, dump in [*self.ranks.items()]:
+            if dump.newest_ns and newest - dump.newest_ns > _APART_NS:
+                hours = (newest - dump.newest_ns) / _APART_NS
                 self.troubles.append(
                     f"{self._paths[rank]} is not used: its last call is {hours:.1f} h older than "
                     "the others'; it is of an earlier run"
                 )
                 del self.ranks[rank]
-        return [rank for rank, one in self.ranks.items() if 0 < one.newest_ns < newest - _OLDER_NS]
+        return [
+            rank for rank, dump in self.ranks.items() if 0 < dump.newest_ns < newest - _OLDER_NS
+        ]
 
 
 def _rank(path: Path, recording: Recording) -> int | None:
     """The rank by the file's name, if it is in all groups; else the only one that is."""
     groups = recording.members.values()
     rank = _rank_in_name(path)
-    if rank is not None and all(rank in one for one in groups):
+    if rank is not None and all(rank in group for group in groups):
         return rank
-    inside = set.intersection(*map(set, groups)) if groups else set()
-    return inside.pop() if len(inside) == 1 else None
+    common = set.intersection(*map(set, groups)) if groups else set()
+    return common.pop() if len(common) == 1 else None
 
 
 def _rank_in_name(path: Path) -> int | None:
-    found = _RANK.search(_SUFFIXES.sub("", path.name))
-    return int(found[1] or found[2]) if found else None
+    match = _RANK.search(_SUFFIXES.sub("", path.name))
+    return int(match[1] or match[2]) if match else None
 
 
 def _read_all(paths: Sequence[Path]) -> Iterable[Recording | Unreadable]:
@@ -185,7 +189,7 @@ def _read_all(paths: Sequence[Path]) -> Iterable[Recording | Unreadable]:
     try:
         with ProcessPoolExecutor(workers, initializer=_start_worker) as pool:
             members: dict[bytes, tuple[int, ...]] = {}
-            return [_joined(*one, members) for one in pool.map(work, paths, chunksize=16)]
+            return [_with_members(*pair, members) for pair in pool.map(work, paths, chunksize=16)]
     except BrokenProcessPool as error:
         raise UsageError(
             "a process that read the dumps was killed, perhaps for its memory: give fewer dumps"
@@ -199,21 +203,23 @@ def _start_worker() -> None:
 
 def _read_apart(path: Path, latest: int) -> tuple[Recording | Unreadable, dict[str, bytes]]:
     """The members of groups apart and packed: those of a large job are the same in most dumps."""
-    found = _read(path, latest)
-    if isinstance(found, Unreadable):
-        return found, {}
-    packed = {name: array("q", ranks).tobytes() for name, ranks in found.members.items()}
-    return replace(found, members={}), packed
+    recording = _read(path, latest)
+    if isinstance(recording, Unreadable):
+        return recording, {}
+    packed = {name: array("q", ranks).tobytes() for name, ranks in recording.members.items()}
+    return replace(recording, members={}), packed
 
 
-def _joined(
-    found: Recording | Unreadable, packed: dict[str, bytes], known: dict[bytes, tuple[int, ...]]
+def _with_members(
+    recording: Recording | Unreadable,
+    packed: dict[str, bytes],
+    groups: dict[bytes, tuple[int, ...]],
 ) -> Recording | Unreadable:
-    if isinstance(found, Unreadable):
-        return found
-    for one in packed.values():
-        known[one] = known.get(one) or tuple(array("q", one))
-    return replace(found, members={name: known[one] for name, one in packed.items()})
+    if isinstance(recording, Unreadable):
+        return recording
+    for raw in packed.values():
+        groups[raw] = groups.get(raw) or tuple(array("q", raw))
+    return replace(recording, members={name: groups[raw] for name, raw in packed.items()})
 
 
 def _read(path: Path, latest: int) -> Recording | Unreadable:
@@ -234,50 +240,52 @@ def _read(path: Path, latest: int) -> Recording | Unreadable:
 
 def explain_dumps(dumps: Dumps) -> Explanation:
     """Name the ranks at the end of the waits; `unknown` if they are not in the dumps."""
-    known = dumps.ranks
-    waits = follow(known, len(dumps.no_dump), dumps.no_dump)
-    named = [one for one in waits.roots if one.kind in _NAMED and (one.ranks or not one.few)]
-    if not known:
+    recordings = dumps.ranks
+    waits = follow(recordings, len(dumps.no_dump), dumps.no_dump)
+    roots = [root for root in waits.roots if root.kind in _NAMED and (root.ranks or not root.few)]
+    if not recordings:
         return Explanation(sentence="no dump could be read", advice="give the dumps of all ranks")
-    named.sort(key=lambda one: not one.few)
-    answer = _of_named(named, known) if named else _of_rest(waits, dumps)
+    roots.sort(key=lambda root: not root.few)
+    answer = _of_named(roots, recordings) if roots else _of_rest(waits, dumps)
     if dumps.older:
         answer = replace(answer, confidence=round(answer.confidence * _LESS_SURE, 2))
     others = tuple(
-        Alternative(_category(one), _sentence(one), 0.0)
-        for one in waits.roots
-        if one not in named and answer.sentence != _sentence(one) and _died(one, dumps)
+        Alternative(_category(root), _sentence(root), 0.0)
+        for root in waits.roots
+        if root not in roots and answer.sentence != _sentence(root) and _died(root, dumps)
     )
     rest = max(0.0, 1 - answer.confidence)
     share = round(min(rest / (len(others[:2]) + 1), answer.confidence / 2), 2)
     return replace(
         answer,
-        alternatives=tuple(replace(one, confidence=share) for one in others[:2]),
+        alternatives=tuple(replace(other, confidence=share) for other in others[:2]),
         waits=waits.rows,
         unseen=tuple(_unseen(dumps)),
     )
 
 
-def _of_named(named: Sequence[Root], known: Mapping[int, Recording]) -> Explanation:
-    culprits = sorted({rank for one in named for rank in one.ranks if one.few})
-    main = min(named, key=lambda one: _NAMED.index(one.kind))
-    stalled = {rank for one in named if one.kind == "stalled" for rank in one.ranks}
+def _of_named(roots: Sequence[Root], recordings: Mapping[int, Recording]) -> Explanation:
+    culprits = sorted({rank for root in roots for rank in root.ranks if root.few})
+    main = min(roots, key=lambda root: _NAMED.index(root.kind))
+    stalled = {rank for root in roots if root.kind == "stalled" for rank in root.ranks}
     if stalled >= set(culprits) and stalled:
-        main = next(one for one in named if one.kind == "stalled")
+        main = next(root for root in roots if root.kind == "stalled")
     sure = _CONFIDENCE[main.kind] if culprits else _UNDECIDED
-    last = named[-1]
+    last = roots[-1]
     if last.kind == "idle" and not last.few:
         sure *= _LESS_SURE
-    elif last.kind == "idle" or any(known[rank].wrapped for rank in culprits if rank in known):
+    elif last.kind == "idle" or any(
+        recordings[rank].wrapped for rank in culprits if rank in recordings
+    ):
         sure *= 0.9
-    if main.kind == "differs" and 2 * len(main.ranks) >= sum(len(some) for some, _ in main.calls):
+    if main.kind == "differs" and 2 * len(main.ranks) >= sum(len(side) for side, _ in main.calls):
         sure *= _LESS_SURE
-    ordered = [main, *(one for one in named if one is not main)]
-    line = next(filter(None, (_line(known[rank], main) for rank in culprits)), "")
+    ordered = [main, *(root for root in roots if root is not main)]
+    line = next(filter(None, (_line(recordings[rank], main) for rank in culprits)), "")
     return Explanation(
         category=_category(main),
         culprits=tuple(f"rank {rank}" for rank in culprits),
-        sentence="; ".join(_sentence(one) for one in ordered[:_MOST]),
+        sentence="; ".join(_sentence(root) for root in ordered[:_MOST]),
         cause=_CAUSES[main.kind],
         advice=_ADVICE[main.kind],
         next="gpu.xid, gpu.ecc" if main.kind == "stalled" else _lint(line),
@@ -293,28 +301,32 @@ def _died(root: Root, dumps: Dumps) -> bool:
 
 def _of_rest(waits: Waits, dumps: Dumps) -> Explanation:
     """No rank with a dump is shown to be at fault."""
-    gone = [one for one in waits.roots if one.kind == "no_dump"]
-    away = sorted({rank for one in gone for rank in one.ranks})
-    known = next((one for one in waits.roots if one.kind != "no_dump"), None)
-    if known:
+    missing = [root for root in waits.roots if root.kind == "no_dump"]
+    away = sorted({rank for root in missing for rank in root.ranks})
+    root = next((root for root in waits.roots if root.kind != "no_dump"), None)
+    if root:
         return Explanation(
-            category=_category(known),
-            sentence=_sentence(known),
-            cause=_CAUSES[known.kind],
-            advice=_ADVICE[known.kind],
-            next="fabric.allreduce" if known.kind == "all_in" else "preflight lint SCRIPT",
-            confidence=_UNCLEAR if known.kind == "all_in" or gone else _UNDECIDED,
+            category=_category(root),
+            sentence=_sentence(root),
+            cause=_CAUSES[root.kind],
+            advice=_ADVICE[root.kind],
+            next="fabric.allreduce" if root.kind == "all_in" else "preflight lint SCRIPT",
+            confidence=_UNCLEAR if root.kind == "all_in" or missing else _UNDECIDED,
         )
-    if gone and all(one.proven and _died(one, dumps) for one in gone) and len(dumps.ranks) > 1:
+    if (
+        missing
+        and all(root.proven and _died(root, dumps) for root in missing)
+        and len(dumps.ranks) > 1
+    ):
         return Explanation(
             category="timeout_rank_missing",
             culprits=tuple(f"rank {rank}" for rank in away),
-            sentence="; ".join(_sentence(one) for one in gone[:_MOST]),
+            sentence="; ".join(_sentence(root) for root in missing[:_MOST]),
             cause="it ended or was killed before it could write a dump, or its node failed",
             advice="check that rank's log, and its node at that time; give its dump if it has one",
             confidence=_CONFIDENCE["no_dump"],
         )
-    if gone:
+    if missing:
         return Explanation(
             sentence=f"{ranks(dumps.ranks)} {verb(len(dumps.ranks), 'waits', 'wait')} for ranks "
             f"that have no readable dump here: {fold_ranks(away)}; whether these had died or "
@@ -391,13 +403,13 @@ _SENTENCES: dict[Kind, str] = {
 
 def _line(recording: Recording, root: Root) -> str:
     """The user's line of a rank's call at fault, or of its last call."""
-    at = (
-        [one for one in recording.calls if one.number == root.number]
+    calls = (
+        [call for call in recording.calls if call.number == root.number]
         if root.kind == "differs"
         else []
     )
-    frames = next((one.frames for one in reversed(at or recording.calls) if one.frames), ())
-    own = next((one for one in frames if not is_plumbing(one.file)), None)
+    frames = next((call.frames for call in reversed(calls or recording.calls) if call.frames), ())
+    own = next((frame for frame in frames if not is_plumbing(frame.file)), None)
     return f"{own.file}:{own.line} in {own.function}" if own else ""
 
 
@@ -410,7 +422,7 @@ def _lint(line: str) -> str:
 def _unseen(dumps: Dumps) -> Iterator[str]:
     if dumps.no_dump:
         yield f"no dump of {ranks(dumps.no_dump)}"
-    if wrapped := [rank for rank, one in dumps.ranks.items() if one.wrapped]:
+    if wrapped := [rank for rank, dump in dumps.ranks.items() if dump.wrapped]:
         yield (
             f"{ranks(wrapped)}: older unfinished calls have left the buffer; set a larger "
             "TORCH_FR_BUFFER_SIZE"

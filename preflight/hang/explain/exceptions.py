@@ -266,9 +266,9 @@ _T = TypeVar("_T", Hit, LoggedException)
 
 def in_order_of_time(some: Iterable[_T]) -> list[_T]:
     """In order of their own times if all have one, otherwise in order of reading."""
-    every = sorted(some, key=lambda one: one.order)
-    if all(one.time is not None for one in every):
-        every.sort(key=lambda one: one.time or 0)
+    every = sorted(some, key=lambda failure: failure.order)
+    if all(failure.time is not None for failure in every):
+        every.sort(key=lambda failure: failure.time or 0)
     return every
 
 
@@ -303,22 +303,22 @@ def own_faults(
 ) -> list[LoggedException]:
     """Exceptions that ended their rank and are no echo of another rank's end."""
     return [
-        one
-        for one in raised
-        if (one.kind not in ECHOES or one.message == _NO_INPUT)
-        and not _WRAPS.search(one.message)
-        and not (one.kind == "UnpicklingError" and (one.cut or one.file == _OF_SPAWN))
-        and not _is_handled_import(one, raised)
-        and one.order >= survived.get(-1 if one.speaker.rank is None else one.speaker.rank, 0)
+        error
+        for error in raised
+        if (error.kind not in ECHOES or error.message == _NO_INPUT)
+        and not _WRAPS.search(error.message)
+        and not (error.kind == "UnpicklingError" and (error.cut or error.file == _OF_SPAWN))
+        and not _is_handled_import(error, raised)
+        and error.order >= survived.get(-1 if error.speaker.rank is None else error.speaker.rank, 0)
     ]
 
 
-def _is_handled_import(one: LoggedException, raised: Sequence[LoggedException]) -> bool:
+def _is_handled_import(error: LoggedException, raised: Sequence[LoggedException]) -> bool:
     """Whether a script did without a library, and something else was raised in another file."""
-    if one.kind not in IMPORTS:
+    if error.kind not in IMPORTS:
         return False
-    last = _end_of_chain(one, raised)
-    elsewhere = last.handled and last.file != one.file
+    last = _end_of_chain(error, raised)
+    elsewhere = last.handled and last.file != error.file
     return elsewhere and last.kind not in IMPORTS and "import" not in last.message.lower()
 
 
@@ -342,22 +342,22 @@ def without_caught_imports(thrown: Sequence[LoggedException]) -> list[LoggedExce
     And those of a tool beside the ranks, if a rank raised another exception later. One that led to
     another exception was not caught.
     """
-    later = [one for one in thrown if one.kind not in IMPORTS and not one.chained]
-    led_on = {
-        one.order
-        for one, other in pairwise(thrown)
-        if other.kind not in IMPORTS and _is_raised_while_handling(other, one)
+    later = [error for error in thrown if error.kind not in IMPORTS and not error.chained]
+    causes = {
+        error.order
+        for error, other in pairwise(thrown)
+        if other.kind not in IMPORTS and _is_raised_while_handling(other, error)
     }
     return [
-        one
-        for one in thrown
-        if one.kind not in IMPORTS
-        or one.order in led_on
+        error
+        for error in thrown
+        if error.kind not in IMPORTS
+        or error.order in causes
         or not any(
-            other.order > one.order
+            other.order > error.order
             and (
-                other.speaker == one.speaker
-                or (one.speaker.rank is None and other.speaker.rank is not None)
+                other.speaker == error.speaker
+                or (error.speaker.rank is None and other.speaker.rank is not None)
             )
             for other in later
         )
@@ -372,22 +372,22 @@ def of_exceptions(
     `roots`: ranks that torchrun names as the first to fail on their nodes; `ended`: those that a
     launcher saw end as by an exception.
     """
-    seen_first = [one for one in thrown if one.speaker.rank in roots]
-    candidates = in_order_of_time(seen_first or thrown)
+    of_roots = [error for error in thrown if error.speaker.rank in roots]
+    candidates = in_order_of_time(of_roots or thrown)
     first = candidates[0]
-    same = [one for one in thrown if _alike(one) == _alike(first)]
-    undecided = len(roots) > 1 and any(one not in same for one in candidates)
-    ranks = sorted({one.speaker.rank for one in same if one.speaker.rank is not None})
+    same = [error for error in thrown if _alike(error) == _alike(first)]
+    undecided = len(roots) > 1 and any(error not in same for error in candidates)
+    ranks = sorted({error.speaker.rank for error in same if error.speaker.rank is not None})
     if not ranks and len(ended) > 1 and 1 < len(same) == len(thrown):
         ranks = sorted(ended)
     place = f" at {first.file}:{first.line}" if first.file else ""
     code = f" ({first.code})" if first.code else ""
     subject = first.speaker.words or "a rank"
-    waited = len(ranks) == 1 and all(one.speaker.rank in (None, *ranks) for one in thrown)
-    named = names(first.speaker)
+    waited = len(ranks) == 1 and all(error.speaker.rank in (None, *ranks) for error in thrown)
+    who = names(first.speaker)
     if len(ranks) > 1:
         subject = rank_words(ranks)
-        named = tuple(f"rank {rank}" for rank in ranks[:16])
+        who = tuple(f"rank {rank}" for rank in ranks[:16])
     message = f": {first.message}{_meaning(first.message)}" if first.message else ""
     last = _end_of_chain(first, thrown)
     leads = (last.kind, last.message) != (first.kind, first.message)
@@ -399,12 +399,12 @@ def of_exceptions(
             cause="what its message reports, unless lines before it, which are missing, show more",
             advice="correct what it reports; if that is not enough, give the lines before it",
             next="preflight lint SCRIPT",
-            evidence=proofs(one.place for one in [first, *same, *thrown]),
+            evidence=proofs(error.place for error in [first, *same, *thrown]),
             confidence=0.5 if message else 0.4,
         )
     return Explanation(
         category="other",
-        culprits=named,
+        culprits=who,
         sentence=f"{subject} raised {first.kind}{message}{place}{code}{led_to}"
         + _UNDECIDED * undecided,
         cause="an exception in the script or in a library; later errors of other ranks are echoes",
@@ -412,7 +412,7 @@ def of_exceptions(
         + "; the other ranks only waited for this one" * waited
         + _ALL_ALIKE * (len(ranks) > 1),
         next=with_script("preflight lint SCRIPT", [first]),
-        evidence=proofs(one.place for one in [first, *same, *thrown]),
+        evidence=proofs(error.place for error in [first, *same, *thrown]),
         confidence=0.45 if undecided else 0.6 if first.headless or first.loose else 0.8,
     )
 
@@ -424,26 +424,27 @@ _BETWEEN = 4
 def _end_of_chain(first: LoggedException, thrown: Sequence[LoggedException]) -> LoggedException:
     """The last of the exceptions that were raised while this one was handled, or itself."""
     last = first
-    for one in thrown:
-        if _is_raised_while_handling(one, last):
-            last = one
+    for error in thrown:
+        if _is_raised_while_handling(error, last):
+            last = error
     return last
 
 
-def _is_raised_while_handling(one: LoggedException, first: LoggedException) -> bool:
-    between = one.began - first.place.line
-    return one.chained and one.speaker == first.speaker and 0 < between <= _BETWEEN
+def _is_raised_while_handling(error: LoggedException, first: LoggedException) -> bool:
+    between = error.began - first.place.line
+    return error.chained and error.speaker == first.speaker and 0 < between <= _BETWEEN
 
 
-def _alike(one: LoggedException) -> tuple[str, str]:
+def _alike(error: LoggedException) -> tuple[str, str]:
     """What exceptions of several ranks share: their messages may hold the rank, or its file."""
-    return one.kind, f"{one.file}:{one.line}" if one.file else _NUMBER.sub("0", one.message)
+    where = f"{error.file}:{error.line}" if error.file else _NUMBER.sub("0", error.message)
+    return error.kind, where
 
 
 def _meaning(message: str) -> str:
     """What an errno means of which the message has only the number."""
-    found = _NUMBER_ONLY.match(message)
-    number = int(found[1]) if found else 0
+    match = _NUMBER_ONLY.match(message)
+    number = int(match[1]) if match else 0
     return (
         f" ({errno.errorcode[number]}: {os.strerror(number)})" if number in errno.errorcode else ""
     )
@@ -451,7 +452,7 @@ def _meaning(message: str) -> str:
 
 def with_script(words: str, raised: Sequence[LoggedException]) -> str:
     """Put the script that all these exceptions name into a preflight command."""
-    scripts = {one.script for one in raised if one.kind not in ECHOES and one.script}
+    scripts = {error.script for error in raised if error.kind not in ECHOES and error.script}
     if len(scripts) != 1 or not words.endswith(" SCRIPT"):
         return words
     (script,) = scripts
@@ -474,21 +475,21 @@ class Summaries:
         self._at: dict[tuple[str, int], Speaker] = {}
         self._alone: list[Place] = []
         self._ended: set[tuple[str, str]] = set()
-        self._bereft: set[tuple[str, str]] = set()
+        self._without_peer: set[tuple[str, str]] = set()
         """By file, ranks that report the loss of a peer in other words than an exception."""
 
     def take(self, hit: Hit) -> None:
         """Store what belongs to a summary."""
         if hit.symptom.id == "peer_gone" and "warning" in hit.fields:
-            self._bereft.add((hit.place.source, str(hit.speaker.rank)))
+            self._without_peer.add((hit.place.source, str(hit.speaker.rank)))
         if hit.symptom.reads == "alone":
             self._alone.append(hit.place)
         if hit.symptom.reads == "end" and hit.fields.get("code") == _RAISED:
             self._ended.add((hit.place.source, hit.fields["rank"]))
         if hit.symptom.reads == "summary":
-            named = Speaker(rank=int(hit.fields["rank"]), node=hit.fields.get("node", ""))
-            self._failed.append((hit, named))
-            self._at.setdefault((hit.place.source, hit.place.line), named)
+            speaker = Speaker(rank=int(hit.fields["rank"]), node=hit.fields.get("node", ""))
+            self._failed.append((hit, speaker))
+            self._at.setdefault((hit.place.source, hit.place.line), speaker)
 
     def within(self, place: Place) -> Speaker | None:
         """The rank and node of the summary that contains a line."""
@@ -498,17 +499,17 @@ class Summaries:
     def named(self, raised: Sequence[LoggedException]) -> list[LoggedException]:
         """Add the ranks known from the summaries to exceptions."""
         alone = self._of_the_only_one(raised) or self._of_the_only_rest(raised)
-        return [self._whose(one, alone) for one in raised]
+        return [self._with_speaker(error, alone) for error in raised]
 
-    def _whose(
-        self, one: LoggedException, alone: tuple[LoggedException, Speaker] | None
+    def _with_speaker(
+        self, error: LoggedException, alone: tuple[LoggedException, Speaker] | None
     ) -> LoggedException:
-        if one.speaker.rank is not None:
-            return one
-        if alone is not None and one is alone[0]:
-            return replace(one, speaker=alone[1])
-        named = self.within(replace(one.place, line=one.began))
-        return one if named is None else replace(one, speaker=named)
+        if error.speaker.rank is not None:
+            return error
+        if alone is not None and error is alone[0]:
+            return replace(error, speaker=alone[1])
+        speaker = self.within(replace(error.place, line=error.began))
+        return error if speaker is None else replace(error, speaker=speaker)
 
     def _of_the_only_one(
         self, raised: Sequence[LoggedException]
@@ -518,34 +519,38 @@ class Summaries:
         If other ranks failed as well, each of them must report the loss of a peer, or have raised
         one that only passes it on: with fewer, the exception may be of another, which caught it.
         """
-        if len({named.rank for _, named in self._failed}) != 1:
+        if len({speaker.rank for _, speaker in self._failed}) != 1:
             return None
-        hit, named = self._failed[0]
+        hit, speaker = self._failed[0]
         place = hit.place
         before = [
-            one
-            for one in raised
-            if one.kind not in LAUNCHERS
-            and not (one.place.source == place.source and one.place.line > place.line)
+            error
+            for error in raised
+            if error.kind not in LAUNCHERS
+            and not (error.place.source == place.source and error.place.line > place.line)
         ]
         own = own_faults(before, {})
         others = self._others(place)
         if others is None or hit.fields.get("exitcode") != _RAISED or len(own) != 1:
             return None
-        (one,) = own
-        raised_by = {str(each.speaker.rank) for each in before}
-        bereft = {rank for rank in others - raised_by if (place.source, rank) in self._bereft}
-        if one.place.source != place.source or len(before) <= len(others - bereft):
+        (fault,) = own
+        raised_by = {str(error.speaker.rank) for error in before}
+        without_peer = {
+            rank for rank in others - raised_by if (place.source, rank) in self._without_peer
+        }
+        if fault.place.source != place.source or len(before) <= len(others - without_peer):
             return None
-        return one, named
+        return fault, speaker
 
     def _of_the_only_rest(
         self, raised: Sequence[LoggedException]
     ) -> tuple[LoggedException, Speaker] | None:
         """The only exception without a rank, of the only rank that ended by one and shows none."""
-        known = {str(one.speaker.rank) for one in raised}
-        rest = {rank for _, rank in self._ended} - known
-        own = [one for one in raised if one.speaker.rank is None and one.kind not in LAUNCHERS]
+        raised_by = {str(error.speaker.rank) for error in raised}
+        rest = {rank for _, rank in self._ended} - raised_by
+        own = [
+            error for error in raised if error.speaker.rank is None and error.kind not in LAUNCHERS
+        ]
         if len(rest) != 1 or len(own) != 1:
             return None
         return own[0], Speaker(rank=int(rest.pop()))
@@ -553,10 +558,10 @@ class Summaries:
     def _others(self, place: Place) -> set[str] | None:
         """The other ranks that ended by an exception; None if the summary is cut."""
         if any(
-            one.source == place.source and 0 < place.line - one.line <= _ABOVE
-            for one in self._alone
+            other.source == place.source and 0 < place.line - other.line <= _ABOVE
+            for other in self._alone
         ):
             return set()
-        ended = {rank for source, rank in self._ended if source == place.source}
+        ranks = {rank for source, rank in self._ended if source == place.source}
         first = str(self._failed[0][1].rank)
-        return ended - {first} if first in ended else None
+        return ranks - {first} if first in ranks else None

@@ -135,19 +135,19 @@ def culprits(same: Sequence[Hit], first: Hit) -> tuple[str, ...]:
         dict.fromkeys(name for field in fields for name in _first_known(field, hit))
         for hit in [first, *same]
     ]
-    found = {name: None for some in of_hits for name in some}
-    shared = [name for name in found if all(name in some for some in of_hits)]
+    all_names = {name: None for of_hit in of_hits for name in of_hit}
+    shared = [name for name in all_names if all(name in of_hit for of_hit in of_hits)]
     if len({hit.speaker.node for hit in [first, *same]}) > 1:  # each node has such an HCA
         shared = [name for name in shared if not name.startswith("hca ")]
     if {"peer", "rank2"} & {*fields} and shared:
         return tuple(shared)
     nodes = {hit.speaker.node for hit in [first, *same]}
     telling = first.symptom.culprits and first.symptom.role in ("cause", "sign")
-    if not found and telling and len(nodes) == 1:
+    if not all_names and telling and len(nodes) == 1:
         return tuple(f"node {node}" for node in nodes if node)
-    ranked = any(name.startswith("rank ") for name in found)
-    named = [name for name in found if not (ranked and name.startswith("local rank "))]
-    return tuple(named)[:_MOST]
+    has_rank = any(name.startswith("rank ") for name in all_names)
+    who = [name for name in all_names if not (has_rank and name.startswith("local rank "))]
+    return tuple(who)[:_MOST]
 
 
 def rank_words(some: Collection[int], most: int = 8) -> str:
@@ -183,21 +183,21 @@ def _culprit(field: str, hit: Hit) -> tuple[str, ...]:
         return ()
     word = _WORDS.get(field, field)
     if word == "task":
-        return tuple(f"task {one}" for one in tasks_of(value))
-    several = value.split(",") if word == "rank" else [value]
-    return tuple(f"{word} {one.strip()}" for one in several)
+        return tuple(f"task {task}" for task in tasks_of(value))
+    parts = value.split(",") if word == "rank" else [value]
+    return tuple(f"{word} {part.strip()}" for part in parts)
 
 
 def proofs(places: Iterable[Place]) -> tuple[Place, ...]:
     """The first few lines, each once, on one line each."""
-    seen: dict[tuple[str, int], Place] = {}
+    by_line: dict[tuple[str, int], Place] = {}
     for place in places:
         text = " ".join(place.text.split())
         if len(text) > _LONGEST:
             whole_words = text[: _LONGEST + 1].rpartition(" ")[0]
             text = f"{whole_words or text[:_LONGEST]} ..."
-        seen.setdefault((place.source, place.line), replace(place, text=text))
-    return tuple(seen.values())[:_PROOFS]
+        by_line.setdefault((place.source, place.line), replace(place, text=text))
+    return tuple(by_line.values())[:_PROOFS]
 
 
 def with_meanings(hit: Hit) -> dict[str, str]:
@@ -228,15 +228,15 @@ def number_of(hit: Hit, field: str) -> int:
         return number
     names = hit.symptom.numbers.get(field, {})
     texts = hit.fields.values()
-    return int(next((names[name] for name in names if any(name in one for one in texts)), 0))
+    return int(next((names[name] for name in names if any(name in text for text in texts)), 0))
 
 
 def lines(answer: Explanation, width: int) -> list[str]:
     """The lines of the answer, wrapped."""
-    read = "dumps" if answer.waits else "lines"
-    labelled = (
+    kind = "dumps" if answer.waits else "lines"
+    sections = (
         ("what", [answer.sentence]),
-        ("who", [", ".join(answer.culprits) or f"not shown by these {read}"]),
+        ("who", [", ".join(answer.culprits) or f"not shown by these {kind}"]),
         ("line", [answer.line]),
         ("why", [answer.cause]),
         ("do", [answer.advice]),
@@ -250,7 +250,7 @@ def lines(answer: Explanation, width: int) -> list[str]:
     category: str = answer.category
     if 0 < answer.confidence < LIKELY:
         category = "unclear" if category == "unknown" else f"unclear: {category}"
-    return rows(category, answer.confidence, labelled, width)
+    return rows(category, answer.confidence, sections, width)
 
 
 def _waits(answer: Explanation) -> list[str]:
@@ -260,5 +260,5 @@ def _waits(answer: Explanation) -> list[str]:
         number = f" {row.number}" if row.number else ""
         away = f"for {ranks(row.waits_for)}" if row.waits_for else "all ranks are there"
         rows.append(f"{ranks(row.ranks)}: {row.call}{number} in {row.group}, {row.state}: {away}")
-    left = len(answer.waits) - _ROWS
-    return rows + [f"... {left} more: --json has them"] * (left > 0)
+    more = len(answer.waits) - _ROWS
+    return rows + [f"... {more} more: --json has them"] * (more > 0)

@@ -169,8 +169,8 @@ def _is_supposed(text: str, begin: int, end: int) -> bool:
 
 def _is_dumped(text: str, before: str) -> bool:
     """Whether words of a failure are a value of settings that are printed as JSON or YAML."""
-    opened = _OPEN_QUOTE.search(before)
-    head = before[: opened.start("mark")] if opened else ""
+    quote = _OPEN_QUOTE.search(before)
+    head = before[: quote.start("mark")] if quote else ""
     nested = sum(map(head.count, "{[")) - sum(map(head.count, "]}")) > 1
     is_value = _OF_DUMP.match(head) or (nested and head.rstrip()[-1] in ":[,")
     return bool(is_value) and not _OF_LOG.search(text)
@@ -178,8 +178,8 @@ def _is_dumped(text: str, before: str) -> bool:
 
 def is_quoted(text: str, begin: int, end: int) -> bool:
     """Whether words of a failure are supposed, or stand between quotation marks."""
-    opened = _OPEN_QUOTE.search(text[text.rfind("\n", 0, begin) + 1 : begin])
-    in_quotes = opened and not opened["reports"] and opened["mark"] not in text[begin:end]
+    quote = _OPEN_QUOTE.search(text[text.rfind("\n", 0, begin) + 1 : begin])
+    in_quotes = quote and not quote["reports"] and quote["mark"] not in text[begin:end]
     return bool(in_quotes) or _is_supposed(text, begin, end)
 
 
@@ -196,7 +196,7 @@ def among_settings(lines: list[bytes], at: int) -> bool:
     if not _YAML.match(lines[at]):
         return False
     for beside in (lines[max(at - 2, 0) : at], lines[at + 1 : at + 3]):
-        keys = {one.partition(b":")[0] for one in (lines[at], *beside)}  # not a launcher's prefix
+        keys = {line.partition(b":")[0] for line in (lines[at], *beside)}  # not a launcher's prefix
         if len(keys) == 1 + len(beside) > 2 and all(map(_IN_YAML.match, beside)):  # noqa: PLR2004
             return True
     return False
@@ -212,8 +212,8 @@ def reports_failure(line: str) -> bool:
     if b"NCCL INFO " in text or _HARMLESS.search(text):
         return False
     certain = _CERTAIN.search(text) or not _NOTICE.search(text)
-    found = _FAILURE.search(text) if certain else None
-    return found is not None and not _is_supposed(text.decode("latin-1"), *found.span())
+    match = _FAILURE.search(text) if certain else None
+    return match is not None and not _is_supposed(text.decode("latin-1"), *match.span())
 
 
 _LOGGED = re.compile(rb"\b(?:ERROR|FATAL|CRITICAL)\b")

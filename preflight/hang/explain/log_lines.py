@@ -53,15 +53,15 @@ def logs_of(
             continue
         runs = [path] if any(path.glob("attempt_*")) else _runs(path)
         try:
-            found = files_of(path, [*_OUTPUT, "error.json", *LEFT])
+            logs = files_of(path, [*_OUTPUT, "error.json", *LEFT])
             for run in runs:
                 latest = sorted(run.glob("attempt_*"), key=_number, reverse=True)
-                every = [files_of(one, [f"*/{name}" for name in _RANK]) for one in latest]
-                found.update(next((some for some in every if any(some.values())), every[0]))
+                every = [files_of(attempt, [f"*/{name}" for name in _RANK]) for attempt in latest]
+                logs.update(next((files for files in every if any(files.values())), every[0]))
         except OSError as error:
             raise UsageError(f"cannot read {path}: {error.strerror}; {_WAYS_OUT}") from error
-        found = {one: size for one, size in found.items() if one not in dumps}
-        if not found and not any(path in one.parents for one in dumps):
+        logs = {log: size for log, size in logs.items() if log not in dumps}
+        if not logs and not any(path in dump.parents for dump in dumps):
             if empty is None or len(given) + len(dumps) == 1:
                 raise UsageError(
                     f"no log of a job in {path}: give log files, as in {shlex.quote(str(path))}/*, "
@@ -69,7 +69,7 @@ def logs_of(
                     f"{', '.join(_OUTPUT)} or attempt_0/"
                 )
             empty.append(f"no log of a job in {path}")
-        yield from [one for one, size in found.items() if size] or found
+        yield from [log for log, size in logs.items() if size] or logs
 
 
 def _runs(path: Path) -> list[Path]:
@@ -146,17 +146,17 @@ def _unzipped(raw: Iterator[bytes], path: Path) -> Iterator[bytes]:
     """Decompress member by member; zlib.error or EOFError after all readable text."""
     member = zlib.decompressobj(_ANY_GZIP)
     complete = False
-    left = unpacks_to(0)
+    budget = unpacks_to(0)
     for block in raw:
         rest = block
-        left += len(block) * SWELLS
+        budget += len(block) * SWELLS
         while True:
             if member.eof:
                 rest = rest.lstrip(b"\0")  # tapes and block devices pad
                 if not rest:
                     break
                 member, complete = zlib.decompressobj(_ANY_GZIP), True
-                left -= _MEMBER
+                budget -= _MEMBER
             before = member.copy()
             try:
                 text = member.decompress(rest, CHUNK)
@@ -166,8 +166,8 @@ def _unzipped(raw: Iterator[bytes], path: Path) -> Iterator[bytes]:
                     raise EOFError("what follows the gzipped text is not gzipped") from error
                 raise
             yield text
-            left -= len(text)
-            if left < 0:
+            budget -= len(text)
+            if budget < 0:
                 raise EOFError(
                     f"it unpacks to over {SWELLS} times its size, or has thousands of parts; "
                     "if you trust it: "
@@ -182,11 +182,11 @@ def _unzipped(raw: Iterator[bytes], path: Path) -> Iterator[bytes]:
 
 def _up_to_fault(member: zlib._Decompress, rest: bytes) -> bytes:
     """Decompress byte by byte: a call that fails returns nothing of what came before."""
-    got = bytearray()
+    text = bytearray()
     with suppress(zlib.error):
         for byte in rest:
-            got += member.decompress(bytes((byte,)))
-    return bytes(got)
+            text += member.decompress(bytes((byte,)))
+    return bytes(text)
 
 
 def _as_utf8(texts: Iterator[bytes]) -> Iterator[bytes]:
@@ -271,20 +271,22 @@ def unstructured(line: str) -> list[str]:
     if field and ("\\n" in line or _EXCEPTION.match(field[1])):
         with suppress(msgspec.DecodeError, RecursionError):
             lines = msgspec.json.decode(field[1], type=str).splitlines()
-            return [text_of(one.encode("utf-8", "replace")) for one in lines] or [line]
+            return [text_of(part.encode("utf-8", "replace")) for part in lines] or [line]
     begin = line.find('{"')
     if begin < 0 or not line.endswith("}"):
         return [line]
     try:
-        one = msgspec.json.decode(line[begin:], type=dict[str, object])
+        record = msgspec.json.decode(line[begin:], type=dict[str, object])
     except (msgspec.DecodeError, RecursionError):
         return [line]
-    texts = [text for name in _MESSAGES if isinstance(text := one.get(name), str)]
-    time, level = (next((str(one[name]) for name in some if name in one), "") for some in _HEADS)
+    texts = [text for name in _MESSAGES if isinstance(text := record.get(name), str)]
+    time, level = (
+        next((str(record[name]) for name in names if name in record), "") for names in _HEADS
+    )
     is_setting = line[0] == " " and not (time or level)  # an object within others
     if not texts or is_setting:
         return [line]
-    rank = one.get("rank")
+    rank = record.get("rank")
     head = line[:begin] + f"{time} " * bool(time) + f"[rank{rank}]: " * isinstance(rank, int)
     lines = "\n".join(texts).splitlines() or [""]
     if level and not lines[0].startswith("Traceback "):
@@ -299,23 +301,23 @@ def chunks(path: Path, troubles: list[str]) -> Iterator[list[bytes]]:
     cut short) are added to `troubles`, and the text before them counts. A file that is mostly no
     text is added, too.
     """
-    left, counted, odd = b"", 0, 0
+    tail, counted, odd = b"", 0, 0
     for block in blocks(path, troubles):
         sample = block[:_COUNTED].replace(b"\0", b"")
         counted += len(sample)
         odd += len(sample) - len(sample.translate(None, _NO_TEXT))
-        text = left + block
+        text = tail + block
         # A line feed may follow a carriage return at the end.
         end = max(text.rfind(b"\n"), text.rfind(b"\r", 0, -1)) + 1
         lines, again = _unframed(_split(_plain(text[:end]))[:-1])
-        left = b"".join(line + b"\n" for line in again) + text[end:]
-        if len(left) > _HUGE:
-            left = left[:LONGEST] + left[-LONGEST:]
+        tail = b"".join(line + b"\n" for line in again) + text[end:]
+        if len(tail) > _HUGE:
+            tail = tail[:LONGEST] + tail[-LONGEST:]
         if len(lines) * LONGEST < len(text):
             lines = [_cut(line) for line in lines]
         yield _whole(lines)
-    if left:
-        lines, again = _unframed(_split(_plain(left.removesuffix(b"\r"))))
+    if tail:
+        lines, again = _unframed(_split(_plain(tail.removesuffix(b"\r"))))
         yield [_cut(line) for line in (*lines, *again)]
     if odd > _BINARY * counted:
         troubles.append(f"{path}: could not be read as text")
@@ -336,16 +338,16 @@ def _unframed(lines: list[bytes]) -> tuple[list[bytes], list[bytes]]:
     parts: dict[bytes, list[tuple[int, int]]] = {}
     if any(map(_FRAME.match, lines[:_FIRST])) and any(b" P " in line for line in lines):
         for number, line in enumerate(lines):
-            if (found := _FRAME.match(line)) is None:
+            if (match := _FRAME.match(line)) is None:
                 continue
-            stream, kind = found.groups()
-            parts.setdefault(stream, []).append((number, found.end()))
+            stream, kind = match.groups()
+            parts.setdefault(stream, []).append((number, match.end()))
             if kind == b"F":
                 (first, _), *rest = parts.pop(stream)
-                lines[first] += b"".join(lines[one][begin:] for one, begin in rest)
-                for one, _ in rest:
-                    lines[one] = b""
-    unfinished = min((some[0][0] for some in parts.values()), default=len(lines))
+                lines[first] += b"".join(lines[at][begin:] for at, begin in rest)
+                for at, _ in rest:
+                    lines[at] = b""
+    unfinished = min((part[0][0] for part in parts.values()), default=len(lines))
     if sum(map(len, lines[unfinished:])) > _HUGE:
         return lines, []
     return lines[:unfinished], lines[unfinished:]
@@ -354,11 +356,12 @@ def _unframed(lines: list[bytes]) -> tuple[list[bytes], list[bytes]]:
 def _undockered(line: bytes) -> bytes:
     """The line in CRI's form."""
     try:
-        one = _DOCKER_LINE.decode(line)
+        record = _DOCKER_LINE.decode(line)
     except (msgspec.DecodeError, RecursionError):
         return line
-    kind, log = "F" if one.log.endswith("\n") else "P", one.log.strip("\r\n").replace("\n", " ")
-    return f"{one.time} {one.stream} {kind} {log}".encode("utf-8", "replace")
+    kind = "F" if record.log.endswith("\n") else "P"
+    log = record.log.strip("\r\n").replace("\n", " ")
+    return f"{record.time} {record.stream} {kind} {log}".encode("utf-8", "replace")
 
 
 _NARROW, _WIDE = 60, 400

@@ -76,25 +76,25 @@ def refine(hit: Hit, same: Sequence[Hit], found: ScanResult) -> Meaning:
 
 def circumstance(hit: Hit, found: ScanResult) -> Circumstance | None:
     """What changes the meaning of its symptom here."""
-    return next((one for one in hit.symptom.when if _holds(one, hit, found)), None)
+    return next((case for case in hit.symptom.when if _holds(case, hit, found)), None)
 
 
-def _holds(one: Circumstance, hit: Hit, found: ScanResult) -> bool:
-    if one.greater is not None:
-        first, second = (whole(hit.fields.get(name, "")) for name in one.greater)
+def _holds(case: Circumstance, hit: Hit, found: ScanResult) -> bool:
+    if case.greater is not None:
+        first, second = (whole(hit.fields.get(name, "")) for name in case.greater)
         if first is None or second is None or first <= second:
             return False
     return (
-        all(number_of(hit, field) in some for field, some in one.numbers.items())
-        and (not one.met or found.counts[one.met] > 0)
-        and (not one.several or len(_values(one.several, found)) > 1)
-        and one.world in (0, found.world)
-        and (not one.one_node or found.on_one_node)
+        all(number_of(hit, field) in numbers for field, numbers in case.numbers.items())
+        and (not case.met or found.counts[case.met] > 0)
+        and (not case.several or len(_values(case.several, found)) > 1)
+        and case.world in (0, found.world)
+        and (not case.one_node or found.on_one_node)
     )
 
 
 def _values(field: str, found: ScanResult) -> list[str]:
-    return sorted({one.fields[field] for one in found.hits if field in one.fields})
+    return sorted({hit.fields[field] for hit in found.hits if field in hit.fields})
 
 
 def _grade(hit: Hit) -> Grade:
@@ -116,7 +116,7 @@ def _xid(hit: Hit) -> Meaning:
 def _memory(hit: Hit, same: Sequence[Hit], found: ScanResult) -> Meaning:
     tried, total = _gib(hit.fields.get("tried")), _gib(hit.fields.get("total"))
     own, free = _gib(hit.fields.get("own")), _gib(hit.fields.get("free"))
-    ranks = {one.speaker.rank for one in same if one.speaker.rank is not None}
+    ranks = {other.speaker.rank for other in same if other.speaker.rank is not None}
     everyone = found.world or max(len(found.wrote), _SEVERAL)
     if everyone > 1 and len(ranks) == everyone:
         remark = f"; all {everyone} ranks did: the work does not fit these GPUs"
@@ -160,9 +160,9 @@ def of_hit(hit: Hit, hits: Sequence[Hit], found: ScanResult) -> Explanation:
     weight = lesser(hit, found)
     same = [o for o in hits if o.symptom.id == symptom.id and lesser(o, found) == weight]
     same = [o for o in same if o.fields.get("xid") == hit.fields.get("xid")]
-    ended = ended_as(found, symptom.exits)
-    if hit.speaker.rank is None and len(ended) == 1:
-        hit = replace(hit, speaker=next(iter(ended.values())).joined(hit.speaker))
+    speakers = ended_as(found, symptom.exits)
+    if hit.speaker.rank is None and len(speakers) == 1:
+        hit = replace(hit, speaker=next(iter(speakers.values())).joined(hit.speaker))
         same = [hit, *same]
     fields = _fields_with_speaker(hit, same)
     alike = _ended_alike(hit, same, found)
@@ -172,8 +172,8 @@ def of_hit(hit: Hit, hits: Sequence[Hit], found: ScanResult) -> Explanation:
     is_shown = len(alike) > 1 and not (symptom.reads == "memory" and here.remark)
     together = _ALIKE.format(rank_words(alike)) if is_shown else ""
     xid = xid_info(int(fields.get("xid", "0"))) if symptom.reads == "xid" else None
-    named = here.category != "unknown" or symptom.role == "echo" or symptom.dies
-    who = culprits(same if symptom.role != "echo" else (), hit) if named else ()
+    names_culprit = here.category != "unknown" or symptom.role == "echo" or symptom.dies
+    who = culprits(same if symptom.role != "echo" else (), hit) if names_culprit else ()
     if len(alike) > 1 or "several" in fields:
         who = tuple(f"rank {rank}" for rank in sorted(alike)[:16]) if symptom.dies else ()
     return Explanation(
@@ -183,7 +183,7 @@ def of_hit(hit: Hit, hits: Sequence[Hit], found: ScanResult) -> Explanation:
         cause=here.cause or symptom.cause,
         advice=xid.advice if xid is not None and xid.source else here.advice or symptom.advice,
         next=symptom.check,
-        evidence=proofs(one.place for one in same),
+        evidence=proofs(other.place for other in same),
         confidence=min(here.confidence, DOUBTED) if hit.tried_again else here.confidence,
     )
 
@@ -200,21 +200,21 @@ def _ended_alike(hit: Hit, same: Sequence[Hit], found: ScanResult) -> set[int]:
         return {*ended_as(found, (exit_code(hit),))}
     if not hit.symptom.dies:
         return set()
-    shown = {one.speaker.rank for one in same if one.speaker.rank is not None}
-    return shown.union(ended_as(found, hit.symptom.exits))
+    ranks = {other.speaker.rank for other in same if other.speaker.rank is not None}
+    return ranks.union(ended_as(found, hit.symptom.exits))
 
 
 def ended_as(found: ScanResult, codes: Sequence[int]) -> dict[int, Speaker]:
     """The ranks that launchers saw end first with one of these codes, and their nodes."""
-    ended: dict[int, Hit] = {}
+    ends: dict[int, Hit] = {}
     for hit in found.hits:
         if hit.symptom.reads == "end" and exit_code(hit) in codes:
             rank = int(hit.fields["rank"])
-            ended[rank] = ended.get(rank, hit) if hit.time is None else hit
-    first = min((hit.time for hit in ended.values() if hit.time is not None), default=None)
+            ends[rank] = ends.get(rank, hit) if hit.time is None else hit
+    first = min((hit.time for hit in ends.values() if hit.time is not None), default=None)
     return {
         rank: Speaker(rank=rank, node=hit.fields.get("node", ""))
-        for rank, hit in ended.items()
+        for rank, hit in ends.items()
         if hit.time in (None, first)
     }
 
@@ -222,10 +222,12 @@ def ended_as(found: ScanResult, codes: Sequence[int]) -> dict[int, Speaker]:
 def _fields_with_speaker(hit: Hit, same: Sequence[Hit]) -> dict[str, str]:
     """The hit's fields; the speaker is the only rank among its symptom's hits, if it has none."""
     fields = with_meanings(hit)
-    ranks = {one.speaker.rank: one.speaker.words for one in same if one.speaker.rank is not None}
+    ranks = {
+        other.speaker.rank: other.speaker.words for other in same if other.speaker.rank is not None
+    }
     if hit.speaker.rank is None and len(ranks) == 1:
         fields["speaker"] = next(iter(ranks.values()))
-    peers = {one.fields["peer"] for one in same if "peer" in one.fields}
+    peers = {other.fields["peer"] for other in same if "peer" in other.fields}
     if not fields.keys() & {"peer", "node", "store"} and len(peers) == 1:
         fields |= {"peer": peers.pop()}
     return fields

@@ -40,17 +40,17 @@ def of_members(found: ScanResult) -> Explanation | None:
     that all ranks joined, so a log without rank 0 proves nothing.
     """
     facts = [hit for hit in found.hits if hit.symptom.reads == "member"]
-    came = Counter(int(hit.fields["member"]) for hit in facts if "member" in hit.fields)
+    members = Counter(int(hit.fields["member"]) for hit in facts if "member" in hit.fields)
     sizes = {int(hit.fields["of"]) for hit in facts if "of" in hit.fields}
-    if 0 not in came or len(sizes) != 1 or any("registered" in hit.fields for hit in facts):
+    if 0 not in members or len(sizes) != 1 or any("registered" in hit.fields for hit in facts):
         return None
-    missing = list(islice((rank for rank in range(max(sizes)) if rank not in came), 9))
+    missing = list(islice((rank for rank in range(max(sizes)) if rank not in members), 9))
     if not missing or found.lines - max(hit.order for hit in facts) > _LATER:
         return None
     words = ", ".join(map(str, missing[:8])) + " ..." * (len(missing) > 8)  # noqa: PLR2004
-    away = f"{len(came)} of {max(sizes)} ranks joined, and the log ends there; missing: {words}"
+    away = f"{len(members)} of {max(sizes)} ranks joined, and the log ends there; missing: {words}"
     evidence = proofs(hit.place for hit in facts)
-    if came[0] > 1 and not any("waits" in hit.fields for hit in facts):
+    if members[0] > 1 and not any("waits" in hit.fields for hit in facts):
         return Explanation(
             category="env_misconfig",
             sentence=f"two processes joined as rank 0, and none as {words}",
@@ -110,12 +110,12 @@ def of_the_dead(
     late: watchdog.Verdict, telling: Sequence[Hit], hits: Sequence[Hit], found: ScanResult
 ) -> Explanation | None:
     """Why a rank that did not come had ended, as its launcher reports later; None if it lived."""
-    ended = {
+    codes = {
         int(hit.fields["rank"]): exit_code(hit) for hit in found.hits if hit.symptom.reads == "end"
     }
     dead = {
         rank: code
-        for rank, code in ended.items()
+        for rank, code in codes.items()
         if code not in (0, *_ABORTED) and rank in late.ranks
     }
     if late.kind == "mismatch" or not dead:
@@ -130,9 +130,9 @@ def of_the_only_absent(
     waited: Sequence[Hit], signs: Sequence[Hit], found: ScanResult
 ) -> Explanation | None:
     """The only rank that a launcher ended and that reports no wait, if the others waited."""
-    ended = {int(hit.fields["rank"]) for hit in found.hits if hit.symptom.reads == "end"}
+    ranks = {int(hit.fields["rank"]) for hit in found.hits if hit.symptom.reads == "end"}
     there = {hit.speaker.rank for hit in waited if hit.speaker.rank is not None}
-    absent = ended - {hit.speaker.rank for hit in signs}
+    absent = ranks - {hit.speaker.rank for hit in signs}
     if len(absent) != 1 or len(there) < _FEWEST:
         return None
     (rank,) = absent
@@ -153,24 +153,24 @@ def of_ended_before(
     timed_out: Sequence[Hit], hits: Sequence[Hit], found: ScanResult
 ) -> Explanation | None:
     """The only rank that torchrun saw end before the others' time-outs, by the times of both."""
-    waited = {-1 if hit.speaker.rank is None else hit.speaker.rank for hit in timed_out}
+    waiting = {-1 if hit.speaker.rank is None else hit.speaker.rank for hit in timed_out}
     late = min((hit.time for hit in timed_out if hit.time is not None), default=-inf)
-    ended = {
+    summaries = {
         hit.fields["rank"]: hit
         for hit in hits
         if hit.symptom.reads == "summary"
-        and int(hit.fields["rank"]) not in waited
+        and int(hit.fields["rank"]) not in waiting
         and hit.time is not None
         and hit.time < late
     }
-    if len(ended) != 1 or -1 in waited:
+    if len(summaries) != 1 or -1 in waiting:
         return None
-    (summary,) = ended.values()
+    (summary,) = summaries.values()
     answer = of_hit(summary, hits, found)
     return replace(
         answer,
         category="other",
-        sentence=f"{answer.sentence}; after that {rank_words(waited)} waited for it",
+        sentence=f"{answer.sentence}; after that {rank_words(waiting)} waited for it",
         confidence=0.6,
     )
 
@@ -179,14 +179,14 @@ def of_first_end(
     signs: Sequence[Hit], hits: Sequence[Hit], found: ScanResult
 ) -> Explanation | None:
     """The only rank that torchrun saw end first, if its peers lost it or it logged a failure."""
-    bereft = {hit.speaker.rank for hit in signs} - {None}
+    peers = {hit.speaker.rank for hit in signs} - {None}
     summaries = {
         hit.fields["rank"]: hit
         for hit in hits
-        if hit.symptom.reads == "summary" and int(hit.fields["rank"]) not in bereft
+        if hit.symptom.reads == "summary" and int(hit.fields["rank"]) not in peers
     }
     if not summaries:
-        return _of_only_exit(bereft, hits, found)
+        return _of_only_exit(peers, hits, found)
     if len(summaries) != 1:
         return None
     ((rank, summary),) = summaries.items()
@@ -202,7 +202,7 @@ def of_first_end(
             evidence=evidence,
             confidence=0.6,
         )
-    if not bereft:
+    if not peers:
         return None
     return replace(
         answer,
@@ -213,16 +213,16 @@ def of_first_end(
 
 
 def _of_only_exit(
-    bereft: Collection[int | None], hits: Sequence[Hit], found: ScanResult
+    peers: Collection[int | None], hits: Sequence[Hit], found: ScanResult
 ) -> Explanation | None:
     """The only task that srun saw end with an error, besides those that report a lost peer."""
-    ended = {
+    tasks = {
         hit.fields["rank"]
         for hit in found.hits
-        if hit.symptom.reads == "end" and int(hit.fields["rank"]) not in bereft and exit_code(hit)
+        if hit.symptom.reads == "end" and int(hit.fields["rank"]) not in peers and exit_code(hit)
     }
-    first = [hit for hit in hits if {hit.fields.get("task", "")} == ended]
-    return of_hit(first[0], hits, found) if bereft and first else None
+    first = [hit for hit in hits if {hit.fields.get("task", "")} == tasks]
+    return of_hit(first[0], hits, found) if peers and first else None
 
 
 def of_time_out(base: Explanation, hits: Sequence[Hit], found: ScanResult) -> Explanation:

@@ -114,27 +114,27 @@ class Origins:
         """Take the prefixes off a line."""
         rest, labels, when, of_prefix = text, list[str | None](), "", Speaker()
         while True:
-            if found := _PREFIX.match(rest):
-                one = found.groupdict()
-                self._labelled |= bool(one["task"] or one["mpi"])
-                if one["mpi"]:
-                    one["task"] = f"mpirun {one['mpi']}"
-                labels += [one["task"] or one["label"] or one["unit"] or one["stream"]]
-                if one["unit_pid"]:
-                    self._hosts.add(one["node"])
-                when = when or one["time"] or one["when"] or one["stamp"] or ""
-                rank, pid = one["vllm"], one["pid"] or one["unit_pid"]
-                rest = rest[found.end() :]
+            if match := _PREFIX.match(rest):
+                parts = match.groupdict()
+                self._labelled |= bool(parts["task"] or parts["mpi"])
+                if parts["mpi"]:
+                    parts["task"] = f"mpirun {parts['mpi']}"
+                labels += [parts["task"] or parts["label"] or parts["unit"] or parts["stream"]]
+                if parts["unit_pid"]:
+                    self._hosts.add(parts["node"])
+                when = when or parts["time"] or parts["when"] or parts["stamp"] or ""
+                rank, pid = parts["vllm"], parts["pid"] or parts["unit_pid"]
+                rest = rest[match.end() :]
             elif more := self._unknown(rest):
                 labels += [more]
-                one = {"node": host[1] if (host := _HOST_LABEL.match(more)) else ""}
+                parts = {"node": host[1] if (host := _HOST_LABEL.match(more)) else ""}
                 rank = pid = None
                 rest = rest[len(more) :]
             else:
                 break
             of_prefix = Speaker(
                 rank=int(rank) if rank else None,
-                node=one["node"] or "",
+                node=parts["node"] or "",
                 pid=int(pid) if pid else None,
             ).joined(of_prefix)
         rest = rest[torn.start() :] if (torn := _TORN.search(rest)) else rest
@@ -147,8 +147,8 @@ class Origins:
                 self.reports(speaker, speaker.rank)
         bare = rest
         for pattern in (_LEVEL, _RANK):
-            if found := pattern.match(bare):
-                bare = bare[found.end() :].removeprefix(" ")
+            if match := pattern.match(bare):
+                bare = bare[match.end() :].removeprefix(" ")
         return Line(speaker, rest, bare, when)
 
     def _unknown(self, rest: str) -> str:
@@ -156,10 +156,10 @@ class Origins:
         for length in self._lengths:
             if rest[:length] in self._learned:
                 return rest[:length]
-        known = _KNOWN.search(rest, 0, 300)
-        if known is None or not known.start() or not _UNKNOWN_LABEL.match(rest[: known.start()]):
+        match = _KNOWN.search(rest, 0, 300)
+        if match is None or not match.start() or not _UNKNOWN_LABEL.match(rest[: match.start()]):
             return ""
-        label = rest[: known.start()]
+        label = rest[: match.start()]
         if len(self._learned) < _MOST:
             self._learned.add(label)
             self._lengths.add(len(label))
@@ -174,8 +174,8 @@ class Origins:
         text = line.decode("utf-8", "replace")
         if placed := _PLACED.search(text):
             self._pids.setdefault(int(placed[1]), set()).add(int(placed[2]))
-        found = placed or (_BY_TORCHRUN.search(text) if of_task else None)
-        if found or _RANK.search(text) or self.read(text).speaker.rank is not None:
+        match = placed or (_BY_TORCHRUN.search(text) if of_task else None)
+        if match or _RANK.search(text) or self.read(text).speaker.rank is not None:
             self._left -= 1
             self.read(text)
             return True
@@ -249,12 +249,14 @@ class Origins:
     def tasks_are_ranks(self) -> bool:
         """Whether srun's or mpirun's labels are ranks: there are some, and no line contradicts."""
         of_labels = self._labels.items()
-        tasks = [(_task(one), ranks | self._of_largest.get(one, set())) for one, ranks in of_labels]
+        tasks = [
+            (_task(label), ranks | self._of_largest.get(label, set())) for label, ranks in of_labels
+        ]
         tasks = [(task, ranks) for task, ranks in tasks if task is not None]
         # A single label counts if its number is that of the rank behind it: a task is 0 by chance.
         sure = (
             len(tasks) > 1
-            or any("mpirun" in one for one in self._labels)
+            or any("mpirun" in label for label in self._labels)
             or any(task and ranks for task, ranks in tasks)
         )
         return sure and not self._by_torchrun and all(ranks <= {task} for task, ranks in tasks)
@@ -287,9 +289,9 @@ def _speaker(text: str) -> Speaker:
 def speaker_of_file(path: Path) -> Speaker:
     """The rank in a file's name is the speaker: `rank3.log`, `logs/rank_12/stderr`."""
     for part in (path.name, path.parent.name):
-        named = _IN_NAME.search(part)
-        if named:
-            return Speaker(rank=int(named[1]))
+        match = _IN_NAME.search(part)
+        if match:
+            return Speaker(rank=int(match[1]))
     return Speaker()
 
 
@@ -309,11 +311,11 @@ def time_of(text: str, when: str = "") -> float | None:
     text = when or text
     if not _CLOCK.search(text):
         return None
-    found = _SYSLOG.search(text) or _GLOG.search(text) or _ISO.search(text) or _SHORT.search(text)
-    if found is None:
+    match = _SYSLOG.search(text) or _GLOG.search(text) or _ISO.search(text) or _SHORT.search(text)
+    if match is None:
         return None
-    month, *rest = found.groups()
+    month, *rest = match.groups()
     number = _MONTHS.find(month) // 3 + 1 if month.isalpha() else float(month)
-    day, hour, minute, second = (float(each.replace(",", ".")) for each in rest)
+    day, hour, minute, second = (float(part.replace(",", ".")) for part in rest)
     days = (153 * ((number - 3) % 12) + 2) // 5 + day
     return days * 86400 + hour * 3600 + minute * 60 + second

@@ -25,8 +25,8 @@ def _branches(words: list[bytes]) -> bytes:
     if not words or not words[0]:
         return b""  # a word ends here: longer ones need no match
     parts = [
-        re.escape(first) + _branches([word[1:] for word in those])
-        for first, those in groupby(words, key=lambda word: word[:1])
+        re.escape(first) + _branches([word[1:] for word in group])
+        for first, group in groupby(words, key=lambda word: word[:1])
     ]
     return parts[0] if len(parts) == 1 else b"(?:" + b"|".join(parts) + b")"
 
@@ -61,30 +61,31 @@ class Shape:
     def __init__(self, shape: bytes, anchors: list[tuple[bytes, Symptom]]) -> None:
         self.anchors = anchors
         """Words that may be there."""
-        is_fact = all(one.role == "fact" and not one.reads for _, one in anchors)
+        is_fact = all(symptom.role == "fact" and not symptom.reads for _, symptom in anchors)
         self.most = 2 if is_fact else KEPT_EACH
         """How often a line that tells the same counts; a second one may be of another group."""
         volatile = _OF_COMMUNICATOR if is_fact and len(anchors) == 1 else _VOLATILE
-        cuts = [0, *(at for one in volatile.finditer(shape) for at in one.span()), None]
+        cuts = [0, *(at for match in volatile.finditer(shape) for at in match.span()), None]
         self.tells: Callable[[bytes], object] = itemgetter(*map(slice, cuts[::2], cuts[1::2]))
         """What a line tells."""
-        named = _COMMUNICATOR.search(shape) if volatile is _OF_COMMUNICATOR else None
-        self.communicator = slice(*named.span()) if named else slice(0)
+        match = _COMMUNICATOR.search(shape) if volatile is _OF_COMMUNICATOR else None
+        self.communicator = slice(*match.span()) if match else slice(0)
         """Its address, which tells two of the same ranks apart."""
         self.opens = _BEGINS in shape
         """Whether a traceback begins."""
         self.is_failure = not self.opens and all(
-            one.role != "fact" and not one.span and one.reads in _OF_ONE_LINE for _, one in anchors
+            symptom.role != "fact" and not symptom.span and symptom.reads in _OF_ONE_LINE
+            for _, symptom in anchors
         )
         """Whether it may tell of a failure, and of nothing that the next lines go on with."""
-        alone = not RAISED.search(shape) and not any(one.span for _, one in anchors)
+        alone = not RAISED.search(shape) and not any(symptom.span for _, symptom in anchors)
         self.is_counted = self.is_failure or (INFO in shape and alone)
         self.passes = self.is_counted and not self.is_failure
         """Whether a line is of no use if enough were read that tell the same."""
 
     def begins(self, line: bytes) -> list[Symptom]:
         """The symptoms that may begin in a line."""
-        return [*{one.id: one for word, one in self.anchors if word in line}.values()]
+        return [*{symptom.id: symptom for word, symptom in self.anchors if word in line}.values()]
 
 
 QUIET = Shape(b"", [])
@@ -139,8 +140,8 @@ class Repeats:
                 self.seen[tells, line[shape.communicator]] = 1
             return False
         if shape.is_failure and (tells in self.late or len(self.late) < KEPT):
-            one = self.late.setdefault(tells, _Late(shape))
-            one.line, one.order, one.times = line, order, one.times + 1
+            last = self.late.setdefault(tells, _Late(shape))
+            last.line, last.order, last.times = line, order, last.times + 1
         return True
 
     def of_traceback(self, lines: list[bytes], shapes: list[bytes], at: int, order: int) -> int:

@@ -82,9 +82,9 @@ def _head(line: bytes) -> bytes:
 
 def _is_denied(text: str, began: Collection[Symptom]) -> bool:
     """Whether a symptom denies what a line has the words of, and no other is in it."""
-    real = [one for one in began if one.role != "fact"]
-    denied = any(one.denied_by(text) for one in real)
-    return denied and all(one.fields(text) is None for one in real)
+    real = [symptom for symptom in began if symptom.role != "fact"]
+    denied = any(symptom.denied_by(text) for symptom in real)
+    return denied and all(symptom.fields(text) is None for symptom in real)
 
 
 @dataclass
@@ -212,17 +212,19 @@ class _File:
     def ended_with(self, line: Line, number: int) -> list[_Story]:
         """Add a line to its speaker's stories; one without a rank goes on with the latest, too."""
         label, rank, done = line.speaker.label, line.speaker.rank, list[_Story]()
-        for key, some in self.stories.items():
-            if number - some[0].place.line > FAR:
+        for key, stories in self.stories.items():
+            if number - stories[0].place.line > FAR:
                 done += self.stories.pop(key)
             break
-        for one in {rank, self._latest.get(label) if rank is None else rank} if line.bare else ():
+        for writer in (
+            {rank, self._latest.get(label) if rank is None else rank} if line.bare else ()
+        ):
             going = list[_Story]()
-            for story in self.stories.pop((label, one), ()):
+            for story in self.stories.pop((label, writer), ()):
                 story.texts.append(line.bare)
                 (done if len(story.texts) > story.symptom.span else going).append(story)
             if going:
-                self.stories[label, one] = going
+                self.stories[label, writer] = going
         return done
 
 
@@ -230,7 +232,7 @@ class Scanner:
     """Looks for symptoms, file by file; learns the ranks of processes on the way."""
 
     def __init__(self, symptoms: Sequence[Symptom]) -> None:
-        words = [word.encode() for each in symptoms for word in each.anchors]
+        words = [word.encode() for symptom in symptoms for word in symptom.anchors]
         words += [
             *ENDS,
             b'File "',
@@ -239,16 +241,16 @@ class Scanner:
         self._anchor = any_of(word.translate(ALIKE) for word in words)
         self._shapes: dict[bytes, Shape] = {}
         self._anchors = [
-            (word.encode().translate(ALIKE), word.encode(), each)
-            for each in symptoms
-            for word in each.anchors
+            (word.encode().translate(ALIKE), word.encode(), symptom)
+            for symptom in symptoms
+            for word in symptom.anchors
         ]
-        self._kept: Counter[tuple[str, object]] = Counter()
+        self._times: Counter[tuple[str, object]] = Counter()
         self._processes: dict[tuple[str, str], dict[int, tuple[str, int]]] = {}
         """By node and GPU, the attempt's processes: the first communicator of each, its rank."""
         self._origins = Origins()
         self._summaries = Summaries()
-        self._found = ScanResult()
+        self._result = ScanResult()
         self._tried: tuple[int, Place | None] = 0, None
         """The last line of a failure after which the program tries again."""
         self._failed_at = "", 0
@@ -258,41 +260,43 @@ class Scanner:
         """Scan them one after the other."""
         for path in paths:
             self._file(path)
-        found = self._found
-        found.wrote |= self._origins.tasks if self._origins.tasks_are_ranks else set()
-        if found.failure is None and found.lines - self._tried[0] <= AT_END:
-            found.failure = self._tried[1]
-        raised = [replace(one, speaker=self._origins.settled(one.speaker)) for one in found.raised]
-        found.raised = self._summaries.named(raised)
+        result = self._result
+        result.wrote |= self._origins.tasks if self._origins.tasks_are_ranks else set()
+        if result.failure is None and result.lines - self._tried[0] <= AT_END:
+            result.failure = self._tried[1]
+        errors = [
+            replace(error, speaker=self._origins.settled(error.speaker)) for error in result.raised
+        ]
+        result.raised = self._summaries.named(errors)
         by_place = {
-            (one.place.source, one.place.line): one.speaker
-            for one in found.raised
-            if one.speaker.rank is not None
+            (error.place.source, error.place.line): error.speaker
+            for error in result.raised
+            if error.speaker.rank is not None
         }
-        found.hits = [self._with_rank(hit, by_place) for hit in found.hits]
-        return found
+        result.hits = [self._with_rank(hit, by_place) for hit in result.hits]
+        return result
 
     def _file(self, path: Path) -> None:
-        file, found, known = _File(path), self._found, self._shapes
-        before, repeats = found.lines, file.repeats
-        for lines in chunks(path, found.troubles):
+        file, result, by_looks = _File(path), self._result, self._shapes
+        before, repeats = result.lines, file.repeats
+        for lines in chunks(path, result.troubles):
             text = b"\n".join(lines)
             shapes = text.translate(ALIKE).split(b"\n")
-            if len(known) + len(repeats.seen) > _SHAPES:
-                known.clear()
+            if len(by_looks) + len(repeats.seen) > _SHAPES:
+                by_looks.clear()
                 repeats.seen.clear()
             idle, rows = file.idle, zip(count(), lines, shapes, strict=False)
             for at, line, looks in rows:
-                shape = known.get(looks) or self._learn_shape(looks, line)
+                shape = by_looks.get(looks) or self._learn_shape(looks, line)
                 if (idle and (shape is QUIET or repeats.has_read(shape, line))) or (
                     shape is not PACED and among_settings(lines, at)
                 ):
                     continue
-                order = found.lines + 1 + at
+                order = result.lines + 1 + at
                 if idle and shape.opens and not file.tracebacks.awaited:
-                    repeated = repeats.of_traceback(lines, shapes, at, order)
-                    if repeated:
-                        next(islice(rows, repeated - 1, None))
+                    rest = repeats.of_traceback(lines, shapes, at, order)
+                    if rest:
+                        next(islice(rows, rest - 1, None))
                         continue
                 is_step = shape is PACED
                 if not (idle and is_step) and not repeats.skips(shape, line, order, idle=idle):
@@ -300,25 +304,25 @@ class Scanner:
                     idle = file.idle
                 if is_step:
                     self._pace(file, line, order)
-            begin = int(max(found.attempt(file.source))) - found.lines
+            begin = int(max(result.attempt(file.source))) - result.lines
             text = b"\n".join(lines[begin - 1 :]) if begin > 1 else text
             file.note_writers(text)
             self._origins.note_tasks(text)
-            found.lines += len(lines)
-        found.wrote |= file.wrote or file.named
-        for each in (one for some in file.stories.values() for one in some):
-            self._close(each, file)
+            result.lines += len(lines)
+        result.wrote |= file.wrote or file.named
+        for story in [story for stories in file.stories.values() for story in stories]:
+            self._close(story, file)
         self._repeat(file, before)
-        found.raised += file.tracebacks.raised
+        result.raised += file.tracebacks.raised
 
     def _repeat(self, file: _File, before: int) -> None:
         """Read the last of lines that tell the same, and count those between."""
         file.tracebacks.end()
-        for one in file.repeats.late.values():
-            counts, begins = self._found.counts.copy(), one.shape.begins(one.line)
-            self._line(file, text_of(one.line), one.order - before, one.order, begins)
-            for name, number in (self._found.counts - counts).items():
-                self._found.counts[name] += number * (one.times - 1)
+        for late in file.repeats.late.values():
+            counts, begins = self._result.counts.copy(), late.shape.begins(late.line)
+            self._line(file, text_of(late.line), late.order - before, late.order, begins)
+            for name, number in (self._result.counts - counts).items():
+                self._result.counts[name] += number * (late.times - 1)
         for first, lines in file.repeats.tracebacks.values():
             for order, line in enumerate(lines, first):
                 begins = self._learn_shape(line.translate(ALIKE), line).begins(line)
@@ -330,7 +334,11 @@ class Scanner:
         """Read a line that may matter; of a structured log, the lines within it."""
         parts = unstructured(shown)
         for part in parts:
-            here = began if len(parts) == 1 else [one for one in began if one.is_begun_in(part)]
+            here = (
+                began
+                if len(parts) == 1
+                else [symptom for symptom in began if symptom.is_begun_in(part)]
+            )
             self._part(file, part, Place(file.source, number, part[:_SHOWN]), order, here)
 
     def _part(
@@ -339,12 +347,12 @@ class Scanner:
         line, number = self._origins.read(part), place.line
         for story in file.ended_with(line, number):
             self._close(story, file)
-        ignored, found, began = file.tracebacks.feed(line, place, order), self._found, [*began]
-        if not ignored and found.failure is None and reports_failure(line.text):
+        ignored, result, began = file.tracebacks.feed(line, place, order), self._result, [*began]
+        if not ignored and result.failure is None and reports_failure(line.text):
             if TRIED_AGAIN.search(line.text):
                 self._tried = max(self._tried, (order, place), key=itemgetter(0))
             elif not _is_denied(line.text, began):
-                found.failure, found.failed = place, line.speaker.joined(file.whose).rank
+                result.failure, result.failed = place, line.speaker.joined(file.whose).rank
                 self._failed_at = file.source, order
         for symptom in began:
             if ignored and symptom.role != "fact":
@@ -364,30 +372,30 @@ class Scanner:
                 self._forget_failure(file, now.served[0])
             return
         if now.over < inf and (self._time_of(line) or 0) > now.over:
-            self._begin_attempt(file, self._found.settled, order)
+            self._begin_attempt(file, self._result.settled, order)
             now = file.progress = _Progress()
         step = tuple(map(float, _STEP.findall(line.lower(), 0, LONGEST)))
-        if self._found.began.setdefault(file.source, order) == order and b"%|" not in line:
-            self._found.failure = None  # what no symptom knows did not keep it from its first step
+        if self._result.began.setdefault(file.source, order) == order and b"%|" not in line:
+            self._result.failure = None  # what no symptom knows did not keep it from its first step
         if step < now.step or now.reported:
             self._take_lower(file, line, step, order)
         if step > now.step:
             now.step, now.head = step, now.head or _head(line)
-            if b"%|" not in line and now.since != self._found.failure:
-                now.since = self._found.failure
+            if b"%|" not in line and now.since != self._result.failure:
+                now.since = self._result.failure
             elif b"%|" not in line:
-                self._found.failure = None  # nor from its next steps
-            self._found.latest[file.source] = order
+                self._result.failure = None  # nor from its next steps
+            self._result.latest[file.source] = order
             now.orders.append(order)
             if len(now.orders) == _GOES_ON:
-                self._found.further[file.source] = now.orders[0]
+                self._result.further[file.source] = now.orders[0]
                 self._forget_failure(file, now.orders[0])
         now.line = line
 
     def _forget_failure(self, file: _File, order: int) -> None:
         """Forget a failure that no symptom knows and that did not end the work of the file."""
         if (file.source, 0) < self._failed_at < (file.source, order):
-            self._found.failure = None
+            self._result.failure = None
 
     def _take_lower(self, file: _File, line: bytes, step: tuple[float, ...], order: int) -> None:
         """Note that steps begin again, in the same words and without a time."""
@@ -398,7 +406,7 @@ class Scanner:
         now.rises += 1
         begins = now.rises == (1 if step[-1] <= 1 else _RISES)
         if begins and _head(line) == now.head and self._time_of(line) is None:
-            self._begin_attempt(file, self._found.again, now.risen_from)
+            self._begin_attempt(file, self._result.again, now.risen_from)
 
     def _time_of(self, line: bytes) -> float | None:
         read = self._origins.read(text_of(line))
@@ -408,7 +416,7 @@ class Scanner:
         """What lines of this shape may show."""
         anchors, shape = [], QUIET
         if self._anchor.search(looks):
-            anchors = [(word, one) for alike, word, one in self._anchors if alike in looks]
+            anchors = [(word, symptom) for alike, word, symptom in self._anchors if alike in looks]
             if anchors or INFO not in looks or RAISED.search(looks):
                 shape = Shape(looks, anchors)
         served = b'"POST ' in line and line.endswith(_SERVED)
@@ -425,8 +433,8 @@ class Scanner:
             self._take(story, file, fields, text)
 
     def _take(self, story: _Story, file: _File, fields: dict[str, str], text: str) -> None:
-        symptom, found, source = story.symptom, self._found, story.place.source
-        found.counts[symptom.id] += 1
+        symptom, result, source = story.symptom, self._result, story.place.source
+        result.counts[symptom.id] += 1
         speaker = story.line.speaker.joined(file.whose)
         if "world" in fields:
             self._learn(fields, speaker, file, story.order)
@@ -435,13 +443,13 @@ class Scanner:
         if symptom.reads == "end" and not self._with_rank_of_gpu(fields, speaker):
             return
         if "end" in fields:
-            found.ended = story.order
-        found.several |= "parallel" in fields
+            result.ended = story.order
+        result.several |= "parallel" in fields
         fact = tuple(sorted(fields.items()))[:6]
-        key = symptom.id, (source, found.attempt(source), speaker, fact)
-        self._kept[key] += 1
+        key = symptom.id, (source, result.attempt(source), speaker, fact)
+        self._times[key] += 1
         most = KEPT if symptom.role == "fact" else 2 * KEPT
-        if self._kept[key] > KEPT_EACH or len(found.hits) >= most:
+        if self._times[key] > KEPT_EACH or len(result.hits) >= most:
             return
         hit = Hit(
             symptom=symptom,
@@ -452,7 +460,7 @@ class Scanner:
             order=story.order,
             tried_again=symptom.role != "fact" and TRIED_AGAIN.search(story.texts[0]) is not None,
         )
-        found.hits.append(hit)
+        result.hits.append(hit)
         if symptom.reads in ("summary", "end"):  # a launcher, which is no rank itself
             self._origins.reports(speaker, int(fields["rank"]))
         self._summaries.take(hit)
@@ -461,14 +469,14 @@ class Scanner:
         self, story: _Story, file: _File, fields: dict[str, str], time: float | None
     ) -> None:
         """Note what shows that an attempt of the job has ended, or that another has begun."""
-        now, settled, reads = file.progress, self._found.settled, story.symptom.reads
+        now, settled, reads = file.progress, self._result.settled, story.symptom.reads
         reports = reads in ("summary", "end")
         begins = "started" in fields and ((time or 0) > now.over or now.cancelled)
         if "settled" in fields or begins:
             now.cancelled = False
             self._begin_attempt(file, settled, story.order)
         elif "again" in fields or ("started" in fields and time is None and now.step):
-            self._begin_attempt(file, self._found.again, story.order)
+            self._begin_attempt(file, self._result.again, story.order)
         if (reports or reads == "timeout") and (time or 0) > now.over + _LATE_S:
             self._begin_attempt(file, settled, now.reported)
         now.cancelled |= any("*** JOB " in text for text in story.texts)
@@ -505,33 +513,33 @@ class Scanner:
         world, rank = int(fields["world"]), int(fields.get("rank", 0))
         comm, here = fields.pop("comm", ""), (speaker.node, fields.get("gpu", ""))
         if speaker.pid is not None and comm:
-            known = self._processes.get(here, {})
-            if speaker.pid not in known and any(rank == of for _, of in known.values()):
+            processes = self._processes.get(here, {})
+            if speaker.pid not in processes and any(rank == of for _, of in processes.values()):
                 self._processes.clear()
-                self._begin_attempt(file, self._found.settled, order)
-                self._found.world = 0
-                self._found.placed.clear()
+                self._begin_attempt(file, self._result.settled, order)
+                self._result.world = 0
+                self._result.placed.clear()
             first = self._processes.setdefault(here, {}).setdefault(speaker.pid, (comm, rank))
-            self._found.several |= comm != first[0]
-        self._found.several |= self._found.world not in (0, world)
-        if world > self._found.world:
-            self._found.world = world
-            self._found.placed.clear()
+            self._result.several |= comm != first[0]
+        self._result.several |= self._result.world not in (0, world)
+        if world > self._result.world:
+            self._result.world = world
+            self._result.placed.clear()
             self._origins.forget()
-        if world == self._found.world and speaker.node and speaker.pid is not None:
-            self._found.placed[rank] = speaker.node
+        if world == self._result.world and speaker.node and speaker.pid is not None:
+            self._result.placed[rank] = speaker.node
             self._origins.learn(speaker, speaker.pid, rank)
             gpu = whole(fields.get("gpu", ""), 1 << 16)
             if gpu is not None:
                 self._origins.learn_gpu(speaker.node, rank - gpu)
 
-    def _with_rank(self, hit: Hit, raised: dict[tuple[str, int], Speaker]) -> Hit:
+    def _with_rank(self, hit: Hit, speakers: dict[tuple[str, int], Speaker]) -> Hit:
         """Add the rank to a hit that has only a process id, or is in torchrun's summary.
 
-        `raised`: the speakers of exceptions, by place.
+        `speakers`: those of exceptions, by place.
         """
         speaker = self._origins.settled(hit.speaker)
         if speaker.rank is None:
-            named = self._summaries.within(hit.place)
-            speaker = named or raised.get((hit.place.source, hit.place.line)) or speaker
+            in_summary = self._summaries.within(hit.place)
+            speaker = in_summary or speakers.get((hit.place.source, hit.place.line)) or speaker
         return replace(hit, speaker=speaker)

@@ -166,9 +166,9 @@ class Symptom(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         if self.denied_by(text):
             return None
         for pattern in _compiled(self.patterns):
-            found = self._search(pattern, text)
-            if found is not None and (self.role == "fact" or not is_quoted(text, *found.span())):
-                fields = {key: value for key, value in found.groupdict().items() if value}
+            match = self._search(pattern, text)
+            if match is not None and (self.role == "fact" or not is_quoted(text, *match.span())):
+                fields = {key: value for key, value in match.groupdict().items() if value}
                 for more in _compiled(self.further):
                     other = self._search(more, text)
                     if other is not None:
@@ -180,16 +180,18 @@ class Symptom(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def denied_by(self, text: str) -> bool:
         """Whether a text has its words only to deny it."""
-        return any(self._search(one, text) for one in _compiled(self.unless))
+        return any(self._search(pattern, text) for pattern in _compiled(self.unless))
 
     def readings(self, text: str) -> list[dict[str, str]]:
         """The fields, once for each Xid of a list in the text; none if it does not match."""
         fields = self.fields(text)
         if fields is None or self.reads != "xid" or "bus" in fields or self.file:
             return [] if fields is None else [fields]
-        found = [one for each in _compiled(self.patterns) for one in each.finditer(text)]
-        found = [one for one in found if not is_quoted(text, *one.span())]
-        codes = [one["xid"] + (one.groupdict().get("more") or "") for one in found]
+        matches = [
+            match for pattern in _compiled(self.patterns) for match in pattern.finditer(text)
+        ]
+        matches = [match for match in matches if not is_quoted(text, *match.span())]
+        codes = [match["xid"] + (match.groupdict().get("more") or "") for match in matches]
         every = dict.fromkeys(re.findall(r"\b\d+", " ".join(codes)))
         return [{**fields, "xid": code} for code in every]
 
@@ -229,9 +231,9 @@ class Symptom(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def sentence(self, fields: Mapping[str, str]) -> str:
         """Format the first sentence whose fields are all known."""
-        for each in self.sentences:
-            if all(name in fields for name in _names(each)):
-                return each.format_map(dict(fields))
+        for sentence in self.sentences:
+            if all(name in fields for name in _names(sentence)):
+                return sentence.format_map(dict(fields))
         return self.sentences[-1]
 
 
@@ -268,12 +270,12 @@ def _compiled(patterns: tuple[str, ...]) -> tuple[re.Pattern[str], ...]:
 
 def _names(sentence: str) -> list[str]:
     """The fields of a sentence; ValueError for more than a name, such as a width of 10**9."""
-    found = []
+    names = []
     for _, name, width, conversion in string.Formatter().parse(sentence):
         if width or conversion or not (name or "a").isidentifier():
             raise ValueError(f"{{{name}}} in a sentence is more than the name of a field")
-        found += [name] if name else []
-    return found
+        names += [name] if name else []
+    return names
 
 
 def next_commands(words: str) -> str:
@@ -322,14 +324,17 @@ def _refuse_invalid(symptom: Symptom) -> None:
     _compiled(symptom.unless)
     if not all((symptom.anchors, all(symptom.anchors), symptom.patterns, symptom.sentences)):
         raise ValueError("needs anchors, patterns and sentences")
-    if left := [_names(sentence) for sentence in symptom.sentences][-1]:
-        raise ValueError(f"its last sentence needs the field {left[0]!a}, which may be unknown")
+    if needs := [_names(sentence) for sentence in symptom.sentences][-1]:
+        raise ValueError(f"its last sentence needs the field {needs[0]!a}, which may be unknown")
     words = [word for meanings in symptom.words.values() for word in meanings.values()]
-    for sentences, known in ((words, "number"), ([one.remark for one in symptom.when], "several")):
-        if other := {name for one in sentences for name in _names(one)} - {known}:
-            raise ValueError(f"a text may use {{{known}}}, but not {{{min(other)}}}")
-    numbers = [number for named in symptom.numbers.values() for number in named.values()]
-    if wrong := [one for one in numbers if whole(one.removeprefix("-"), 2**64) is None]:
+    for sentences, field in (
+        (words, "number"),
+        ([case.remark for case in symptom.when], "several"),
+    ):
+        if other := {name for sentence in sentences for name in _names(sentence)} - {field}:
+            raise ValueError(f"a text may use {{{field}}}, but not {{{min(other)}}}")
+    numbers = [number for texts in symptom.numbers.values() for number in texts.values()]
+    if wrong := [number for number in numbers if whole(number.removeprefix("-"), 2**64) is None]:
         raise ValueError(f"{wrong[0]!a} in its table of numbers is no number")
 
 

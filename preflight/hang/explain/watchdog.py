@@ -55,7 +55,7 @@ class Verdict(Struct, frozen=True, kw_only=True):
 
 def timeouts(hits: Sequence[Hit], *, failed: bool = False) -> list[Timeout]:
     """The first timeout of each known rank in each group; with `failed`, also a failed call."""
-    found: dict[tuple[int, str], Timeout] = {}
+    by_rank: dict[tuple[int, str], Timeout] = {}
     reads = ("timeout", "call") if failed else ("timeout",)
     positions = _positions(hits)
     several = _several_groups(positions)
@@ -66,7 +66,7 @@ def timeouts(hits: Sequence[Hit], *, failed: bool = False) -> list[Timeout]:
         group = fields.get("group", "")
         if several and not group:
             group = _group_beside(hit, positions)
-        found.setdefault(
+        by_rank.setdefault(
             (hit.speaker.rank, group),
             Timeout(
                 rank=hit.speaker.rank,
@@ -78,7 +78,7 @@ def timeouts(hits: Sequence[Hit], *, failed: bool = False) -> list[Timeout]:
                 hit=hit,
             ),
         )
-    return list(found.values())
+    return list(by_rank.values())
 
 
 def _positions(hits: Sequence[Hit]) -> list[Hit]:
@@ -108,7 +108,7 @@ def settled(found: ScanResult) -> dict[str, float]:
         for hit in found.hits
         if hit.symptom.reads == "timeout" and hit.time is not None
     )
-    over = [one for (one, _), (other, s) in pairwise(times) if s < other - one < _HALF_YEAR_S]
+    over = [time for (time, _), (later, s) in pairwise(times) if s < later - time < _HALF_YEAR_S]
     last = dict(found.settled)
     for hit in found.hits:
         if over and hit.time is not None and hit.time <= over[-1] + _SKEW_S:
@@ -120,7 +120,7 @@ def judge(hits: Sequence[Hit], found: ScanResult) -> Verdict | None:
     """Compare the ranks that timed out; None if no rank's number is known."""
     # A call that failed shows no wait: only what the rank called under its number.
     calls, late = timeouts(hits, failed=True), timeouts(hits)
-    collectives = [one for one in late if one.op not in _BETWEEN_TWO]
+    collectives = [timeout for timeout in late if timeout.op not in _BETWEEN_TWO]
     verdict = _mismatched(calls)
     if verdict is None and not _wait_for_a_silent_rank(collectives, hits, found):
         verdict = _behind(collectives, hits) or _earlier(collectives)
@@ -130,8 +130,8 @@ def judge(hits: Sequence[Hit], found: ScanResult) -> Verdict | None:
         return None
     if _may_be_of_several_groups(calls, hits, found):
         return replace(verdict, confidence=0.4, sentence=verdict.sentence + _OF_SEVERAL)
-    known = found.world or _positions(hits) or all(one.group for one in calls)
-    return replace(verdict, confidence=0.85 if known else 0.7)
+    certain = found.world or _positions(hits) or all(call.group for call in calls)
+    return replace(verdict, confidence=0.85 if certain else 0.7)
 
 
 def _wait_for_a_silent_rank(
@@ -141,10 +141,10 @@ def _wait_for_a_silent_rank(
 
     If a rank stops within a collective, some of the others still end it, and wait in the next.
     """
-    waits = {one.rank for one in late}
+    waits = {timeout.rank for timeout in late}
     there = waits | {hit.speaker.rank for hit in _positions(hits)}
-    numbers = {one.seq for one in late}
-    follow = len({one.group for one in late}) == 1 and max(numbers) - min(numbers) == 1
+    numbers = {timeout.seq for timeout in late}
+    follow = len({timeout.group for timeout in late}) == 1 and max(numbers) - min(numbers) == 1
     return follow and there == waits and len(waits) < found.world < 2 * len(waits)
 
 
@@ -167,14 +167,14 @@ def _may_be_of_several_groups(
         elif hit.symptom.reads == "timeout":
             waits.add((hit.speaker.rank, hit.fields["op"], hit.fields.get("seq")))
     place_of_two = len({place[:2] for place in places}) < len(places)
-    if all(one.group or _group_beside(one.hit, positions) for one in calls):
+    if all(call.group or _group_beside(call.hit, positions) for call in calls):
         return place_of_two
     return (
         found.several
         or place_of_two
         or len({rank for rank, *_ in waits}) < len(waits)
         or _several_groups(positions)
-        or any(one.op in _BETWEEN_TWO for one in calls)
+        or any(call.op in _BETWEEN_TWO for call in calls)
         or any(map(_is_of_part, ranked))
     )
 
@@ -188,11 +188,11 @@ def _is_of_part(hit: Hit) -> bool:
 def _mismatched(late: Sequence[Timeout]) -> Verdict | None:
     """The same number in one group, but a different collective or size."""
     by_call: dict[tuple[str, int], dict[tuple[str, tuple[str, str]], list[Timeout]]] = {}
-    named = any(one.group for one in late)
-    for one in late:
-        if one.op not in _BETWEEN_TWO and bool(one.group) == named:
-            calls = by_call.setdefault((one.group, one.seq), {})
-            calls.setdefault((one.op, one.sizes), []).append(one)
+    has_group = any(call.group for call in late)
+    for call in late:
+        if call.op not in _BETWEEN_TWO and bool(call.group) == has_group:
+            calls = by_call.setdefault((call.group, call.seq), {})
+            calls.setdefault((call.op, call.sizes), []).append(call)
     for (_, seq), calls in by_call.items():
         ops = {op for op, _ in calls}
         if len(calls) < _LEAST or (len(calls) > _LEAST and len(ops) == 1 and ops <= _OWN_SIZES):
@@ -203,12 +203,12 @@ def _mismatched(late: Sequence[Timeout]) -> Verdict | None:
         words = " and ".join(
             f"{_ranks(side)} in {side[0].op} of {side[0].sizes[0] or '?'}" for side in sides[:3]
         )
-        odd = sides[0] if len(sides[0]) < len(sides[-1]) else [one for s in sides for one in s]
-        if odd is not sides[0] and any(one.hit.symptom.reads == "call" for one in odd):
+        odd = sides[0] if len(sides[0]) < len(sides[-1]) else [call for s in sides for call in s]
+        if odd is not sides[0] and any(call.hit.symptom.reads == "call" for call in odd):
             odd = []  # the rank that found the mismatch at once may be innocent
         return Verdict(
             kind="mismatch",
-            ranks=tuple(sorted(one.rank for one in odd)),
+            ranks=tuple(sorted(call.rank for call in odd)),
             sentence=f"the ranks' calls differ in collective {seq}: {words}",
             proofs=tuple(side[0].hit for side in sides[:3]),
         )
@@ -218,10 +218,10 @@ def _mismatched(late: Sequence[Timeout]) -> Verdict | None:
 def _behind(late: Sequence[Timeout], hits: Sequence[Hit]) -> Verdict | None:
     """A rank whose last enqueued collective comes before the one in which others wait."""
     waits: dict[str, Timeout] = {}
-    for one in late:
-        best = waits.get(one.group)
-        if best is None or one.seq > best.seq:
-            waits[one.group] = one
+    for timeout in late:
+        best = waits.get(timeout.group)
+        if best is None or timeout.seq > best.seq:
+            waits[timeout.group] = timeout
     odd: dict[int, tuple[Hit, int, Timeout]] = {}
     positions = _positions(hits)
     # A timeout without a group is of the only group that the positions name.
@@ -249,42 +249,46 @@ def _behind(late: Sequence[Timeout], hits: Sequence[Hit]) -> Verdict | None:
 
 def _earlier(late: Sequence[Timeout]) -> Verdict | None:
     """The fewer ranks that wait in an earlier collective of the same group than the others."""
-    for group in {one.group: None for one in late}:
-        here = [one for one in late if one.group == group]
-        last = max(one.seq for one in here)
-        ahead = [one for one in here if one.seq == last]
-        odd = [one for one in here if one.seq < last]
-        if not odd or min(one.seq for one in odd) < last - _NEAR:
+    for group in {timeout.group: None for timeout in late}:
+        here = [timeout for timeout in late if timeout.group == group]
+        last = max(timeout.seq for timeout in here)
+        ahead = [timeout for timeout in here if timeout.seq == last]
+        odd = [timeout for timeout in here if timeout.seq < last]
+        if not odd or min(timeout.seq for timeout in odd) < last - _NEAR:
             continue  # the timeout's line names no group: these are two groups
         if len(odd) > len(ahead):
             continue
         return Verdict(
             kind="behind",
-            ranks=tuple(sorted(one.rank for one in odd)),
+            ranks=tuple(sorted(timeout.rank for timeout in odd)),
             sentence=f"{_ranks(odd)} waited in {odd[0].op} number {odd[0].seq}, while "
             f"{_ranks(ahead)} waited in number {last} ({ahead[0].op})",
-            proofs=(*(one.hit for one in odd), ahead[0].hit),
+            proofs=(*(timeout.hit for timeout in odd), ahead[0].hit),
         )
     return None
 
 
 def _missing(late: Sequence[Timeout], found: ScanResult) -> Verdict:
     """Ranks that wrote lines and did not wait in the collective of the others."""
-    first = min(late, key=lambda one: one.hit.order)
+    first = min(late, key=lambda timeout: timeout.hit.order)
     near = range(first.seq - _NEAR, first.seq)
-    before = [one for one in late if one.group == first.group and one.seq in near]
-    first = min(before, key=lambda one: one.seq, default=first)
+    before = [timeout for timeout in late if timeout.group == first.group and timeout.seq in near]
+    first = min(before, key=lambda timeout: timeout.seq, default=first)
     call = (first.group, first.op)
-    same = [one for one in late if (one.group, one.op) == call and 0 <= one.seq - first.seq < _NEAR]
+    same = [
+        timeout
+        for timeout in late
+        if (timeout.group, timeout.op) == call and 0 <= timeout.seq - first.seq < _NEAR
+    ]
     # A rank whose position shows that it had called it was there, too.
-    there = {one.rank for one in same} | {
+    there = {timeout.rank for timeout in same} | {
         hit.speaker.rank
         for hit in _positions(found.hits)
         if hit.speaker.rank is not None
         and hit.fields.get("group", "") in ("", first.group or hit.fields.get("group", ""))
         and int(hit.fields["completed"]) < first.seq <= int(hit.fields["enqueued"])
     }
-    seen = found.wrote.union(hit.speaker.rank for hit in found.hits)
+    writers = found.wrote.union(hit.speaker.rank for hit in found.hits)
     of = found.world or _size(first)
     # A rank that waited elsewhere shows that there are several groups.
     job = range(of) or (found.wrote if len(same) == len(late) else ())
@@ -293,21 +297,23 @@ def _missing(late: Sequence[Timeout], found: ScanResult) -> Verdict:
     whole = 0 < size < 2 * len(there) and len(there) >= _LEAST and first.group in ("", "0")
     missing = set(job) - there if whole else set()
     # Ray prints one of several lines that differ only in numbers, and none after its driver's end.
-    by_ray = any("pid=" in one.hit.speaker.label for one in same)
+    by_ray = any("pid=" in timeout.hit.speaker.label for timeout in same)
     if by_ray and (len(missing) > 1 or any("x across cluster]" in o.hit.place.text for o in same)):
         missing, whole = set(), False
     words = f"{first.op} number {first.seq}"
     who = rank_words(there)
-    proofs = tuple(one.hit for one in same[:3])
+    proofs = tuple(timeout.hit for timeout in same[:3])
     if of and whole and not missing:
         sentence = f"all {of} ranks waited in {words} and none got through"
         return Verdict(kind="all", ranks=(), sentence=sentence, proofs=proofs)
     # A rank without a log looks the same as a missing one.
-    alone = len({one.hit.place.source for one in same}) == 1 and len(there) > _LEAST
-    known = missing <= seen or (alone and len(missing) == 1)
-    if missing and known:
-        came = "did not reach" if {one.seq for one in same} == {first.seq} else "did not end"
-        sentence = f"{rank_words(missing)} {came} {words}, in which {who} waited"
+    alone = len({timeout.hit.place.source for timeout in same}) == 1 and len(there) > _LEAST
+    is_shown = missing <= writers or (alone and len(missing) == 1)
+    if missing and is_shown:
+        verb = (
+            "did not reach" if {timeout.seq for timeout in same} == {first.seq} else "did not end"
+        )
+        sentence = f"{rank_words(missing)} {verb} {words}, in which {who} waited"
         return Verdict(
             kind="missing", ranks=tuple(sorted(missing)), sentence=sentence, proofs=proofs
         )
@@ -316,16 +322,16 @@ def _missing(late: Sequence[Timeout], found: ScanResult) -> Verdict:
     return Verdict(kind="some", ranks=(), sentence=sentence, proofs=proofs)
 
 
-def _size(one: Timeout) -> int:
+def _size(timeout: Timeout) -> int:
     """The size of the group, from a collective's input and output sizes; 0 if unknown."""
-    small, large = sorted(int(each or 0) for each in one.sizes)
-    if "ALLGATHER" not in one.op.upper() and "REDUCE_SCATTER" not in one.op.upper():
+    small, large = sorted(int(size or 0) for size in timeout.sizes)
+    if "ALLGATHER" not in timeout.op.upper() and "REDUCE_SCATTER" not in timeout.op.upper():
         return 0
     return large // small if 0 < small < large and large % small == 0 else 0
 
 
-def _ranks(some: Sequence[Timeout]) -> str:
-    return rank_words({one.rank for one in some})
+def _ranks(late: Sequence[Timeout]) -> str:
+    return rank_words({timeout.rank for timeout in late})
 
 
 def survivors(hits: Sequence[Hit]) -> dict[int, int]:
@@ -333,4 +339,4 @@ def survivors(hits: Sequence[Hit]) -> dict[int, int]:
 
     A rank that raised before that caught its exception: a dead rank does not wait.
     """
-    return {one.rank: one.hit.order for one in timeouts(hits)}
+    return {timeout.rank: timeout.hit.order for timeout in timeouts(hits)}

@@ -98,39 +98,39 @@ def explain(found: ScanResult) -> Explanation:
     hits = [hit for hit in found.hits if hit.symptom.role != "fact" and not is_survived(hit)]
     late = watchdog.judge(hits, found)
     every = own_faults(found.raised, watchdog.survivors(hits))
-    thrown = without_caught_imports(every)
-    doubt = doubt or IMPORTED * (len(thrown) < len(every))
-    left = _first([hit for hit in hits if hit.symptom.role == "echo" and "code" in hit.fields])
+    errors = without_caught_imports(every)
+    doubt = doubt or IMPORTED * (len(errors) < len(every))
+    exits = _first([hit for hit in hits if hit.symptom.role == "echo" and "code" in hit.fields])
     signs = [
         hit
         for hit in hits
-        if (hit.symptom.role == "sign" and not (hit.symptom.follows and _follows(hit, left)))
+        if (hit.symptom.role == "sign" and not (hit.symptom.follows and _follows(hit, exits)))
         or lesser(hit, found)
     ]
-    ends = _first([*(hit for hit in signs if hit.symptom.dies), *thrown])
+    ends = _first([*(hit for hit in signs if hit.symptom.dies), *errors])
     causes: list[Hit] = []
     for hit in hits:
         if hit.symptom.role == "cause" and not lesser(hit, found):
             follows = hit.retried or (hit.symptom.follows and _follows(hit, ends))
             (signs if follows else causes).append(hit)
-    causes, signs = (gravest_first(in_order_of_time(some), found) for some in (causes, signs))
+    causes, signs = (gravest_first(in_order_of_time(group), found) for group in (causes, signs))
     own = [hit for hit in signs if not hit.retried and not hit.symptom.waits]
     telling = [hit for hit in own if hit.symptom.reads != "call"]
-    firm = [one for one in thrown if not one.loose]
-    thrown = firm if firm or telling else thrown
+    firm = [error for error in errors if not error.loose]
+    errors = firm if firm or telling else errors
     roots = {int(hit.fields["rank"]): hit.time for hit in hits if hit.symptom.reads == "summary"}
-    telling, thrown = _of_first_root(roots, telling, thrown)
+    telling, errors = _of_first_root(roots, telling, errors)
     # A failed call is earlier than the others' waits for its rank, but no earlier than a mismatch.
     before = telling if late is not None and late.kind == "mismatch" else own
     answer: Explanation
-    failures: list[Hit | LoggedException] = [*causes, *thrown]
-    failures = [one for one in failures if is_unsettled(one, found)]
+    failures: list[Hit | LoggedException] = [*causes, *errors]
+    failures = [failure for failure in failures if is_unsettled(failure, found)]
     if ended_well(hits, failures, found):
         answer, doubt = _of_hints(hits, found) or ENDED, ""
     elif causes:
         answer = with_ranks(of_hit(causes[0], hits, found), late)
-    elif thrown and not _before(telling, thrown):
-        answer = of_exceptions(thrown, roots, {*ended_as(found, (1,))})
+    elif errors and not _before(telling, errors):
+        answer = of_exceptions(errors, roots, {*ended_as(found, (1,))})
     elif late is not None and late.kind in ODD and not _follows(late.proofs[0], _first(before)):
         answer = of_the_dead(late, telling, hits, found) or of_watchdog(late)
     else:
@@ -145,18 +145,18 @@ def explain(found: ScanResult) -> Explanation:
 
 
 def _of_first_root(
-    roots: Mapping[int, float | None], telling: list[Hit], thrown: list[LoggedException]
+    roots: Mapping[int, float | None], telling: list[Hit], errors: list[LoggedException]
 ) -> tuple[list[Hit], list[LoggedException]]:
     """What is of the rank that failed first by the times of several nodes' torchruns, if known."""
-    failed: list[Hit | LoggedException] = [*telling, *thrown]
-    ranks = {one.speaker.rank for one in failed} & {*roots}
+    failures: list[Hit | LoggedException] = [*telling, *errors]
+    ranks = {failure.speaker.rank for failure in failures} & {*roots}
     dated = sorted((time, rank) for rank, time in roots.items() if rank in ranks and time)
     if not 1 < len(ranks) == len(dated) or dated[0][0] == dated[1][0]:
-        return telling, thrown
+        return telling, errors
     root = dated[0][1]
     return (
         [hit for hit in telling if hit.speaker.rank == root],
-        [one for one in thrown if one.speaker.rank == root],
+        [error for error in errors if error.speaker.rank == root],
     )
 
 
@@ -165,7 +165,7 @@ _MOST_CONSEQUENCES = 4
 
 def _consequences(answer: Explanation, hits: Sequence[Hit]) -> tuple[str, ...]:
     """What other ranks only report: time-outs, lost peers, ends by the launcher."""
-    proven = {(one.source, one.line) for one in answer.evidence}
+    proven = {(place.source, place.line) for place in answer.evidence}
     groups: dict[str, list[Hit]] = {}
     for hit in hits:
         passive = hit.symptom.waits or hit.retried or hit.symptom.reads == "timeout"
@@ -186,9 +186,9 @@ def _of_rest(hits: Sequence[Hit], found: ScanResult) -> Explanation:
         telling = [hit for hit in echoes if hit.symptom.confidence > _SAYS_LITTLE]
         return of_hit(in_order_of_time(telling or echoes)[0], hits, found)
     hints = [hit for hit in hits if _is_relevant_hint(hit, found)]
-    known = of_members(found)
-    if known is not None or hints:
-        return known or of_hit(in_order_of_time(hints)[0], hits, found)
+    answer = of_members(found)
+    if answer is not None or hints:
+        return answer or of_hit(in_order_of_time(hints)[0], hits, found)
     if found.failure is None and not found.troubles:
         return NO_FAILURE
     if found.failure is None:
@@ -222,12 +222,12 @@ def _is_relevant_hint(hit: Hit, found: ScanResult) -> bool:
     return hit.symptom.role == "hint" and not (here is not None and here.moot)
 
 
-def _first(some: Sequence[Hit | LoggedException]) -> tuple[float, float, float]:
+def _first(failures: Sequence[Hit | LoggedException]) -> tuple[float, float, float]:
     """The first time, the first line, and the first line without a time."""
     return (
-        min((one.time for one in some if one.time is not None), default=inf),
-        min((one.order for one in some), default=inf),
-        min((one.order for one in some if one.time is None), default=inf),
+        min((failure.time for failure in failures if failure.time is not None), default=inf),
+        min((failure.order for failure in failures), default=inf),
+        min((failure.order for failure in failures if failure.time is None), default=inf),
     )
 
 
@@ -237,9 +237,9 @@ def _follows(hit: Hit, ends: tuple[float, float, float]) -> bool:
     return order < hit.order if hit.time is None else time < hit.time or timeless < hit.order
 
 
-def _before(telling: Sequence[Hit], thrown: Sequence[LoggedException]) -> bool:
+def _before(telling: Sequence[Hit], errors: Sequence[LoggedException]) -> bool:
     """Whether a sign is in the exception itself or came earlier."""
-    first = min(thrown, key=lambda one: one.order)
+    first = min(errors, key=lambda error: error.order)
     return any(sign.order <= first.order for sign in telling)
 
 
@@ -249,20 +249,20 @@ def _of_signs(
     """Without a cause: the best sign, or the timeouts as such."""
     if telling:
         return of_hit(telling[0], hits, found)
-    timed_out = [hit for hit in signs if hit.symptom.reads == "timeout"]
-    if timed_out and (first := of_ended_before(timed_out, hits, found)) is not None:
+    timeouts = [hit for hit in signs if hit.symptom.reads == "timeout"]
+    if timeouts and (first := of_ended_before(timeouts, hits, found)) is not None:
         return first
-    if timed_out:
-        return of_time_out(of_hit(timed_out[0], hits, found), hits, found)
-    waited = [hit for hit in signs if hit.symptom.waits]
-    if (absent := of_the_only_absent(waited, signs, found)) is not None:
+    if timeouts:
+        return of_time_out(of_hit(timeouts[0], hits, found), hits, found)
+    waits = [hit for hit in signs if hit.symptom.waits]
+    if (absent := of_the_only_absent(waits, signs, found)) is not None:
         return absent
-    tried = [hit for hit in signs if hit.retried and hit.symptom.category != "unknown"]
+    retries = [hit for hit in signs if hit.retried and hit.symptom.category != "unknown"]
     # A launcher that reports the end of a process says more than its peers' lost connections.
-    ended = [hit for hit in hits if hit.symptom.role == "echo" and hit.symptom.dies]
-    if not ended and (first := of_first_end(signs, hits, found)) is not None:
+    ends = [hit for hit in hits if hit.symptom.role == "echo" and hit.symptom.dies]
+    if not ends and (first := of_first_end(signs, hits, found)) is not None:
         return first
-    rest = ended or waited or tried or signs
+    rest = ends or waits or retries or signs
     return of_hit(rest[0], hits, found) if rest else None
 
 
@@ -270,13 +270,13 @@ def _others(hits: Sequence[Hit]) -> list[Alternative]:
     """One alternative per category, highest confidence first."""
     best: dict[str, Hit] = {}
     for hit in hits:
-        one = hit.symptom
-        known = best.get(one.category)
-        rank = (RANKING[one.role], -one.confidence)
-        if one.category != "unknown" and (
-            known is None or rank < (RANKING[known.symptom.role], -known.symptom.confidence)
+        symptom = hit.symptom
+        other = best.get(symptom.category)
+        rank = (RANKING[symptom.role], -symptom.confidence)
+        if symptom.category != "unknown" and (
+            other is None or rank < (RANKING[other.symptom.role], -other.symptom.confidence)
         ):
-            best[one.category] = hit
+            best[symptom.category] = hit
     alternatives = [
         Alternative(hit.symptom.category, hit.symptom.sentence(with_meanings(hit)), 0.0)
         for hit in sorted(best.values(), key=lambda hit: -hit.symptom.confidence)
@@ -285,7 +285,9 @@ def _others(hits: Sequence[Hit]) -> list[Alternative]:
         category: sentence for hit in hits for category, sentence in hit.symptom.instead.items()
     }
     return alternatives + [
-        Alternative(one, instead[one], 0.0) for one in instead if one not in best
+        Alternative(category, instead[category], 0.0)
+        for category in instead
+        if category not in best
     ]
 
 
@@ -293,12 +295,12 @@ def _with_alternatives(
     answer: Explanation, others: Sequence[Alternative], found: ScanResult
 ) -> Explanation:
     """Add the alternatives; they share the rest of the confidence, each at most half of it."""
-    rest = [one for one in (*others, *answer.alternatives) if one.category != answer.category]
+    rest = [other for other in (*others, *answer.alternatives) if other.category != answer.category]
     rest = rest[:_ALTERNATIVES]
     share = min((1 - answer.confidence) / (len(rest) + 1), answer.confidence / 2)
     return replace(
         answer,
-        alternatives=tuple(replace(o, confidence=round(share, 2)) for o in rest),
+        alternatives=tuple(replace(other, confidence=round(share, 2)) for other in rest),
         next=with_script(next_commands(answer.next), found.raised),
         lines=found.lines,
     )
