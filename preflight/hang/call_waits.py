@@ -110,7 +110,9 @@ class _Job:
         self, recorded: Mapping[int, Recording], missing: int, no_dump: frozenset[int]
     ) -> None:
         self.recorded, self.missing, self.no_dump = recorded, missing, no_dump
-        self._known = {name: at for one in recorded.values() for name, at in one.members.items()}
+        self._members_by_name = {
+            name: at for recording in recorded.values() for name, at in recording.members.items()
+        }
         """For dumps that lack the members of their groups."""
         self._groups: dict[Group, Group] = {}
         self._of_rank: dict[tuple[int, str], Group] = {}
@@ -120,12 +122,12 @@ class _Job:
         self.done: dict[Group, dict[int, int]] = defaultdict(dict)
         """The last collective that ended, by group and rank."""
         self.reached: dict[Group, dict[int, int]] = defaultdict(dict)
-        self.pending = {rank: self._take(rank, one) for rank, one in recorded.items()}
-        batched = {about for one in recorded.values() for about in one.batched}
+        self.pending = {rank: self._take(rank, recording) for rank, recording in recorded.items()}
+        batched = {about for recording in recorded.values() for about in recording.batched}
         for rank, calls in self.pending.items():
             # What is left of a batch that has ended, in a dump of unfinished calls only.
             self.pending[rank] = [
-                one for one in calls if not one.alone or one.parts or one.about not in batched
+                call for call in calls if not call.alone or call.parts or call.about not in batched
             ]
         self.members = {
             group: group.members or tuple(sorted({*ranks, *(no_dump if _is_world(group) else ())}))
@@ -147,12 +149,12 @@ class _Job:
     # -- where each rank is
 
     def _group(self, rank: int, call: Call) -> Group:
-        found = self._of_rank.get((rank, call.group))
-        if found is None:
+        group = self._of_rank.get((rank, call.group))
+        if group is None:
             own = self.recorded[rank].members.get(call.group, ())
-            new = Group(call.group, own or self._known.get(call.group, ()))
-            found = self._of_rank[rank, call.group] = self._groups.setdefault(new, new)
-        return found
+            new = Group(call.group, own or self._members_by_name.get(call.group, ()))
+            group = self._of_rank[rank, call.group] = self._groups.setdefault(new, new)
+        return group
 
     def _take(self, rank: int, recording: Recording) -> list[Call]:
         """Enter a rank's collectives; return its unfinished calls, oldest first."""
@@ -216,10 +218,10 @@ class _Job:
         """(send or recv, the other rank) of each part."""
         members = self._group(rank, call).members
         for op in call.parts or (call.op,):
-            found = _PEER.match(op)
-            if found is None:
+            match = _PEER.match(op)
+            if match is None:
                 continue
-            way, peer = found[1], int(found[3])
+            way, peer = match[1], int(match[3])
             if not members or peer < len(members):
                 yield way, members[peer] if members else peer
 
@@ -239,36 +241,38 @@ class _Job:
 
     def roots(self) -> list[Root]:
         """Oldest first, by the clocks of the ranks that wait there."""
-        found: dict[tuple[Kind, object], Root] = {}
+        roots: dict[tuple[Kind, object], Root] = {}
         idle: dict[int, list[Spot]] = defaultdict(list)
         for part in self._ends():
-            ranks = [one for one in part if isinstance(one, int)]
-            spots = sorted((one for one in part if isinstance(one, Spot)), key=self._age)
+            ranks = [end for end in part if isinstance(end, int)]
+            spots = sorted((end for end in part if isinstance(end, Spot)), key=self._age)
             if spots and ranks:
                 root = self._crossed(spots)
-                found[root.kind, spots[0]] = root
+                roots[root.kind, spots[0]] = root
             elif spots:
                 root = self._all_in(spots[0])
-                found[root.kind, spots[0] if root.kind != "all_in" else root.group] = root
+                roots[root.kind, spots[0] if root.kind != "all_in" else root.group] = root
             else:
                 idle[ranks[0]] = []
         for spot, lacks in self.lacks.items():
             for rank in lacks:
                 if rank in idle:
                     idle[rank].append(spot)
-        found.update(self._absent({rank: spots for rank, spots in idle.items() if spots}))
-        some = {rank for root in found.values() if root.kind == "absent" for rank in root.ranks}
-        rest = sorted({*self.recorded} - {*self.first} - some)
-        if some and rest:
-            found["idle", 0] = Root(
-                kind="idle", ranks=tuple(rest), few=self._is_minority(len(some) + len(rest))
+        roots.update(self._absent({rank: spots for rank, spots in idle.items() if spots}))
+        absent = {rank for root in roots.values() if root.kind == "absent" for rank in root.ranks}
+        rest = sorted({*self.recorded} - {*self.first} - absent)
+        if absent and rest:
+            roots["idle", 0] = Root(
+                kind="idle", ranks=tuple(rest), few=self._is_minority(len(absent) + len(rest))
             )
         if self.stalled:
             failed = tuple(sorted(self.stalled))
             few = (len(failed) + self.missing) * 2 < len(self.recorded) + self.missing
-            found["stalled", 0] = Root(kind="stalled", ranks=failed if few else (), few=few)
+            roots["stalled", 0] = Root(kind="stalled", ranks=failed if few else (), few=few)
         last = ("no_dump", "idle")
-        return sorted(found.values(), key=lambda one: (one.kind in last, one.since_ns, one.group))
+        return sorted(
+            roots.values(), key=lambda root: (root.kind in last, root.since_ns, root.group)
+        )
 
     def _is_minority(self, idle: int) -> bool:
         """Whether so many ranks that wait nowhere are at fault, and not the ranks that wait.
@@ -299,18 +303,18 @@ class _Job:
             first = min(spots, key=self.since_ns.__getitem__)
             return {("extra", first): self._root("extra", first, odd if enough else ())}
         most = (
-            (rank, min(those, key=lambda one: (-len(self.at[one]), self.since_ns[one])))
-            for rank, those in idle.items()
+            (rank, min(spots, key=lambda spot: (-len(self.at[spot]), self.since_ns[spot])))
+            for rank, spots in idle.items()
         )
         kinds: tuple[Kind, Kind] = ("no_dump", "absent")
         by_spot = grouped(((kinds[rank in self.recorded], spot), rank) for rank, spot in most)
-        found: dict[tuple[Kind, object], Root] = {
+        roots: dict[tuple[Kind, object], Root] = {
             (kind, spot): self._root(kind, spot, ranks, few=few)
             for (kind, spot), ranks in by_spot.items()
         }
-        if any(kind == "no_dump" for kind, _ in found) and not self._shows_death():
-            return {key: replace(root, proven=key[0] != "no_dump") for key, root in found.items()}
-        return found
+        if any(kind == "no_dump" for kind, _ in roots) and not self._shows_death():
+            return {key: replace(root, proven=key[0] != "no_dump") for key, root in roots.items()}
+        return roots
 
     def _shows_death(self) -> bool:
         """Whether the rank without a dump is the only one that can be at fault.
@@ -339,8 +343,8 @@ class _Job:
         """All have come to this call: their calls differ, or some GPUs have not begun it."""
         made = self._made(spot)
         if len(sides(made)) > 1:
-            known = spot.group.members
-            missing = len(self.no_dump.intersection(known)) if known else self.missing
+            members = spot.group.members
+            missing = len(self.no_dump.intersection(members)) if members else self.missing
             odd = self.usual.odd_side(Made(spot.group, spot.number, made), missing)
             return self._root("differs", spot, odd)
         if spot.rank >= 0:
@@ -367,27 +371,27 @@ class _Job:
             # An asynchronous send holds up no rank: this rank stopped after it.
             odd = [spot for spot in spots if sends[spot]]
             ranks = sorted(spot.rank for spot in odd)
-            waiting = next((one for one in spots if set(self.lacks[one]) & set(ranks)), odd[0])
+            waiting = next((spot for spot in spots if set(self.lacks[spot]) & set(ranks)), odd[0])
             if len(ranks) == 1:
                 return self._root("absent", waiting, ranks)
         after = {
-            one: {at for rank in self.lacks[one] if (at := self.spot.get(rank)) in self.lacks}
+            spot: {at for rank in self.lacks[spot] if (at := self.spot.get(rank)) in self.lacks}
             & {*spots}
-            for one in spots
+            for spot in spots
         }
         # Of the ranks in a call, only those for which other calls of the circle wait.
-        wanted = {rank for one in spots for rank in self.lacks[one]}
-        blocking = {one: [rank for rank in self.at[one] if rank in wanted] for one in spots}
+        wanted = {rank for spot in spots for rank in self.lacks[spot]}
+        blocking = {spot: [rank for rank in self.at[spot] if rank in wanted] for spot in spots}
         least: list[Spot] = []
-        for spot in sorted(spots, key=lambda one: len(blocking[one])):
+        for spot in sorted(spots, key=lambda spot: len(blocking[spot])):
             if least and len(blocking[spot]) > len(blocking[least[0]]):
                 break
             if not _circle_without(spot, after):
                 least.append(spot)
         if len(least) == 2:  # noqa: PLR2004
-            one, two = (self.first[self.at[spot][0]] for spot in least)
+            first, second = (self.first[self.at[spot][0]] for spot in least)
             parties = {rank: self.first[rank] for spot in least for rank in blocking[spot]}
-            later = self.usual.made_later(one, two, parties)
+            later = self.usual.made_later(first, second, parties)
             moved = self.usual.elsewhere({rank: self.pending[rank] for rank in parties})
             odd = [spot for spot in least if moved.issuperset(blocking[spot])] or [
                 spot
@@ -398,15 +402,17 @@ class _Job:
         odd_ranks = blocking[least[0]] if len(least) == 1 else []
         odd_ranks = odd_ranks if len(odd_ranks) * 2 < len(self.recorded) else []
         others = max(
-            (one for one in spots if one not in least[:1]), key=lambda one: len(self.at[one])
+            (spot for spot in spots if spot not in least[:1]), key=lambda spot: len(self.at[spot])
         )
         root = self._root("crossed", others, odd_ranks)
-        made = [(tuple(sorted(blocking[one])), self._at_words(one)) for one in (others, *least[:1])]
+        made = [
+            (tuple(sorted(blocking[spot])), self._at_words(spot)) for spot in (others, *least[:1])
+        ]
         return replace(root, calls=tuple(made))
 
     def _only_sends(self, spot: Spot) -> bool:
         return spot.rank >= 0 and all(
-            one.alone and one.op.startswith("send") for one in self.pending[spot.rank]
+            call.alone and call.op.startswith("send") for call in self.pending[spot.rank]
         )
 
     def _at_words(self, spot: Spot) -> str:
@@ -438,7 +444,7 @@ class _Job:
                 edges[rank] = (spot,)
         return [
             part for part in _connected(edges)
-            if not any(after not in part for one in part for after in edges.get(one, ()))
+            if not any(after not in part for end in part for after in edges.get(end, ()))
         ]  # fmt: skip
 
     # -- the table
@@ -457,10 +463,10 @@ class _Job:
             row[0].extend(ranks)
             row[1].update(self.lacks[spot])
         rows = []
-        for key, (some, lacks, call) in folded.items():
-            several = call.alone and len(some) > 1
+        for key, (ranks, lacks, call) in folded.items():
+            several = call.alone and len(ranks) > 1
             rows.append(Wait(
-                ranks=tuple(sorted(some)),
+                ranks=tuple(sorted(ranks)),
                 group=str(key[0]) if several else group_words(call),
                 number=0 if several else call.number,
                 call=str(key[1]) if several else words(call),
@@ -486,27 +492,27 @@ def _connected(edges: Mapping[int | Spot, Sequence[int | Spot]]) -> list[set[int
     """Tarjan's algorithm, without recursion: a chain of waits can have thousands of ranks."""
     order: dict[int | Spot, int] = {}
     low: dict[int | Spot, int] = {}
-    held: list[int | Spot] = []
-    on: set[int | Spot] = set()
+    stack: list[int | Spot] = []
+    on_stack: set[int | Spot] = set()
     parts = []
     for start in edges:
         if start in order:
             continue
         way = [(start, iter(edges[start]))]
         order[start] = low[start] = len(order)
-        held.append(start)
-        on.add(start)
+        stack.append(start)
+        on_stack.add(start)
         while way:
             here, after = way[-1]
-            for one in after:
-                if one not in order:
-                    order[one] = low[one] = len(order)
-                    held.append(one)
-                    on.add(one)
-                    way.append((one, iter(edges.get(one, ()))))
+            for target in after:
+                if target not in order:
+                    order[target] = low[target] = len(order)
+                    stack.append(target)
+                    on_stack.add(target)
+                    way.append((target, iter(edges.get(target, ()))))
                     break
-                if one in on:
-                    low[here] = min(low[here], order[one])
+                if target in on_stack:
+                    low[here] = min(low[here], order[target])
             else:
                 way.pop()
                 if way:
@@ -514,7 +520,7 @@ def _connected(edges: Mapping[int | Spot, Sequence[int | Spot]]) -> list[set[int
                 if low[here] == order[here]:
                     part = set()
                     while here not in part:
-                        part.add(held.pop())
-                    on -= part
+                        part.add(stack.pop())
+                    on_stack -= part
                     parts.append(part)
     return parts

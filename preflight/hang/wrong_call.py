@@ -88,7 +88,7 @@ def sides(calls: Mapping[int, Call]) -> tuple[Side, ...]:
     )
     if len(vague) < len(calls):
         max(by_call.values(), key=len).extend(vague)
-    ordered = sorted(by_call.items(), key=lambda item: (-len(item[1]), item[1]))
+    ordered = sorted(by_call.items(), key=lambda pair: (-len(pair[1]), pair[1]))
     return tuple((tuple(sorted(callers)), call) for call, callers in ordered)
 
 
@@ -163,8 +163,8 @@ class Usual:
     def _at(self, group: Group, number: int, *, shapes: bool) -> str:
         """What the group called, if all its ranks called the same."""
         calls = self._calls.get((group, number), {})
-        called = {words(call, shapes=shapes) for call in calls.values()}
-        return called.pop() if len(called) == 1 else ""
+        texts = {words(call, shapes=shapes) for call in calls.values()}
+        return texts.pop() if len(texts) == 1 else ""
 
     def _habits(self, made: Made) -> Counter[str]:
         """What followed the same earlier calls before: a training loop repeats itself.
