@@ -280,6 +280,7 @@ ECHOES = frozenset((
     "RayActorError", "ActorDiedError", "ActorUnavailableError", "WorkerCrashedError",
     "NodeDiedError", "ObjectLostError", "OwnerDiedError", "RayGetError", "HorovodInternalError",
     "GetTimeoutError", "WorkerGroupError", "SockClientClosedError", "MessageRouterClosedError",
+    "CancelledError",
 ))  # fmt: skip
 """Exceptions that report the end of another process, or that have their own symptoms."""
 LAUNCHERS = frozenset(("ChildFailedError", "SignalException", "CalledProcessError"))
