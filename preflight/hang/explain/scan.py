@@ -30,6 +30,7 @@ from preflight.hang.explain.log_lines import LONGEST, chunks, text_of, unstructu
 from preflight.hang.explain.origin import Line, Origins, speaker_of_file, time_of
 from preflight.hang.explain.repeats import (
     ALIKE,
+    ANNOUNCED,
     INFO,
     KEPT,
     KEPT_EACH,
@@ -60,6 +61,8 @@ _STEP = re.compile(
 )
 _SERVED = b'HTTP/1.1" 200 OK'
 """Ends the line of a request that a server has answered: as good as a step, if it is a POST."""
+_REJECTED = b'HTTP/1.1" 400 Bad Request'
+"""Ends the line of a request that a server has rejected, after the exception that it caught."""
 _NUMBERS = re.compile(rb"[\d.]+")
 _WRITER = re.compile(rb"\[rank ?(\d{1,6})\]:")
 _GOES_ON = 20
@@ -365,12 +368,10 @@ class Scanner:
 
     def _pace(self, file: _File, line: bytes, order: int) -> None:
         """Take a line that tells the step."""
-        now = file.progress
-        if line.endswith(_SERVED):
-            now.served.append(order)
-            if len(now.served) == _GOES_ON:
-                self._forget_failure(file, now.served[0])
+        if line.endswith((_SERVED, _REJECTED)):
+            self._take_request(file, line, order)
             return
+        now = file.progress
         if now.over < inf and (self._time_of(line) or 0) > now.over:
             self._begin_attempt(file, self._result.settled, order)
             now = file.progress = _Progress()
@@ -392,9 +393,19 @@ class Scanner:
                 self._forget_failure(file, now.orders[0])
         now.line = line
 
-    def _forget_failure(self, file: _File, order: int) -> None:
+    def _take_request(self, file: _File, line: bytes, order: int) -> None:
+        """Take a line that reports the answer to a request; what it rejects ended no process."""
+        served = file.progress.served
+        if line.endswith(_SERVED):
+            served.append(order)
+            if len(served) == _GOES_ON:
+                self._forget_failure(file, served[0])
+        elif begun := file.tracebacks.forget_before(order) or file.repeats.forget_before(order):
+            self._forget_failure(file, order, begun - ANNOUNCED)
+
+    def _forget_failure(self, file: _File, order: int, since: int = 0) -> None:
         """Forget a failure that no symptom knows and that did not end the work of the file."""
-        if (file.source, 0) < self._failed_at < (file.source, order):
+        if (file.source, since) < self._failed_at < (file.source, order):
             self._result.failure = None
 
     def _take_lower(self, file: _File, line: bytes, step: tuple[float, ...], order: int) -> None:
@@ -419,8 +430,8 @@ class Scanner:
             anchors = [(word, symptom) for alike, word, symptom in self._anchors if alike in looks]
             if anchors or INFO not in looks or RAISED.search(looks):
                 shape = Shape(looks, anchors)
-        served = b'"POST ' in line and line.endswith(_SERVED)
-        if shape is QUIET and (served or _STEP.search(line.lower(), 0, LONGEST)):
+        served = b'"POST ' in line and line.endswith((_SERVED, _REJECTED))
+        if served or (shape is QUIET and _STEP.search(line.lower(), 0, LONGEST)):
             shape = PACED
         if shape in (QUIET, PACED) and self._origins.may_show_rank(line):
             return shape

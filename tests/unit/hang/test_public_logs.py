@@ -146,6 +146,37 @@ def test_cuda_itself_out_of_memory_is_less_sure(tmp_path: Path) -> None:
     assert cuda.confidence < 0.8 <= torch.confidence
 
 
+def test_a_request_that_a_server_rejected_is_no_failure(tmp_path: Path) -> None:
+    """It answers with a 4xx status right after the traceback; other exceptions still count."""
+    raised = "ERROR [serving.py:251] Error in the inputs\nTraceback (most recent call last):\n"
+    raised += FRAMES + "ValueError: the request has {} tokens, at most 4096\n"
+    rejected = 'INFO:     10.0.0.1:4001 - "POST /v1/completions HTTP/1.1" 400 Bad Request\n'
+    for times in (1, 9):
+        log = (raised.format(5000) + rejected) * times
+        assert explained(tmp_path, log).category == "no_failure"
+    both = log + raised.format(6000)
+    assert "has 6000 tokens" in explained(tmp_path, both).sentence
+    assert "has 6000 tokens" in explained(tmp_path, raised.format(6000) + log).sentence
+    fatal = "RuntimeError: CUDA error: an illegal memory access was encountered\n"
+    assert explained(tmp_path, log + fatal).category == "other"
+
+
+def test_a_start_that_failed_before_another_one_is_less_sure(tmp_path: Path) -> None:
+    """A program that refuses its options ends at once: what fails later is of another start."""
+    first = "serve.py: error: unrecognized arguments: --fast\n"
+    missing = "python: can't open file '/home/u/trial.py': [Errno 2] No such file or directory\n"
+    raised = "Traceback (most recent call last):\n" + FRAMES.replace("main", "<module>")
+    raised += "ValueError: 3 heads for 8 ranks\n"
+    taken = "OSError: [Errno 98] Address already in use\n"
+    for begin in (first, missing):
+        assert explained(tmp_path, begin).confidence >= 0.8
+        assert explained(tmp_path, begin * 2).confidence >= 0.8
+        for later, words in ((raised, "3 heads for 8 ranks"), (taken, "a port was taken")):
+            answer = explained(tmp_path, begin + later)
+            assert answer.confidence < 0.8, answer.sentence
+            assert words in answer.sentence
+
+
 def test_a_request_that_failed_did_not_end_the_server(tmp_path: Path) -> None:
     """Unless its engine died, and no further requests are answered."""
     failed = "ERROR:    Exception in ASGI application\nTraceback (most recent call last):\n"
