@@ -29,8 +29,9 @@ def survived(found: ScanResult) -> Callable[[Hit], bool]:
         last[key] = max(hit.order, last.get(key, 0))
     return lambda hit: (
         hit.order < last.get((hit.symptom.survived_by, hit.place.source), 0)
+        or (hit.symptom.at_end == "steps" and hit.order < found.finite.get(hit.place.source, 0))
         or (
-            hit.tried_again
+            (hit.tried_again or hit.symptom.at_end == "lines")
             and found.lines - hit.order > AT_END
             and not (hit.symptom.retried and found.failure)
         )
@@ -118,6 +119,7 @@ def _last_failure(hits: Sequence[Hit], found: ScanResult) -> float:
     }
     has_died = any(
         hit.symptom.role == "echo"
+        or hit.symptom.at_end
         or (
             hit.symptom.role == "sign"
             and not hit.retried

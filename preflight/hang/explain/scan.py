@@ -107,6 +107,8 @@ class ScanResult:
     """By file, the last line after which the training came further by some steps."""
     latest: dict[str, int] = field(default_factory=dict)
     """By file, the last line with a higher step than any before."""
+    finite: dict[str, int] = field(default_factory=dict)
+    """By file, the last step that reports a loss or a gradient that is no nan."""
     began: dict[str, int] = field(default_factory=dict)
     """By file, the line of the first step."""
     again: dict[str, int] = field(default_factory=dict)
@@ -368,6 +370,8 @@ class Scanner:
 
     def _pace(self, file: _File, line: bytes, order: int) -> None:
         """Take a line that tells the step."""
+        if b"loss" in line or b"grad" in line:
+            self._result.finite[file.source] = order
         if line.endswith((_SERVED, _REJECTED)):
             self._take_request(file, line, order)
             return
@@ -460,7 +464,7 @@ class Scanner:
         key = symptom.id, (source, result.attempt(source), speaker, fact)
         self._times[key] += 1
         most = KEPT if symptom.role == "fact" else 2 * KEPT
-        if self._times[key] > KEPT_EACH or len(result.hits) >= most:
+        if (self._times[key] > KEPT_EACH and not symptom.at_end) or len(result.hits) >= most:
             return
         hit = Hit(
             symptom=symptom,

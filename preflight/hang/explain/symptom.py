@@ -123,6 +123,8 @@ class Symptom(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A cause by which a program ends before it begins: a later cause is of another start."""
     waits: bool = False
     """A sign of ranks that only waited for another."""
+    at_end: Literal["", "lines", "steps"] = ""
+    """It counts only in the last lines of a log, or if no later step has a finite number."""
     reads: Reads = ""
     exits: tuple[int, ...] = ()
     """Exit codes of a rank that ends so; a negative one is a signal."""
