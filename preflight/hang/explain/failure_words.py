@@ -41,11 +41,11 @@ _HARMLESS = re.compile(
     rb"|\bwandb: ERROR |slurmstepd: error: _is_a_lwp: |UCX  ERROR inotify_add_watch"
     rb"|The caller indicates that this is not a failure"
     rb"|\(errno: 97 - Address family not supported by protocol\)"
-    rb"|\[\d+\] ras/\w{1,40}\.cc:\d+ NCCL WARN"  # its own diagnosis, without which it goes on
+    rb"|\bras/\w{1,40}\.cc:"  # NCCL's own diagnosis, without which it goes on
     rb"|NCCL WARN NET/OFI (?:Failed to init|Initializing plugin failed|aws-ofi-nccl init)"
     rb"|COLL-ML ml_discover_hierarchy exited with error|failed to bind memory$"
     rb"|Call to ibv_open_device failed|NET/IB : Unable to open device|^deadlocks and crashes\.$"
-    rb"|\bras/\w{1,30}\.cc:|accepting this combination|NCCL WARN Missing \""
+    rb"|accepting this combination|NCCL WARN Missing \""
     rb"|Ignoring this choice|dependency resolver does not|(?i:\b(?:errors?|xids?): (?:none|0)\b)"
 )
 """What is no failure, at whatever level it is logged."""
