@@ -29,7 +29,7 @@ _NOTICE = re.compile(
     rb"|(?:error|fail(?:ed|ures?)?|killed)[_ ]?(?:rate|s)?[ =:]{1,3}0(?:\.0{0,9})?\b"
     rb"|\bnot be (?:aborted|killed|stopped|terminated)"
     rb"|\bwatching for\b|\bhandles? xid\b|\b(?:will|would|may|might) (?:stop|fail) with no space\b"
-    rb"|[a-z] error[ =:]{1,3}\d{0,9}\.\d)"
+    rb"|[a-z][ _]error[ =:]{1,3}\d{0,9}\.\d)"
     rb"|(?:^|[.!?] )(?:But|So|If|However|Since|Then|When|Let me|To get|You) [^:=<>{}\[\]/\\_\"]{60}"
     rb"|\[W[\d :.]{0,30}(?:TCPStore|ProcessGroupNCCL)\.cpp:|^frame #\d"
 )
@@ -45,7 +45,7 @@ _HARMLESS = re.compile(
     rb"|NCCL WARN NET/OFI (?:Failed to init|Initializing plugin failed|aws-ofi-nccl init)"
     rb"|COLL-ML ml_discover_hierarchy exited with error|failed to bind memory$"
     rb"|Call to ibv_open_device failed|NET/IB : Unable to open device|^deadlocks and crashes\.$"
-    rb"|accepting this combination|NCCL WARN Missing \""
+    rb"|Cannot use FA version|accepting this combination|NCCL WARN Missing \""
     rb"|Ignoring this choice|dependency resolver does not|(?i:\b(?:errors?|xids?): (?:none|0)\b)"
 )
 """What is no failure, at whatever level it is logged."""
