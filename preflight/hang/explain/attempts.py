@@ -107,7 +107,10 @@ def ended_well(
 
 def _last_words(found: ScanResult) -> int:
     fields = {"last_words"} if found.failure else {"last_words", "exit"}
-    return max((hit.order for hit in found.hits if fields & hit.fields.keys()), default=0)
+    last = [hit for hit in found.hits if fields & hit.fields.keys()]
+    if (bad := found.failure) is not None:  # the words of one program say nothing of the next
+        last = [hit for hit in last if hit.place.source != bad.source or hit.place.line > bad.line]
+    return max((hit.order for hit in last), default=0)
 
 
 def _last_failure(hits: Sequence[Hit], found: ScanResult) -> float:
