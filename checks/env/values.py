@@ -296,8 +296,8 @@ def word_list(variable: Variable, value: str) -> Remark | None:
 def functions(variable: Variable, value: str) -> Remark | None:
     """`ring,tree;allreduce:^tree`: lists, each for one function (since NCCL 2.24)."""
     for part in value.split(";"):
-        _, _, words = part.rpartition(":")
-        for word in words.removeprefix("^").split(","):
+        _, _, text = part.rpartition(":")
+        for word in text.removeprefix("^").split(","):
             if word and not _is_one(variable, word):
                 return _unknown_word(variable, value, word)
     return None

@@ -228,12 +228,12 @@ def _over(text: str, live: _Live) -> list[_Key]:
     """Remove and return the faults that a line ends: for one GPU, or for all."""
     xid, over = re.search(XID, text), list[dict[_Key, None]]()
     if xid is not None and int(xid[2]) == _SUMMARY and re.search(_RECOVERED, xid[3]):
-        over = [faults.pop(slot_of(xid[1]), {}) for faults in live]
+        over = [keys_by_slot.pop(slot_of(xid[1]), {}) for keys_by_slot in live]
     # "loading" comes after the GPUs were started: those that then failed are of this driver.
-    ends = live if re.search(_MODULE, text) else live[1:] if re.search(_LOADED, text) else ()
-    for faults in ends:
-        over += faults.values()
-        faults.clear()
+    ended = live if re.search(_MODULE, text) else live[1:] if re.search(_LOADED, text) else ()
+    for keys_by_slot in ended:
+        over += keys_by_slot.values()
+        keys_by_slot.clear()
     return [key for keys in over for key in keys]
 
 
@@ -301,8 +301,10 @@ def repeated(lines: Iterable[LogLine], limit: Thresholds) -> dict[str, Repeated]
 def _bursts(lines: Iterable[LogLine], limit: Thresholds) -> dict[str, Sequence[_Burst]]:
     """The crashes of each GPU that have a time and a place, in their order."""
     apart_s, by_slot = limit("same_tpc_apart_s"), dict[str, list[_Burst]]()
-    by_time = [(line.at_s, line) for line in lines if line.at_s is not None and _MARK in line.text]
-    for at_s, line in sorted(by_time, key=lambda row: row[0]):
+    timed_lines = [
+        (line.at_s, line) for line in lines if line.at_s is not None and _MARK in line.text
+    ]
+    for at_s, line in sorted(timed_lines, key=lambda row: row[0]):
         xid = re.search(XID, line.text)
         if xid is None or int(xid[2]) != PROGRAM_EXCEPTION:
             continue

@@ -180,10 +180,12 @@ class Question(NamedTuple):
 
 def judge_gpus(node: Node, question: Question, troubles: Iterable[Trouble], fine: str) -> Verdict:
     """Weigh the troubles of a node's GPUs against what could not be read."""
-    facts, (readings, needs, cause, also) = node.facts, question
+    facts, (readings_name, needs, cause, also) = node.facts, question
     if not facts.gpus:
         if node.expected.gpus:
-            return unknown(f"no {readings}: NVML did not answer", advice="load the driver, recheck")
+            return unknown(
+                f"no {readings_name}: NVML did not answer", advice="load the driver, recheck"
+            )
         return not_run("no GPUs here")
     worst_first = sorted(troubles, key=lambda trouble: not trouble.grave)
     unread = _without_reading(facts.gpus, needs) or [
@@ -192,11 +194,11 @@ def judge_gpus(node: Node, question: Question, troubles: Iterable[Trouble], fine
     if worst_first and (worst_first[0].grave or not unread):
         return _bad(worst_first, cause)
     if unread:
-        return _unknown(facts, unread, readings, (*needs, *also), worst_first)
+        return _unknown(facts, unread, readings_name, (*needs, *also), worst_first)
     if all(_lacks(gpu, needs) for gpu in facts.gpus):
         names = sorted({gpu.name or "GPU" for gpu in facts.gpus})
-        older = too_old(facts.driver.version, needs, readings)
-        return not_run(older or f"NVML has no {readings} for {', '.join(names)}")
+        older = too_old(facts.driver.version, needs, readings_name)
+        return not_run(older or f"NVML has no {readings_name} for {', '.join(names)}")
     return ok(fine)
 
 
@@ -218,13 +220,13 @@ def _bad(troubles: Sequence[Trouble], cause: str) -> Verdict:
 def _unknown(
     facts: Facts,
     unread: Sequence[Gpu],
-    readings: str,
+    readings_name: str,
     needs: Sequence[str],
     troubles: Sequence[Trouble],
 ) -> Verdict:
-    which, rest = f"no GPU reports its {readings}", ""
+    which, rest = f"no GPU reports its {readings_name}", ""
     if others := len(facts.gpus or ()) - len(unread):
-        which = f"{', '.join(gpu_label(gpu) for gpu in unread[:8])} did not report {readings}"
+        which = f"{', '.join(gpu_label(gpu) for gpu in unread[:8])} did not report {readings_name}"
         rest = f"; {count(others, 'other')} did"
     errors = [error for gpu in unread if gpu.health for error in gpu.health.errors]
     why = [error for error in errors if error.partition(":")[0] in needs]

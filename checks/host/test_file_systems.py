@@ -184,8 +184,8 @@ def judge_mounts(  # noqa: PLR0911 (one outcome per cause)
         return warn(problem, advice="look at its server's load and at the network to it")
     if not systems:
         return not_run("no shared file systems here")
-    number = count(sum(fs.state == "answered" for fs in systems), "shared file system")
-    return ok(f"{number} answered", mounts=sorted(fs.mount for fs in systems))
+    file_systems = count(sum(fs.state == "answered" for fs in systems), "shared file system")
+    return ok(f"{file_systems} answered", mounts=sorted(fs.mount for fs in systems))
 
 
 def test_host_mounts(node: Node, conclude: Conclude) -> None:

@@ -99,9 +99,9 @@ class Recoveries:
         if self._how in (outcome, "fatal"):
             return  # these errors already have this outcome
         self._how = outcome
-        for slot in self._errors:
-            if self.ended.get(slot) != "fatal":
-                self.ended[slot] = outcome
+        for address in self._errors:
+            if self.ended.get(address) != "fatal":
+                self.ended[address] = outcome
 
 
 Part = Literal["pcie", "cpu", "memory", "firmware"]
@@ -206,13 +206,13 @@ def faults(lines: Sequence[LogLine]) -> list[Fault]:
 
 def _grade_by_recovery(errors: list[Fault], recoveries: Recoveries) -> list[Fault]:
     """Grade uncorrected errors by their recovery; add devices that no error line names."""
-    final = []
+    graded = []
     for fault in errors:
         how = recoveries.ended.get(fault.where) if fault.part == "pcie" else None
-        final.append(replace(fault, grade=how) if how and fault.grade == "uncorrected" else fault)
+        graded.append(replace(fault, grade=how) if how and fault.grade == "uncorrected" else fault)
     places = {fault.where for fault in errors if fault.grade in ("fatal", "uncorrected")}
-    alone = [slot for slot in recoveries.ended if slot not in places]
-    return final + [Fault("pcie", slot, "unrecovered", 1, None) for slot in alone]
+    alone = [address for address in recoveries.ended if address not in places]
+    return graded + [Fault("pcie", address, "unrecovered", 1, None) for address in alone]
 
 
 def judge_hardware_errors(facts: Facts, limit: Thresholds) -> Verdict:

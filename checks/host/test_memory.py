@@ -63,24 +63,26 @@ def scarcity(seen: Memory, usual_mib: float | None, limit: Thresholds) -> str:
 
 def strain(seen: Memory, limit: Thresholds) -> str:
     """Say that the node stalls or swaps although some memory is left; "" if not."""
-    most, swap_gib = limit("memory_stalled_percent"), limit("swap_used_gib")
+    most, most_swap_gib = limit("memory_stalled_percent"), limit("swap_used_gib")
     if seen.stalled_percent is not None and seen.stalled_percent > most:
         wait = f"something waited for memory in {seen.stalled_percent:.0f} % of the last 10 s"
         return f"{wait}, at most {most:g} % are usual"
-    if seen.swap_used_mib > swap_gib * 1024:
-        return f"{memory(seen.swap_used_mib)} are swapped out, at most {swap_gib:g} GiB is usual"
+    if seen.swap_used_mib > most_swap_gib * 1024:
+        return (
+            f"{memory(seen.swap_used_mib)} are swapped out, at most {most_swap_gib:g} GiB is usual"
+        )
     return ""
 
 
 def wear(edac: Edac, up_s: float, limit: Thresholds) -> str:
     """Name the DIMM whose corrected errors come faster than chance; "" if there is none."""
-    per_day = limit("corrected_dimm_per_day")
+    most_per_day = limit("corrected_dimm_per_day")
     for dimm in sorted(edac.errors, key=lambda dimm: -dimm.corrected):
         counted_s = up_s if dimm.counted_s is None else dimm.counted_s
         # A burst within the first day counts as that day's.
-        if dimm.corrected / max(1.0, counted_s / _DAY) > per_day:
+        if dimm.corrected / max(1.0, counted_s / _DAY) > most_per_day:
             errors = f"{dimm.corrected} corrected errors on {dimm.name} in {age(counted_s)}"
-            return f"{errors}; at most {per_day:g} a day are usual"
+            return f"{errors}; at most {most_per_day:g} a day are usual"
     return ""
 
 

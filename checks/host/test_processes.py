@@ -23,10 +23,10 @@ def judge_stale_processes(facts: Facts, limit: Thresholds) -> Verdict:
     if facts.processes is None:
         return unknown("its processes could not be read", advice=f"mount /proc; {GRANT}")
     leftovers = find_stale(facts.processes, facts.gpus or (), limit)
-    number = count(facts.processes.seen, "process", "processes")
+    processes = count(facts.processes.seen, "process", "processes")
     hidden = facts.processes.unreadable
     if not leftovers:
-        return ok(f"nothing stale among {number}", unreadable=hidden)
+        return ok(f"nothing stale among {processes}", unreadable=hidden)
     worst, evidence = leftovers[0], [stale.sentence for stale in leftovers]
     sentence = first_of(evidence)
     if worst.grant:

@@ -80,15 +80,15 @@ def judge_governor(facts: Facts, usual: Majority[tuple[str, ...]] | None = None)
     if not governors:
         return not_run("its firmware or hypervisor sets CPU frequencies, no governor does")
     slow = [governor for governor in governors if governor.name != STEADY]
-    of = sum(governor.cpus for governor in governors)
+    cpus = sum(governor.cpus for governor in governors)
     if not slow:
-        return ok(f"{count(of, 'CPU')} under {STEADY}")
-    names = ", ".join(words(governor) for governor in slow)
+        return ok(f"{count(cpus, 'CPU')} under {STEADY}")
+    slow_words = ", ".join(words(governor) for governor in slow)
     expected = f"{STEADY} is expected"
     if alike is not None and alike.value == (STEADY,):
         expected = others(alike, STEADY)
-    sentence, every = f"{names} of {of}; {expected}", [words(governor) for governor in governors]
-    return warn(sentence, advice=SET_GOVERNOR, governors=every)
+    every = [words(governor) for governor in governors]
+    return warn(f"{slow_words} of {cpus}; {expected}", advice=SET_GOVERNOR, governors=every)
 
 
 def words(one: Governor) -> str:
@@ -142,13 +142,15 @@ def strict_nics(facts: Facts) -> tuple[str, ...] | None:
 
 def obstacles(facts: Facts, group: Group) -> Iterator[Deviation]:
     """Settings that send traffic between GPUs and NICs on a detour."""
-    ports, vote = redirects(facts), decided(group.majority(redirects))
-    if ports:
+    redirecting, vote = redirects(facts), decided(group.majority(redirects))
+    if redirecting:
         grave, usual_setting = False, "none should"
         if vote is not None and not vote.value:
             grave, usual_setting = True, f"none does on {vote.holders}"
-        finding = f"ACS redirects the traffic between GPUs and NICs at {first_few(ports, _NAMED)}"
-        yield Deviation(f"{finding}; {usual_setting}", _CLEAR.format(ports[0]), grave=grave)
+        finding = (
+            f"ACS redirects the traffic between GPUs and NICs at {first_few(redirecting, _NAMED)}"
+        )
+        yield Deviation(f"{finding}; {usual_setting}", _CLEAR.format(redirecting[0]), grave=grave)
     how, usual = mapping(facts), decided(group.majority(mapping))
     if how is not None and how.startswith("DMA"):
         grave, usual_setting = False, "identity expected"

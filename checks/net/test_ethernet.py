@@ -39,10 +39,10 @@ def job_links(facts: Facts, environ: Mapping[str, str]) -> tuple[Interface, ...]
     if not any(interface.addresses for interface in every):
         return tuple(every)
     ifname = environ.get("NCCL_SOCKET_IFNAME", "")
-    sockets = nccl_interfaces(facts, ifname, environ.get("NCCL_SOCKET_FAMILY", ""))
+    nccl_links = nccl_interfaces(facts, ifname, environ.get("NCCL_SOCKET_FAMILY", ""))
     # Without a name ("^" and "=" are none) NCCL takes every interface but docker's, and the first
     # one for its bootstrap.
-    links = sockets if len(ifname) > 1 else sockets[:1]
+    links = nccl_links if len(ifname) > 1 else nccl_links[:1]
     links = (*links, *gloo_interfaces(facts, environ.get("GLOO_SOCKET_IFNAME", ""))[0])
     by_name = {link.name: link for link in links if not link.loopback}
     for link in tuple(by_name.values()):
@@ -221,8 +221,8 @@ def speed(mbits: float) -> str:
 
 
 def _odd_mtu(link: Interface, group: Group, *, grave: bool) -> Iterator[Deviation]:
-    setting = link.ethernet.mtu_wanted if link.ethernet else None
-    expected, origin = setting, "in its own configuration"
+    configured_mtu = link.ethernet.mtu_wanted if link.ethernet else None
+    expected, origin = configured_mtu, "in its own configuration"
     vote = decided(group.majority(number_of(link.name, "mtu")))
     if expected is None and vote is not None:
         expected, origin = vote.value, on_most(vote, group)

@@ -68,11 +68,11 @@ def judge_ports(name: str, net: Net) -> Verdict:
         )
     if net.is_master and net.own.master is None:
         return unknown("the master did not try its port", advice="run again")
-    holder = None
+    taken = None
     if net.own.master is not None and not net.own.master.bound:
-        holder = taken_verdict(net.own.master, net.master_port_origin)
-        if holder.outcome is not Outcome.OK:
-            return holder
+        taken = taken_verdict(net.own.master, net.master_port_origin)
+        if taken.outcome is not Outcome.OK:
+            return taken
     if fault := find_fault(name, net):
         return _fault_verdict(name, fault)
     if dead := master_without_report(net):
@@ -80,7 +80,7 @@ def judge_ports(name: str, net: Net) -> Verdict:
         advice = f"repair {dead}, then run again"
         return unknown(sentence, advice=advice, cause=sentence, blame=dead)
     bad = not_free_again(net.own.master, net.master_port_origin) if net.own.master else None
-    return holder or bad or _ports_ok(net, net.own)
+    return taken or bad or _ports_ok(net, net.own)
 
 
 def _fault_verdict(name: str, fault: Fault) -> Verdict:
@@ -97,9 +97,9 @@ def _ports_ok(net: Net, ports: Ports) -> Verdict:
     at_data_ports = [attempt for attempt in ports.attempts if attempt.kind == "data"]
     partners = {attempt.target for attempt in at_data_ports if attempt.result == "ok"}
     if ports.master is not None:
-        reachable = sum(attempt.result == "ok" for _, attempt in net.others_to_master)
+        arrivals = sum(attempt.result == "ok" for _, attempt in net.others_to_master)
         summary = f"port {ports.master.port} ({net.master_port_origin}) is free"
-        summary += f", reached by {count(reachable, 'other node')}" if reachable else ""
+        summary += f", reached by {count(arrivals, 'other node')}" if arrivals else ""
     elif at_master:
         summary = f"reaches {net.master}:{at_master[0].port}"
     else:

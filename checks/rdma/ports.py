@@ -134,19 +134,19 @@ def active_ports(facts: Facts) -> tuple[str, ...] | None:
 def rates(facts: Facts) -> tuple[tuple[str, float], ...] | None:
     """(port, Gb/s) of the ports that are up."""
     pairs = [(p.name, p.gbits) for p in ports_of(facts) if p.active]
-    by_port = tuple((name, gbits) for name, gbits in pairs if gbits is not None)
-    return by_port if by_port and len(by_port) == len(pairs) else None
+    pairs_with_rate = tuple((name, gbits) for name, gbits in pairs if gbits is not None)
+    return pairs_with_rate if pairs_with_rate and len(pairs_with_rate) == len(pairs) else None
 
 
 def mtus(facts: Facts) -> tuple[tuple[str, int], ...] | None:
     """(port, MTU of its Ethernet interface) of the ports that are up."""
-    by_port = tuple(
+    pairs = tuple(
         (port.name, device.mtu)
         for port in ports_of(facts)
         if port.active and port.layer == "ethernet"
         if (device := netdev_of(port, facts)) is not None and device.mtu is not None
     )
-    return by_port or None
+    return pairs or None
 
 
 def firmwares(facts: Facts) -> tuple[tuple[str, str], ...] | None:

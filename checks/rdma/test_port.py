@@ -96,9 +96,9 @@ def judge_count(
     expected: Expected, nics: tuple[Nic, ...] | None, usual: Usual | None = None
 ) -> Verdict:
     """Compare the devices with the names or number in the inventory, or else with the group's."""
-    by_peers = decided(usual)
-    number = len(expected.hcas) if expected.hcas is not None else expected.nics
-    if not nics and not number and not (by_peers and by_peers.value):
+    usual_count = decided(usual)
+    expected_count = len(expected.hcas) if expected.hcas is not None else expected.nics
+    if not nics and not expected_count and not (usual_count and usual_count.value):
         return not_run("no RDMA devices here")
     if nics is None:
         return unknown("the RDMA devices could not be read", advice="look at /sys/class/infiniband")
@@ -109,13 +109,13 @@ def judge_count(
         gone = [name for name in expected.hcas if name not in names]
         present = len(expected.hcas) - len(gone)
     else:
-        gone = sorted(set(by_peers.value) - set(names), key=natural) if by_peers else []
-    if number is None and by_peers is not None:
-        number, present = len(by_peers.value), len(names)
-        origin = f"on {by_peers.holders} of its group"
-    if number is not None and present < number:
-        details = f"; missing: {', '.join(gone)}" if len(gone) == number - present else ""
-        sentence = f"{present} RDMA devices, {number} {origin}{details}"
+        gone = sorted(set(usual_count.value) - set(names), key=natural) if usual_count else []
+    if expected_count is None and usual_count is not None:
+        expected_count, present = len(usual_count.value), len(names)
+        origin = f"on {usual_count.holders} of its group"
+    if expected_count is not None and present < expected_count:
+        details = f"; missing: {', '.join(gone)}" if len(gone) == expected_count - present else ""
+        sentence = f"{present} RDMA devices, {expected_count} {origin}{details}"
         return fail(sentence, advice=FIND_DEVICE, devices=names, missing=gone)
     return ok(count(len(names), "RDMA device"), devices=names)
 
@@ -149,23 +149,28 @@ def slow_ports(
     for port in active:
         if (rate := port.gbits) is None:
             continue
-        full, origin = _expected_rate(port, expected, active)
-        if full is None and vote is not None:
-            full, origin = by_group.get(port.name), on_most(vote, group)
-        by_peers, infiniband = full is None, port.layer == "infiniband"
-        if by_peers:
-            full, origin = peers[port.kind], "on its peers"
-        if full is not None and rate < full * _TOLERANCE:
+        expected_gbits, origin = _expected_rate(port, expected, active)
+        if expected_gbits is None and vote is not None:
+            expected_gbits, origin = by_group.get(port.name), on_most(vote, group)
+        from_peers, infiniband = expected_gbits is None, port.layer == "infiniband"
+        if from_peers:
+            expected_gbits, origin = peers[port.kind], "on its peers"
+        if expected_gbits is not None and rate < expected_gbits * _TOLERANCE:
             # In the list of a fabric older machines are slow by intention; lost lanes are not.
             grave = not port.of_fabric or (port.lanes or 0) < (lanes or 0)
-            sentence = f"{port.name} runs at {_rate(port)}, {full:g} {origin}"
+            sentence = f"{port.name} runs at {_rate(port)}, {expected_gbits:g} {origin}"
             yield Deviation(sentence, _RETRAIN, grave=grave)
         elif (
             interface_gbits := _interface_gbits(port, facts)
         ) and rate < interface_gbits * _TOLERANCE:
             sentence = f"{port.name} runs at {_rate(port)}, its interface {port.port.netdev} at"
             yield Deviation(f"{sentence} {interface_gbits:g}", _RETRAIN)
-        elif by_peers and port.lanes == 1 and len(active) > 1 and (full is None or infiniband):
+        elif (
+            from_peers
+            and port.lanes == 1
+            and len(active) > 1
+            and (expected_gbits is None or infiniband)
+        ):
             # Ethernet may be made of one lane; of InfiniBand, slow ones prove nothing by number.
             faster = any(p.kind == port.kind and (p.gbits or 0) > rate for p in active)
             sentence = f"{port.name} runs on 1 lane ({port.port.rate}), 4 are usual"

@@ -226,10 +226,10 @@ def parse_list(text: str) -> Listing | None:
 
 def _short_list(gpu: Gpu) -> str:
     """Say that links are missing in the list of a board of which each is printed, up or down."""
-    model, listed = board(gpu.name), len(gpu.links or ())
-    if model is None or not 0 < listed < model.links:
+    spec, listed = board(gpu.name), len(gpu.links or ())
+    if spec is None or not 0 < listed < spec.links:
         return ""
-    return f"it lists {listed} of the {model.links} NVLinks of GPU {gpu.index}"
+    return f"it lists {listed} of the {spec.links} NVLinks of GPU {gpu.index}"
 
 
 def _gpu(match: re.Match[str]) -> Gpu:
@@ -254,8 +254,8 @@ _HALF_GPU: Final = re.compile(r"G|GP|GPU(?: [0-9]{0,3}:?)?")
 
 def _dark(gpu: Gpu) -> Gpu:
     """A GPU without any link up: none is listed, and its board may show how many it has."""
-    model = board(gpu.name)
-    links = tuple(NvLink(link=at, up=False) for at in range(model.links if model else 0))
+    spec = board(gpu.name)
+    links = tuple(NvLink(link=at, up=False) for at in range(spec.links if spec else 0))
     return replace(gpu, links=links, health=GpuHealth(link_errors=()))
 
 
@@ -297,7 +297,7 @@ _UNASKED: Final = frozenset(("gpu.count", "gpu.topology"))
 
 def read(text: str) -> Iterator[Captured]:
     """Read all outputs of nvidia-smi and dcgmi diag in a text."""
-    lost, error, by_id = lost_gpus(text), failure(text), ASKED.search(text) is not None
+    lost, error, asked_by_id = lost_gpus(text), failure(text), ASKED.search(text) is not None
     outputs = [
         _captured(kind, listing) for kind, parse in _PARSERS if (listing := parse(text)) is not None
     ]
@@ -314,7 +314,7 @@ def read(text: str) -> Iterator[Captured]:
         yield _captured("nvidia-smi", Listing((), damaged=only))
     for output in outputs:
         with_lines = _with_lost(_with_inforoms(output, corrupted_inforoms(text)), lost)
-        few = "" if lost or by_id else _gap(output)
+        few = "" if lost or asked_by_id else _gap(output)
         yield replace(with_lines, damaged=output.damaged or error or few)
 
 

@@ -224,7 +224,11 @@ def _part_of_a_row(rows: list[tuple[str, str, str]]) -> str:
         elif indent and supplies and _STATUS.search(key):
             supplies[next(reversed(supplies))].add(key)
     every = set().union(*supplies.values())
-    lacks = (f"{name} has no {min(every - own)}" for name, own in supplies.items() if every - own)
+    lacks = (
+        f"{name} has no {min(every - statuses)}"
+        for name, statuses in supplies.items()
+        if every - statuses
+    )
     return next(lacks, "")
 
 

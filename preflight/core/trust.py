@@ -164,12 +164,12 @@ class _Mounted(NamedTuple):
 @cache
 def _mounted(device: int) -> _Mounted:
     """Read how a device is mounted. Every walk empties the cache: numbers are used again."""
-    number = f"{os.major(device)}:{os.minor(device)}".encode()
+    device_id = f"{os.major(device)}:{os.minor(device)}".encode()
     # The kernel escapes blank, tab and newline in a mount point, but not the other characters at
     # which splitlines() splits.
     for line in Path("/proc/self/mountinfo").read_bytes().split(b"\n"):
         mount, _, rest = line.partition(b" - ")
-        if number in mount.split(b" ")[2:3]:
+        if device_id in mount.split(b" ")[2:3]:
             kind, _, options = rest.split(b" ")[:3]
             user = re.search(rb"(?:\A|,)user_id=(\d+)", options)
             return _Mounted(kind, int(user[1]) if user and kind.startswith(b"fuse") else 0)

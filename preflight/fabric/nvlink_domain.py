@@ -93,7 +93,7 @@ def over_nvlink(one: OverNvlink, gpus: Sequence[Gpu], share: float) -> OverNvlin
     far = below_nvlinks(one.best_gbs, one.at_bytes, nvlink_gbs(gpus, len(gpus)), share)
     if one.why or not far:
         return one
-    return replace(one, why=f"{_speed(one)}; {far}", advice=_SLOW)
+    return replace(one, why=f"{_speed_words(one)}; {far}", advice=_SLOW)
 
 
 def _missing(name: str, plain: OverNvlink, met: ByNode, sweep: Sweep) -> OverNvlink | None:
@@ -171,11 +171,12 @@ def _judge_node(
         why = f"the all-reduce of GPU {rail} over NVLink with {partners} {end} ({best.error})"
         return replace(node, why=why, advice=_BROKEN.format(name))
     if not best.best_gbs:
-        why = f"{_speed(node)}, not over NVLink, which joins the {node.nodes} nodes of its domain"
+        joined = f"which joins the {node.nodes} nodes of its domain"
+        why = f"{_speed_words(node)}, not over NVLink, {joined}"
         return replace(node, why=why, advice=_FELL_BACK.format(name))
     if best.best_gbs < least:
         usual = f"the median of the others is {gbs(peers_gbs or 0.0)}"
-        why = f"{_speed(node)}; {usual}, at least {gbs(least)} is expected"
+        why = f"{_speed_words(node)}; {usual}, at least {gbs(least)} is expected"
         return replace(node, why=why, advice=_SLOW)
     if why := _bad_path(name, met, least):
         return replace(node, why=why, advice="run again", proven=False)
@@ -220,6 +221,6 @@ def _wrong(name: str, pair: _Met) -> bool:
     return pair.measured.state == "corrupt" and pair.error.startswith(f"{name}: ")
 
 
-def _speed(node: OverNvlink) -> str:
+def _speed_words(node: OverNvlink) -> str:
     reached = f"{gbs(node.best_gbs or 0.0)} at best at {size(node.at_bytes)}"
     return f"{reached} on GPU {node.rail} with {' and '.join(node.partners)}, over {node.way}"

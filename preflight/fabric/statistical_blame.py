@@ -297,7 +297,7 @@ def transient_paths(
         if far:
             then = _speeds(reading for reading in own if not reading.once)
             bound = f"limit {gbs(far[0].bound.gbs or 0.0)}, {far[0].bound.origin}"
-            yield _recovery(far, len(own), f"then {then} ({bound})", many=many)
+            yield _blame_recovered(far, len(own), f"then {then} ({bound})", many=many)
     for where, counters in counters_again(observed).items():
         if where in by_path and where[:2] not in pairs:
             effect = limit.of(observed.backend)("slow_effect")
@@ -326,10 +326,12 @@ def _with_counters(
     if slow and quick and all(reading.good and not _less(reading, effect) for reading in quick):
         peers = f"peers' median {gbs(slow[0].bound.peers_gbs or 0.0)}"
         rest = f"then {_speeds(quick)} ({peers}), but {', '.join(counters)} moved"
-        yield _recovery(slow, len(own), rest, many=many)
+        yield _blame_recovered(slow, len(own), rest, many=many)
 
 
-def _recovery(slow: Sequence[PairJudgement], readings: int, rest: str, *, many: bool) -> Blame:
+def _blame_recovered(
+    slow: Sequence[PairJudgement], readings: int, rest: str, *, many: bool
+) -> Blame:
     """Blame a path that was slow in some measurements; `rest`: how the others went."""
     sentence = f"slow when first measured, median {_speeds(slow[:1])}, {rest}"
     return _passing(slow, readings, sentence, _ADVICE, many=many)

@@ -68,10 +68,10 @@ def findings(
     )
     _merge_double_culprits(groups)
     by_component = {blame.component: blame for blame in blames}
-    by_cause = [_finding(name, own, by_component.get(name)) for (name, _), own in groups.items()]
+    singles = [_finding(name, own, by_component.get(name)) for (name, _), own in groups.items()]
     merged = grouped(
         ((finding.check, finding.sentence, finding.advice, finding.outcome), finding)
-        for finding in by_cause
+        for finding in singles
     )
     result = _fold_alike([_over_subjects(same) for same in merged.values()])
     result = [replace(f, advice=_WAIT) if f.check in suspected else f for f in result]

@@ -132,16 +132,16 @@ def conclude(
         measured_in=run.fleet.measured_in[0],
     )
     is_ready, metrics_trouble = report.exit == 0, ""
-    rows = findings(entries, blames, suspected)
+    all_findings = findings(entries, blames, suspected)
     if entries:
         report = outputs.write_report(report)
-        outputs.write(PAGE, _page(run, report, rows, outputs).encode())
-        outputs.events.end(entries, summary_of(report, rows))
+        outputs.write(PAGE, _page(run, report, all_findings, outputs).encode())
+        outputs.events.end(entries, summary_of(report, all_findings))
         outputs.put_away(latest=not run.replayed)
-        metrics_trouble = outputs.write_metrics(report, rows)
+        metrics_trouble = outputs.write_metrics(report, all_findings)
     hint = _hint(run, report, ready, ending)
     unsaved = is_ready and report.exit != 0
-    return Conclusion(report, rows, outputs, hint, metrics_trouble, unsaved=unsaved)
+    return Conclusion(report, all_findings, outputs, hint, metrics_trouble, unsaved=unsaved)
 
 
 def _hint(run: Run, report: Report, ready: Readiness, ending: Ending) -> str:
@@ -155,11 +155,11 @@ def _hint(run: Run, report: Report, ready: Readiness, ending: Ending) -> str:
     return next_command(run.fleet, ready, by_pairs=bool(report.blames), short_of_s=short_of_s)
 
 
-def _page(run: Run, report: Report, rows: tuple[Finding, ...], outputs: Outputs) -> str:
+def _page(run: Run, report: Report, all_findings: tuple[Finding, ...], outputs: Outputs) -> str:
     """The run's HTML page."""
     sweep, observed = run.judgement.measured.sweep, run.judgement.sweep.observed
     context = PageContext(
-        found=rows,
+        found=all_findings,
         earlier=earlier(outputs.path),
         drains=frozenset(entry.check.id for entry in run.registry if entry.check.drains),
     )

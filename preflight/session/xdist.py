@@ -102,11 +102,11 @@ def warnings(config: pytest.Config) -> list[str]:
     """Warnings for the header, none if all is well; each names the versions and what to do."""
     if getattr(config.option, "dist", "no") != "loadgroup" or not config.option.tx:
         return []
-    version, xdist_version = map(importlib.metadata.version, ("pytest", "pytest-xdist"))
-    if not misgroups(version, xdist_version):
+    pytest_version, xdist_version = map(importlib.metadata.version, ("pytest", "pytest-xdist"))
+    if not misgroups(pytest_version, xdist_version):
         return []
     line = (
-        f"warning  --dist loadgroup does not group with pytest {version} and pytest-xdist "
+        f"warning  --dist loadgroup does not group with pytest {pytest_version} and pytest-xdist "
         f"{xdist_version}: tests of one xdist_group run at the same time in several "
         "workers; to have them one after another, leave -n out, or: pip install 'pytest<9.2'"
     )

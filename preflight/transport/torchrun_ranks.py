@@ -179,14 +179,14 @@ class RankRemote(StreamRemote):
         self._ended: Ended | None = None
         self._left = False
         self._child = hub.attach(rank, self._replies.put)
-        self._order(replace(start, child=self._child))
+        self._send_order(replace(start, child=self._child))
 
     def finish_input(self) -> None:
         """Say that there will be no more input."""
         with suppress(StoreLostError):
             self._hub.send(self._rank, Feed(self._child, last=True))
 
-    def _order(self, order: Start | Feed) -> None:
+    def _send_order(self, order: Start | Feed) -> None:
         try:
             self._hub.send(self._rank, order)
         except StoreLostError as error:
@@ -196,7 +196,7 @@ class RankRemote(StreamRemote):
         if self._left or self._ended or self._hub.why_lost(self._rank):
             raise BrokenPipeError
         chunk = bytes(data[:CHUNK])
-        self._order(Feed(self._child, chunk))
+        self._send_order(Feed(self._child, chunk))
         return len(chunk)
 
     def _move(self, wait_s: float, *, writing: bool) -> bool:

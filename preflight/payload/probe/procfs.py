@@ -131,8 +131,10 @@ class OpenFiles:
     """The GPUs and sockets that a process has open."""
 
     def __init__(self, links: list[str]) -> None:
-        self.gpu = any(link.startswith(_GPU) and link[len(_GPU) :][:1].isdigit() for link in links)
-        self.sockets = {link[len(_SOCKET) : -1] for link in links if link.startswith(_SOCKET)}
+        self.gpu = any(
+            target.startswith(_GPU) and target[len(_GPU) :][:1].isdigit() for target in links
+        )
+        self.sockets = {target[len(_SOCKET) : -1] for target in links if target.startswith(_SOCKET)}
         self.count = len(links)
 
 

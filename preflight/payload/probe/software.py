@@ -98,9 +98,11 @@ def _usual(containers: list[frozenset[str]]) -> list[str] | None:
     """Keep the targets of at least half of them: some kernels are for one architecture only."""
     if not containers:
         return None
-    archs = dict.fromkeys(arch for names in containers for arch in names)
+    archs = dict.fromkeys(arch for targets in containers for arch in targets)
     usual = [
-        arch for arch in archs if 2 * sum(arch in names for names in containers) >= len(containers)
+        arch
+        for arch in archs
+        if 2 * sum(arch in targets for targets in containers) >= len(containers)
     ]
     return sorted(usual, key=lambda arch: (arch.split("_")[0], int(arch.split("_")[1])))[:MOST]
 
