@@ -216,11 +216,11 @@ def reports_failure(line: str) -> bool:
     return match is not None and not _is_supposed(text.decode("latin-1"), *match.span())
 
 
-_LOGGED = re.compile(rb"\b(?:ERROR|FATAL|CRITICAL)\b")
+_GRAVE_LEVEL = re.compile(rb"\b(?:ERROR|FATAL|CRITICAL)\b")
 
 
 def may_be_last(line: str) -> bool:
     """Whether a line of failure near the end of a log may report why it ends there."""
     text = line.encode()
     goes_on = TRIED_AGAIN.search(line) or _NOTICE.search(text)
-    return _LOGGED.search(text) is not None and not goes_on
+    return _GRAVE_LEVEL.search(text) is not None and not goes_on
