@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cache
 from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING
@@ -11,14 +12,15 @@ from typing import TYPE_CHECKING
 from preflight.hang.explain.exceptions import ENDS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from preflight.hang.explain.symptom import Symptom
 
 
-def any_of(words: Iterable[bytes]) -> re.Pattern[bytes]:
+@cache
+def any_of(words: frozenset[bytes]) -> re.Pattern[bytes]:
     """Match any of these words, ten times faster than plain alternatives: shares prefixes."""
-    return re.compile(_branches(sorted(set(words))))
+    return re.compile(_branches(sorted(words)))
 
 
 def _branches(words: list[bytes]) -> bytes:
@@ -52,7 +54,7 @@ _OF_COMMUNICATOR = re.compile(
 """In lines that show only a communicator: how it was made or ended, and how long that took."""
 _COMMUNICATOR = re.compile(rb"(?<=comm )0x0+(?= rank 0)".translate(ALIKE))
 _BEGINS = b"Traceback (most".translate(ALIKE)
-RAISED = any_of(word.translate(ALIKE) for word in (*ENDS, b"Traceback"))
+RAISED = any_of(frozenset(word.translate(ALIKE) for word in (*ENDS, b"Traceback")))
 _OF_ONE_LINE = ("", "xid", "memory", "call")
 """What is read of a failure of which only the first lines are stored."""
 

@@ -243,7 +243,7 @@ class Scanner:
             b'File "',
             *(word.encode() for stem in STEMS for word in (stem, stem.upper())),
         ]
-        self._anchor = any_of(word.translate(ALIKE) for word in words)
+        self._anchor = any_of(frozenset(word.translate(ALIKE) for word in words))
         self._shapes: dict[bytes, Shape] = {}
         self._anchors = [
             (word.encode().translate(ALIKE), word.encode(), symptom)
