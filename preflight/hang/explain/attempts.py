@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections import Counter
 from math import inf
 from typing import TYPE_CHECKING
@@ -48,15 +47,6 @@ def last_attempt(found: ScanResult) -> tuple[ScanResult, str]:
     for source, again in found.again.items():
         if any(failure.place.source == source and failure.order < again for failure in grave):
             found.settled[source], doubt = again, _AGAIN
-    starts = {
-        (hit.place.source, hit.speaker): hit.order
-        for hit in grave
-        if not isinstance(hit, LoggedException) and hit.symptom.at_once
-    }
-    for failure in grave:
-        start = starts.get((failure.place.source, failure.speaker), inf)
-        if failure.order > start and _begins_anew(failure):
-            found.settled[failure.place.source], doubt = start, _AGAIN
     raised = [error for error in found.raised if is_unsettled(error, found)]
     hits = [
         hit
@@ -72,13 +62,6 @@ def last_attempt(found: ScanResult) -> tuple[ScanResult, str]:
     has_died = _last_failure(hits, found) == inf
     again = any(failure.order <= found.settled.get(failure.place.source, 0) for failure in rest)
     return found, _SURVIVED if rest and (again or not has_died) else ""
-
-
-def _begins_anew(failure: Hit | LoggedException) -> bool:
-    """Whether the end of another process cannot have caused this failure."""
-    if isinstance(failure, LoggedException):
-        return not failure.cut and not _OF_CHILD.search(failure.message)
-    return failure.symptom.role == "cause" and not failure.symptom.follows
 
 
 def _is_grave(hit: Hit) -> bool:
@@ -141,11 +124,6 @@ def _last_failure(hits: Sequence[Hit], found: ScanResult) -> float:
     return max((failure.order for failure in failures), default=0)
 
 
-_OF_CHILD = re.compile(
-    r"(?i)exit|return|fail|died|dead|terminat|\bstart|ready|child|process|command|connect"
-    r"|timed?[ -]?out"
-)
-"""In the message of an exception that another process's end may have caused."""
 _SURVIVED = "; but the job goes on after that, and no line shows its end: it may have been caught"
 _AGAIN = "; but another failure stands before it, and no time shows whether of another attempt"
 _SEVERAL_TIMES = "; but one process raised it several times, so that it caught it at least once"

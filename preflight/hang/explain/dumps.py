@@ -13,7 +13,6 @@ import shlex
 import signal
 import stat
 import zlib
-from array import array
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
@@ -184,12 +183,11 @@ def _read_all(paths: Sequence[Path]) -> Iterable[Recording | Unreadable]:
     from concurrent.futures import ProcessPoolExecutor
     from concurrent.futures.process import BrokenProcessPool
 
-    work = partial(_read_apart, latest=latest)
+    work = partial(_read, latest=latest)
     workers = min(os.cpu_count() or 1, 16)
     try:
         with ProcessPoolExecutor(workers, initializer=_start_worker) as pool:
-            members: dict[bytes, tuple[int, ...]] = {}
-            return [_with_members(*pair, members) for pair in pool.map(work, paths, chunksize=16)]
+            return [*map(_Shared(), pool.map(work, paths, chunksize=16))]
     except BrokenProcessPool as error:
         raise UsageError(
             "a process that read the dumps was killed, perhaps for its memory: give fewer dumps"
@@ -201,25 +199,18 @@ def _start_worker() -> None:
     gc.disable()  # plain values have no circles
 
 
-def _read_apart(path: Path, latest: int) -> tuple[Recording | Unreadable, dict[str, bytes]]:
-    """The members of groups apart and packed: those of a large job are the same in most dumps."""
-    recording = _read(path, latest)
-    if isinstance(recording, Unreadable):
-        return recording, {}
-    packed = {name: array("q", ranks).tobytes() for name, ranks in recording.members.items()}
-    return replace(recording, members={}), packed
+class _Shared:
+    """Lets recordings share the members of groups: those of a large job are the same in most."""
 
+    def __init__(self) -> None:
+        self._members: dict[tuple[int, ...], tuple[int, ...]] = {}
 
-def _with_members(
-    recording: Recording | Unreadable,
-    packed: dict[str, bytes],
-    groups: dict[bytes, tuple[int, ...]],
-) -> Recording | Unreadable:
-    if isinstance(recording, Unreadable):
-        return recording
-    for raw in packed.values():
-        groups[raw] = groups.get(raw) or tuple(array("q", raw))
-    return replace(recording, members={name: groups[raw] for name, raw in packed.items()})
+    def __call__(self, recording: Recording | Unreadable) -> Recording | Unreadable:
+        if isinstance(recording, Unreadable):
+            return recording
+        shared = self._members
+        members = {name: shared.setdefault(at, at) for name, at in recording.members.items()}
+        return replace(recording, members=members)
 
 
 def _read(path: Path, latest: int) -> Recording | Unreadable:

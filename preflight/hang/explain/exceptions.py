@@ -168,13 +168,6 @@ class Tracebacks:
         """Forget what has begun: the file ends."""
         self._running.clear()
 
-    def forget_before(self, order: int) -> int:
-        """Forget the exception that ended right before a line; the line where it began, or 0."""
-        if not self.raised or order - self.raised[-1].order > _BLANK:
-            return 0
-        last = self.raised.pop()
-        return last.order - last.place.line + last.began
-
     def feed(self, line: Line, place: Place, order: int) -> bool:
         """Take the next line of the file; whether it is of an exception that Python ignored."""
         first = next(iter(self._running), None)

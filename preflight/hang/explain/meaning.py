@@ -86,7 +86,7 @@ def _holds(case: Circumstance, hit: Hit, found: ScanResult) -> bool:
             return False
     return (
         all(number_of(hit, field) in numbers for field, numbers in case.numbers.items())
-        and (not case.met or found.counts[case.met] > 0)
+        and (not case.met or case.met in found.met)
         and (not case.several or len(_values(case.several, found)) > 1)
         and case.world in (0, found.world)
         and (not case.one_node or found.on_one_node)

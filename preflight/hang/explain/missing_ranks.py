@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from itertools import islice
-from math import inf
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from preflight.hang.answer_text import Alternative
 from preflight.hang.explain import watchdog
 from preflight.hang.explain.attempts import exit_code
 from preflight.hang.explain.explanation import LIKELY, Explanation, proofs, rank_words
@@ -40,7 +37,7 @@ def of_members(found: ScanResult) -> Explanation | None:
     that all ranks joined, so a log without rank 0 proves nothing.
     """
     facts = [hit for hit in found.hits if hit.symptom.reads == "member"]
-    members = Counter(int(hit.fields["member"]) for hit in facts if "member" in hit.fields)
+    members = {int(hit.fields["member"]) for hit in facts if "member" in hit.fields}
     sizes = {int(hit.fields["of"]) for hit in facts if "of" in hit.fields}
     if 0 not in members or len(sizes) != 1 or any("registered" in hit.fields for hit in facts):
         return None
@@ -48,27 +45,17 @@ def of_members(found: ScanResult) -> Explanation | None:
     if not missing or found.lines - max(hit.order for hit in facts) > _LATER:
         return None
     words = ", ".join(map(str, missing[:8])) + " ..." * (len(missing) > 8)  # noqa: PLR2004
-    away = f"{len(members)} of {max(sizes)} ranks joined, and the log ends there; missing: {words}"
-    evidence = proofs(hit.place for hit in facts)
-    if members[0] > 1 and not any("waits" in hit.fields for hit in facts):
-        return Explanation(
-            category="env_misconfig",
-            sentence=f"two processes joined as rank 0, and none as {words}",
-            cause="two nodes were started with the same NODE_RANK, or two jobs write this log",
-            advice="give each node a different NODE_RANK, and start with only one launcher",
-            next="launch.fits, env.ranks",
-            evidence=evidence,
-            confidence=0.7,
-            alternatives=(Alternative("timeout_rank_missing", away, 0.0),),
-        )
+    sentence = (
+        f"{len(members)} of {max(sizes)} ranks joined, and the log ends there; missing: {words}"
+    )
     return Explanation(
         category="timeout_rank_missing",
-        sentence=away,
+        sentence=sentence,
         cause="a node did not start its processes, or they cannot reach the first one",
         advice="check that the other nodes' processes run, their NODE_RANK and MASTER_ADDR, and "
         "the network path to that port",
         next="net.ports, launch.fits",
-        evidence=evidence,
+        evidence=proofs(hit.place for hit in facts),
         confidence=0.5,
     )
 
@@ -146,32 +133,6 @@ def of_the_only_absent(
             proofs=tuple(waited[:3]),
             confidence=0.55,
         )
-    )
-
-
-def of_ended_before(
-    timed_out: Sequence[Hit], hits: Sequence[Hit], found: ScanResult
-) -> Explanation | None:
-    """The only rank that torchrun saw end before the others' time-outs, by the times of both."""
-    waiting = {-1 if hit.speaker.rank is None else hit.speaker.rank for hit in timed_out}
-    late = min((hit.time for hit in timed_out if hit.time is not None), default=-inf)
-    summaries = {
-        hit.fields["rank"]: hit
-        for hit in hits
-        if hit.symptom.reads == "summary"
-        and int(hit.fields["rank"]) not in waiting
-        and hit.time is not None
-        and hit.time < late
-    }
-    if len(summaries) != 1 or -1 in waiting:
-        return None
-    (summary,) = summaries.values()
-    answer = of_hit(summary, hits, found)
-    return replace(
-        answer,
-        category="other",
-        sentence=f"{answer.sentence}; after that {rank_words(waiting)} waited for it",
-        confidence=0.6,
     )
 
 

@@ -33,8 +33,6 @@ def _branches(words: list[bytes]) -> bytes:
     return parts[0] if len(parts) == 1 else b"(?:" + b"|".join(parts) + b")"
 
 
-ANNOUNCED = 3
-"""From a line of failure that announces an exception to its traceback, at most."""
 KEPT_EACH = 3
 """Hits stored of one symptom and speaker: the first ones."""
 KEPT = 20_000
@@ -105,7 +103,6 @@ class _Late:
     shape: Shape
     line: bytes = b""
     order: int = 0
-    times: int = 0
 
 
 class Repeats:
@@ -145,18 +142,8 @@ class Repeats:
             return False
         if shape.is_failure and (tells in self.late or len(self.late) < KEPT):
             last = self.late.setdefault(tells, _Late(shape))
-            last.line, last.order, last.times = line, order, last.times + 1
+            last.line, last.order = line, order
         return True
-
-    def forget_before(self, order: int) -> int:
-        """Forget the traceback that ended right before a line; the line where it began, or 0."""
-        for tells, (first, lines) in self.tracebacks.items():
-            if first + len(lines) == order:
-                del self.tracebacks[tells]
-                before, late = first - ANNOUNCED, self.late.items()
-                self.late = {what: one for what, one in late if one.order < before}
-                return first
-        return 0
 
     def of_traceback(self, lines: list[bytes], shapes: list[bytes], at: int, order: int) -> int:
         """How many lines follow in a traceback that repeats others but for numbers in its message.

@@ -30,7 +30,6 @@ from preflight.hang.explain.log_lines import LONGEST, chunks, text_of, unstructu
 from preflight.hang.explain.origin import Line, Origins, speaker_of_file, time_of
 from preflight.hang.explain.repeats import (
     ALIKE,
-    ANNOUNCED,
     INFO,
     KEPT,
     KEPT_EACH,
@@ -61,8 +60,6 @@ _STEP = re.compile(
 )
 _SERVED = b'HTTP/1.1" 200 OK'
 """Ends the line of a request that a server has answered: as good as a step, if it is a POST."""
-_REJECTED = b'HTTP/1.1" 400 Bad Request'
-"""Ends the line of a request that a server has rejected, after the exception that it caught."""
 _NUMBERS = re.compile(rb"[\d.]+")
 _WRITER = re.compile(rb"\[rank ?(\d{1,6})\]:")
 _GOES_ON = 20
@@ -96,8 +93,8 @@ class ScanResult:
 
     hits: list[Hit] = field(default_factory=list)
     raised: list[LoggedException] = field(default_factory=list)
-    counts: Counter[str] = field(default_factory=Counter)
-    """How often each symptom was found, including hits that are not stored."""
+    met: set[str] = field(default_factory=set)
+    """The ids of all symptoms, including those of hits that are not stored."""
     ended: int = 0
     """The number of the last line that reports the normal end of the job; 0 if none."""
     settled: dict[str, float] = field(default_factory=dict)
@@ -321,13 +318,11 @@ class Scanner:
         result.raised += file.tracebacks.raised
 
     def _repeat(self, file: _File, before: int) -> None:
-        """Read the last of lines that tell the same, and count those between."""
+        """Read the last of lines that tell the same."""
         file.tracebacks.end()
         for late in file.repeats.late.values():
-            counts, begins = self._result.counts.copy(), late.shape.begins(late.line)
+            begins = late.shape.begins(late.line)
             self._line(file, text_of(late.line), late.order - before, late.order, begins)
-            for name, number in (self._result.counts - counts).items():
-                self._result.counts[name] += number * (late.times - 1)
         for first, lines in file.repeats.tracebacks.values():
             for order, line in enumerate(lines, first):
                 begins = self._learn_shape(line.translate(ALIKE), line).begins(line)
@@ -372,10 +367,11 @@ class Scanner:
         """Take a line that tells the step."""
         if b"loss" in line or b"grad" in line:
             self._result.finite[file.source] = order
-        if line.endswith((_SERVED, _REJECTED)):
-            self._take_request(file, line, order)
-            return
         now = file.progress
+        if line.endswith(_SERVED):
+            now.served.append(order)
+            self._forget_failure(file, now.served)
+            return
         if now.over < inf and (self._time_of(line) or 0) > now.over:
             self._begin_attempt(file, self._result.settled, order)
             now = file.progress = _Progress()
@@ -392,25 +388,16 @@ class Scanner:
                 self._result.failure = None  # nor from its next steps
             self._result.latest[file.source] = order
             now.orders.append(order)
-            if len(now.orders) == _GOES_ON:
+            if self._forget_failure(file, now.orders):
                 self._result.further[file.source] = now.orders[0]
-                self._forget_failure(file, now.orders[0])
         now.line = line
 
-    def _take_request(self, file: _File, line: bytes, order: int) -> None:
-        """Take a line that reports the answer to a request; what it rejects ended no process."""
-        served = file.progress.served
-        if line.endswith(_SERVED):
-            served.append(order)
-            if len(served) == _GOES_ON:
-                self._forget_failure(file, served[0])
-        elif begun := file.tracebacks.forget_before(order) or file.repeats.forget_before(order):
-            self._forget_failure(file, order, begun - ANNOUNCED)
-
-    def _forget_failure(self, file: _File, order: int, since: int = 0) -> None:
-        """Forget a failure that no symptom knows and that did not end the work of the file."""
-        if (file.source, since) < self._failed_at < (file.source, order):
+    def _forget_failure(self, file: _File, orders: deque[int]) -> bool:
+        """Whether so much work follows that an unknown failure before it ended nothing."""
+        goes_on = len(orders) == _GOES_ON
+        if goes_on and (file.source, 0) < self._failed_at < (file.source, orders[0]):
             self._result.failure = None
+        return goes_on
 
     def _take_lower(self, file: _File, line: bytes, step: tuple[float, ...], order: int) -> None:
         """Note that steps begin again, in the same words and without a time."""
@@ -434,7 +421,7 @@ class Scanner:
             anchors = [(word, symptom) for alike, word, symptom in self._anchors if alike in looks]
             if anchors or INFO not in looks or RAISED.search(looks):
                 shape = Shape(looks, anchors)
-        served = b'"POST ' in line and line.endswith((_SERVED, _REJECTED))
+        served = b'"POST ' in line and line.endswith(_SERVED)
         if served or (shape is QUIET and _STEP.search(line.lower(), 0, LONGEST)):
             shape = PACED
         if shape in (QUIET, PACED) and self._origins.may_show_rank(line):
@@ -449,7 +436,7 @@ class Scanner:
 
     def _take(self, story: _Story, file: _File, fields: dict[str, str], text: str) -> None:
         symptom, result, source = story.symptom, self._result, story.place.source
-        result.counts[symptom.id] += 1
+        result.met.add(symptom.id)
         speaker = story.line.speaker.joined(file.whose)
         if "world" in fields:
             self._learn(fields, speaker, file, story.order)

@@ -119,8 +119,6 @@ class Symptom(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A sign of programs that try again: it counts only if nothing else failed."""
     dies: bool = False
     """A sign after which a rank is dead, so that its peers' connections fail too."""
-    at_once: bool = False
-    """A cause by which a program ends before it begins: a later cause is of another start."""
     waits: bool = False
     """A sign of ranks that only waited for another."""
     at_end: Literal["", "lines", "steps"] = ""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.hang.logs import communicator, explained, timed_out
+from tests.unit.hang.logs import communicator, explained
 
 LOGS = tomllib.loads(Path(__file__).with_name("public_logs.toml").read_text())
 SUMMARY = """\
@@ -40,16 +40,6 @@ def test_the_cause_is_named(tmp_path: Path, name: str) -> None:
     answer = explained(tmp_path, case["log"])
     named = answer.category, case["words"] in answer.sentence
     assert named == (case["category"], True), answer.sentence
-
-
-def test_a_rank_that_ended_before_the_others_time_outs_is_the_missing_one(tmp_path: Path) -> None:
-    """Torchrun reports its end ten minutes before; later, it may be one of those that waited."""
-    waits = timed_out(0, seq=2, at="10:10:05.1")
-    answer = explained(tmp_path, SUMMARY.format(at="10:00:00", rank=4, code=1) + waits)
-    assert answer.culprits == ("rank 4", "node n7")
-    assert "rank 0 waited for it" in answer.sentence
-    late = explained(tmp_path, SUMMARY.format(at="10:10:09", rank=4, code=1) + waits)
-    assert late.culprits == ()
 
 
 def test_an_abort_is_no_exception_without_record(tmp_path: Path) -> None:
@@ -144,37 +134,6 @@ def test_cuda_itself_out_of_memory_is_less_sure(tmp_path: Path) -> None:
     cuda = explained(tmp_path, text.format("error: out of memory"))
     torch = explained(tmp_path, text.format("out of memory. Tried to allocate 2.00 GiB."))
     assert cuda.confidence < 0.8 <= torch.confidence
-
-
-def test_a_request_that_a_server_rejected_is_no_failure(tmp_path: Path) -> None:
-    """It answers with a 4xx status right after the traceback; other exceptions still count."""
-    raised = "ERROR [serving.py:251] Error in the inputs\nTraceback (most recent call last):\n"
-    raised += FRAMES + "ValueError: the request has {} tokens, at most 4096\n"
-    rejected = 'INFO:     10.0.0.1:4001 - "POST /v1/completions HTTP/1.1" 400 Bad Request\n'
-    for times in (1, 9):
-        log = (raised.format(5000) + rejected) * times
-        assert explained(tmp_path, log).category == "no_failure"
-    both = log + raised.format(6000)
-    assert "has 6000 tokens" in explained(tmp_path, both).sentence
-    assert "has 6000 tokens" in explained(tmp_path, raised.format(6000) + log).sentence
-    fatal = "RuntimeError: CUDA error: an illegal memory access was encountered\n"
-    assert explained(tmp_path, log + fatal).category == "other"
-
-
-def test_a_start_that_failed_before_another_one_is_less_sure(tmp_path: Path) -> None:
-    """A program that refuses its options ends at once: what fails later is of another start."""
-    first = "serve.py: error: unrecognized arguments: --fast\n"
-    missing = "python: can't open file '/home/u/trial.py': [Errno 2] No such file or directory\n"
-    raised = "Traceback (most recent call last):\n" + FRAMES.replace("main", "<module>")
-    raised += "ValueError: 3 heads for 8 ranks\n"
-    taken = "OSError: [Errno 98] Address already in use\n"
-    for begin in (first, missing):
-        assert explained(tmp_path, begin).confidence >= 0.8
-        assert explained(tmp_path, begin * 2).confidence >= 0.8
-        for later, words in ((raised, "3 heads for 8 ranks"), (taken, "a port was taken")):
-            answer = explained(tmp_path, begin + later)
-            assert answer.confidence < 0.8, answer.sentence
-            assert words in answer.sentence
 
 
 def test_the_node_that_reports_a_lost_peer_is_not_blamed(tmp_path: Path) -> None:
