@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -21,7 +22,7 @@ from . import device
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
     from typing import Any
 
     Serve = Callable[["dict[str, Any]"], "list[dict[str, Any]]"]
@@ -46,29 +47,33 @@ class Answer:
 
 
 class Worker:
-    """One forked process, its orders and its answers; OSError if it does not start."""
+    """One forked process, its orders and its answers; if it does not start, `answer` says so."""
 
     def __init__(self, name: str, serve: Serve) -> None:
         orders, self._orders = os.pipe()
         answers, answering = os.pipe()
         self._answers = start.Reader(answers)
         self._waited: dict[str, float] = {}
+        self._not_started = ""
         try:
             self.pid = children.fork_surely(name, lambda: _work(serve, orders, answering))
-        except OSError:
+        except OSError as error:
+            self._not_started = str(error)
             self.close()
-            raise
-        finally:
-            os.close(orders)
-            os.close(answering)
+        os.close(orders)
+        os.close(answering)
 
     def order(self, order: dict[str, Any]) -> None:
-        """Send an order; OSError if the process has ended."""
-        self._waited = clocks.waited_s(self.pid)
-        start.write(self._orders, order)
+        """Send an order; if the process has ended, `answer` says so."""
+        if not self._not_started:
+            self._waited = clocks.waited_s(self.pid)
+            with suppress(BrokenPipeError):
+                start.write(self._orders, order)
 
     def answer(self, ends: float, limit_s: float) -> Answer:
         """Wait for the result of the order until `ends`; kill the process if it is late."""
+        if self._not_started:
+            return Answer(how="error", error=self._not_started)
         try:
             message = self._answers.next(max(0.0, ends - time.monotonic()))
         except TimeoutError:
@@ -133,10 +138,7 @@ class Crew:
         self._alive: dict[int, Worker] = {}
         for index in range(count):
             work = partial(device.work, kind=kind, index=index, plan=plan, sides=sides)
-            try:
-                self._alive[index] = Worker(f"preflight-{kind}{index}", work)
-            except OSError as error:
-                emit(lost_event(index, "open", "error", str(error)))
+            self._alive[index] = Worker(f"preflight-{kind}{index}", work)
 
     def together(self, phase: str) -> None:
         """Run a phase on all devices at once, as a job would."""
@@ -157,39 +159,28 @@ class Crew:
         self._alive = {}
         return alive
 
-    def _ask(self, indices: Iterable[int], phase: str) -> None:
+    def _ask(self, indices: list[int], phase: str) -> None:
         limit_s = float(self._limits[phase])
-        busy = [index for index in indices if self._order(index, phase)]
+        for index in indices:
+            self._alive[index].order({"phase": phase})
         ends = time.monotonic() + limit_s
-        for index in busy:
+        for index in indices:
             answer = self._alive[index].answer(ends, limit_s)
             for event in answer.events:
                 self._emit(dict(event, device=index))
             if answer.how:
-                self._alive.pop(index)
-                starved = answer.starved
-                self._emit(lost_event(index, phase, answer.how, answer.error, starved=starved))
-
-    def _order(self, index: int, phase: str) -> bool:
-        try:
-            self._alive[index].order({"phase": phase})
-        except OSError:  # it ended between two phases
-            error = self._alive.pop(index).end() or "its process ended by itself"
-            self._emit(lost_event(index, phase, "died", error))
-            return False
-        return True
+                del self._alive[index]
+                self._emit(lost_event(index, phase, answer))
 
 
-def lost_event(
-    index: int, phase: str, how: str, error: str, *, to: int | None = None, starved: bool = False
-) -> dict[str, Any]:
-    """The event for a device that failed."""
+def lost_event(index: int, phase: str, answer: Answer, to: int | None = None) -> dict[str, Any]:
+    """The event for a device that failed, or for its copies `to` another one."""
     return {
         "event": "lost",
         "device": index,
         "to": to,
         "phase": phase,
-        "how": how,
-        "error": error[:500],
-        "starved": starved,
+        "how": answer.how,
+        "error": answer.error[:500],
+        "starved": answer.starved,
     }

@@ -23,6 +23,7 @@ import threading
 import time
 from contextlib import suppress
 from functools import partial
+from itertools import combinations
 
 from probe import node_files as pci
 from probe.node_files import attempt, clean, names
@@ -49,13 +50,10 @@ def measure_host(plan: dict[str, Any], sides: Sides, emit: Emit) -> None:
     """Measure one NUMA node after another, each in a process of its own."""
     limit_s = float(plan["limit_s"]["host"])
     for side, cpus in sides:
-        try:
-            work = partial(_measure_memory, side, cpus, plan["host"])
-            worker = crew.Worker("preflight-host", work)
-            worker.order({})
-            answer = worker.answer(time.monotonic() + limit_s, limit_s)
-        except OSError as error:
-            answer = crew.Answer(how="error", error=str(error))
+        work = partial(_measure_memory, side, cpus, plan["host"])
+        worker = crew.Worker("preflight-host", work)
+        worker.order({})
+        answer = worker.answer(time.monotonic() + limit_s, limit_s)
         for event in answer.events:
             emit(event)
         if answer.how:
@@ -264,42 +262,25 @@ _MOST_LOST = 3
 
 def measure_pairs(kind: str, alive: list[int], plan: dict[str, Any], emit: Emit) -> None:
     """Measure all pairs of the remaining devices; a pair that hangs is reported and skipped."""
-    left = [(a, b) for a in alive for b in alive if a < b]
-    lost = 0
+    left = list(combinations(alive, 2))
+    worker, lost = None, 0
     while left and lost < _MOST_LOST:
-        if not _measure_in_one_process(kind, left, plan, emit):
-            return
-        lost += 1
-
-
-def _measure_in_one_process(
-    kind: str, left: list[tuple[int, int]], plan: dict[str, Any], emit: Emit
-) -> bool:
-    """Measure pairs in one process, and remove each from `left`; return whether a pair ended it."""
-    limit_s = float(plan["limit_s"]["p2p"])
-    try:
-        worker = crew.Worker("preflight-p2p", partial(_copy_pair, kind, plan["p2p"]))
-    except OSError as error:
-        emit(crew.lost_event(left[0][0], "p2p", "error", str(error), to=left[0][1]))
-        return False
-    new = sorted({index for pair in left for index in pair}) if kind == "cuda" else []
-    limit_s += float(plan["limit_s"]["open"]) if new else 0.0
-    while left:
+        new, limit_s = [], float(plan["limit_s"]["p2p"])
+        if worker is None:
+            worker = crew.Worker("preflight-p2p", partial(_copy_pair, kind, plan["p2p"]))
+            if kind == "cuda":
+                new = sorted({index for pair in left for index in pair})
+                limit_s += float(plan["limit_s"]["open"])
         a, b = left.pop(0)
-        try:
-            worker.order({"open": new, "a": a, "b": b})
-        except OSError:
-            emit(crew.lost_event(a, "p2p", "died", worker.end() or "its process ended", to=b))
-            return True
+        worker.order({"open": new, "a": a, "b": b})
         answer = worker.answer(time.monotonic() + limit_s, limit_s)
         for event in answer.events:
             emit(event)
         if answer.how:
-            emit(crew.lost_event(a, "p2p", answer.how, answer.error, to=b, starved=answer.starved))
-            return True
-        new, limit_s = [], float(plan["limit_s"]["p2p"])
-    worker.end()
-    return False
+            emit(crew.lost_event(a, "p2p", answer, to=b))
+            worker, lost = None, lost + 1
+    if worker is not None:
+        worker.end()
 
 
 def _copy_pair(kind: str, how: dict[str, Any], order: dict[str, Any]) -> list[dict[str, Any]]:
