@@ -45,7 +45,7 @@ class Bench:
 
     def bus_id(self) -> str:
         """The PCI address of a GPU as in sysfs; "" where not known."""
-        return transports.bus_id(self.torch, self.device.index, _by_nvml) or ""
+        return transports.bus_id(self.torch, self.device.index) or ""
 
     def empty(self, count: int, dtype: Any) -> Any:
         """Return an uninitialized buffer on the device."""
@@ -80,10 +80,6 @@ class Bench:
         """
         once = min(self.seconds(work, 2) / 2 for _ in range(_TRIES))
         return max(1, min(_MOST_TIMES, math.ceil(within_s / once)))
-
-
-def _by_nvml(uuid: str) -> str | None:
-    return counters.Gpus().bus_id(uuid)  # it may hang, as all that this process does
 
 
 def reading(measure: str, samples: list[float], **where: Any) -> dict[str, Any]:

@@ -19,7 +19,7 @@ import signal
 
 import children
 import start
-from probe import node_files, nvml_calls
+from probe import nvml_calls
 from probe.node_files import attempt, attempt_lines
 from probe.node_files import names as listed
 from probe.rdma import errors
@@ -164,12 +164,6 @@ class Gpus:
             if gpus.get(at) is not None:  # NVML counts a lost GPU, CUDA skips it
                 infos.append(self._ask("PciInfo", gpus[at]))
         return [] if None in infos else [nvml_calls.text(pci.busId).lower() for pci in infos]
-
-    def bus_id(self, uuid: str) -> str | None:
-        """The PCI address, as in sysfs, of the GPU with this UUID ("GPU-...")."""
-        handle = self._ask("HandleByUUID", uuid.encode("ascii"))
-        info = None if handle is None else self._ask("PciInfo", handle)
-        return None if info is None else node_files.bus_id(nvml_calls.text(info.busId)) or None
 
     def by_bus_id(self, bus_id: str | None) -> list[Gpu]:
         """Return one GPU, or all; handles are found once, and stay valid with the library."""
@@ -342,13 +336,22 @@ class Watch:
         `what`: "bus_id" of the GPU, "devices" for RDMA, "interface" for Ethernet; None is all of
         the first two, and none of the last.
         """
-        answer = self._ask(what)
-        return answer if answer is not None else {"unread": self._why}
-
-    def bus_id(self, uuid: str) -> str | None:
-        """Look up the PCI address of the GPU with this UUID in NVML."""
-        answer = self._ask({"uuid": uuid})
-        return None if answer is None else answer["bus_id"]
+        if self._readers:
+            self._number += 1
+            try:
+                answer = self._readers[0].answer(dict(what, number=self._number))
+            except TimeoutError:
+                self._late += 1
+                self._why = f"error counters were not read: no answer within {PATIENCE_S:g} s"
+            except OSError:
+                self._late = _STRIKES
+                self._why = "error counters were not read: the reading process ended"
+            else:
+                self._late = 0
+                return answer
+            if self._late >= _STRIKES:
+                self._replace()
+        return {"unread": self._why}
 
     def since(self, before: dict[str, Any], transport: Transport) -> dict[str, Any]:
         """Return an account's fields on counters: which `moved`, and why some are `unread`."""
@@ -358,26 +361,6 @@ class Watch:
             "moved": [] if "unread" in after else changes(before, after, transport),
             "unread": "; ".join(filter(None, why)),
         }
-
-    def _ask(self, what: dict[str, Any]) -> dict[str, Any] | None:
-        """Return the answer; None if it is late, or if both processes failed before."""
-        if not self._readers:
-            return None
-        self._number += 1
-        try:
-            answer = self._readers[0].answer(dict(what, number=self._number))
-        except TimeoutError:
-            self._late += 1
-            self._why = f"error counters were not read: no answer within {PATIENCE_S:g} s"
-        except OSError:
-            self._late = _STRIKES
-            self._why = "error counters were not read: the reading process ended"
-        else:
-            self._late = 0
-            return answer
-        if self._late >= _STRIKES:
-            self._replace()
-        return None
 
     def _replace(self) -> None:
         self._readers.pop(0).end()
@@ -459,15 +442,11 @@ def _serve(asking: int, writing: int, root: str) -> None:
         question = questions.next(None)
         if question is None:
             return
-        answer: dict[str, Any]
-        if "uuid" in question:
-            answer = {"bus_id": gpus.bus_id(question["uuid"])}
-        else:
-            counts, throttled = gpus.read(question["bus_id"])
-            counts.update(log.xids(question["bus_id"]))
-            counts.update(rdma(root, question["devices"]))
-            if question["interface"]:
-                counts.update(ethernet(root, question["interface"]))
-                counts.update(tcp())
-            answer = {"counters": counts, "throttled": throttled}
-        start.write(writing, dict(answer, number=question["number"]))
+        counts, throttled = gpus.read(question["bus_id"])
+        counts.update(log.xids(question["bus_id"]))
+        counts.update(rdma(root, question["devices"]))
+        if question["interface"]:
+            counts.update(ethernet(root, question["interface"]))
+            counts.update(tcp())
+        answer = {"counters": counts, "throttled": throttled, "number": question["number"]}
+        start.write(writing, answer)

@@ -149,7 +149,7 @@ def take_part(
     if rail.go.backend == "nccl":
         say(round=first_round, phase="init", within_s=rail.go.init_s)
         cuda.initialise(torch, rail.gpu)
-    transport = transports.Transport(torch, rail, counting.bus_id, log)
+    transport = transports.Transport(torch, rail, log)
     context = pair.Context(torch, store, rendezvous, rail, transport, counting, clocks.Steps())
     for number in range(first_round, len(rail.go.turns)):
         patience_s = rail.go.barrier_s + (0 if number else _LATE_START_S + rail.go.init_s)

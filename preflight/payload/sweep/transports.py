@@ -19,7 +19,6 @@ from probe.node_files import attempt, names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Any
 
     from . import plan
@@ -158,20 +157,17 @@ def _network(network: str, devices: dict[str, dict[str, str]]) -> str:
 _ROOT_ONLY = 1
 
 
-def bus_id(torch: Any, gpu: int, by_uuid: Callable[[str], str | None]) -> str | None:
+def bus_id(torch: Any, gpu: int) -> str | None:
     """The PCI address of one of torch's GPUs as in sysfs; None where not known.
 
     torch has it from 2.8 on (torch/csrc/cuda/Module.cpp), CUDA's driver library always; both number
-    GPUs by CUDA_VISIBLE_DEVICES. Without that library, `by_uuid` looks it up in NVML, which numbers
-    them differently, by torch's UUID (from 2.5 on).
+    GPUs by CUDA_VISIBLE_DEVICES.
     """
     device = torch.cuda.get_device_properties(gpu)
     try:
         return f"{device.pci_domain_id:04x}:{device.pci_bus_id:02x}:{device.pci_device_id:02x}.0"
     except AttributeError:
-        by_driver = _by_driver(gpu)
-    uuid = getattr(device, "uuid", None)
-    return by_uuid(f"GPU-{uuid}") if by_driver is None and uuid is not None else by_driver
+        return _by_driver(gpu)
 
 
 def _by_driver(gpu: int) -> str | None:
@@ -241,17 +237,10 @@ UNPLACED = (
 class Transport:
     """A rail's transport, one per measuring process; call `prepare` before making a group."""
 
-    def __init__(
-        self, torch: Any, rail: plan.Rail, by_uuid: Callable[[str], str | None],
-        log: NcclLog | None = None,
-    ) -> None:  # fmt: skip
-        """`by_uuid` looks up a GPU's PCI address in NVML, if torch and CUDA do not have it.
-
-        `log`: with NCCL its log.
-        """
+    def __init__(self, torch: Any, rail: plan.Rail, log: NcclLog | None = None) -> None:
+        """`log`: with NCCL its log."""
         self._torch = torch
         self._rail = rail
-        self._by_uuid = by_uuid
         self._used: set[str] = set()
         """The words of the transports used, devices among them."""
         self._ready = False
@@ -311,7 +300,7 @@ class Transport:
 
     def _prepare_nccl(self, log: NcclLog) -> None:
         rail = self._rail
-        self.bus_id = bus_id(self._torch, rail.gpu, self._by_uuid)
+        self.bus_id = bus_id(self._torch, rail.gpu)
         spec = os.environ.get("NCCL_IB_HCA", "")
         if self.bus_id is None:
             self.unplaced = UNPLACED

@@ -112,7 +112,7 @@ class Both:
             own = plan.Rail(go, number, "127.0.0.1", ("a", 1))
             met = process_groups.Rendezvous(store, number, of)
             still = Still()
-            carriers = transports.Transport(torch, own, still.bus_id)
+            carriers = transports.Transport(torch, own)
             seat = pair.Context(torch, store, met, own, carriers, still, clocks.Steps())
             return member.measure(seat, lambda *_: None)
 
@@ -133,6 +133,6 @@ class Both:
         assert rail.go.turns[0] is not None
         met = process_groups.Rendezvous(store, rank, 2)
         still = Still()
-        carriers = transports.Transport(torch, rail, still.bus_id)
+        carriers = transports.Transport(torch, rail)
         seat = pair.Context(torch, store, met, rail, carriers, still, clocks.Steps())
         return pair.measure(seat, rail.go.turns[0], lambda *_: None)

@@ -136,7 +136,7 @@ def test_a_nic_that_never_answers_costs_four_waits_and_no_pair(
         late = "error counters were not read: no answer within 0.3 s"
         given_up = late + ", nor from a second process: no further readings"
         assert unread == [late] * 3 + [given_up] * 3
-        reported = watching.since(watching.read(ALL), transports.Transport(None, gloo_rail(), str))
+        reported = watching.since(watching.read(ALL), transports.Transport(None, gloo_rail()))
         assert reported == {"moved": [], "unread": given_up}
 
 
@@ -203,7 +203,7 @@ def nccl_means(
     monkeypatch.setattr(transports, "_by_driver", lambda _: None)
     go = SimpleNamespace(backend="nccl", sysfs=str(tree))
     own: Any = SimpleNamespace(go=go, rail=rail, gpu=rail)
-    found = transports.Transport(torch, own, lambda _: None, transports.NcclLog())
+    found = transports.Transport(torch, own, transports.NcclLog())
     found.prepare()
     Path(os.environ["NCCL_DEBUG_FILE"]).write_text(log)
     found.words()

@@ -41,10 +41,10 @@ print(json.dumps([found, throttled, spent]))
 PLACE = """
 import json
 from types import SimpleNamespace
-from sweep import counters as gpu_counters, transports as rail_nic
+from sweep import transports as rail_nic
 known = SimpleNamespace(**{known!r})
 torch = SimpleNamespace(cuda=SimpleNamespace(get_device_properties=lambda gpu: known))
-print(json.dumps(rail_nic.bus_id(torch, {gpu}, gpu_counters.Gpus().bus_id)))
+print(json.dumps(rail_nic.bus_id(torch, {gpu})))
 """
 
 
@@ -149,15 +149,6 @@ def test_older_torch_leaves_it_to_cudas_driver(
         env["CUDA_VISIBLE_DEVICES"] = visible
     expected = None if slot is None else BUS_IDS[slot]
     assert ask(PLACE.format(known={}, gpu=gpu), **env) == expected
-
-
-def test_nvml_finds_a_gpu_by_the_uuid_that_torch_tells(ask: Ask, tmp_path: Path) -> None:
-    """As torch prints it, without "GPU-"; torch 2.4 has none, so it is not known."""
-    refusing = {"cuda": str(build_cuda(tmp_path / "cuda").parent), "CUDA_VISIBLE_DEVICES": "-1"}
-    uuid = HEALTHY.gpus[6].uuid.removeprefix("GPU-")
-    assert ask(PLACE.format(known={"uuid": uuid}, gpu=0), **refusing) == BUS_IDS[6]
-    assert ask(PLACE.format(known={"uuid": "0" * 8}, gpu=0), **refusing) is None
-    assert ask(PLACE.format(known={}, gpu=0), **refusing) is None
 
 
 def test_a_burn_in_looks_at_the_clocks_of_the_same_gpu(ask: Ask, tmp_path: Path) -> None:
