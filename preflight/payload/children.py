@@ -183,7 +183,7 @@ def close_all_but(keep: Collection[int]) -> None:
             continue
         try:
             if not os.readlink("/proc/self/fd/" + name).startswith("/memfd:"):
-                os.dup2(null, number)
+                os.dup2(null, number, inheritable=False)
         except OSError:
             continue  # the listing's own descriptor, gone by now
     os.close(null)

@@ -17,6 +17,7 @@ import struct
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor, wait
+from functools import partial
 
 import start
 from probe import processes, procfs
@@ -317,8 +318,8 @@ LOOKUP_S = 4.0
 def find(port: int) -> dict[str, Any]:
     """Return `holder` (a `Process`, or None) and `lingering` of the document for a taken port."""
     until = time.monotonic() + LOOKUP_S
-    answer = processes.patiently(_find, (port, os.getpid()), until, [], set())
-    return answer or {"holder": None, "lingering": 0}
+    survey = processes.Patient(partial(_find, port, os.getpid()), set())
+    return survey.finish(until, []) or {"holder": None, "lingering": 0}
 
 
 def _find(port: int, run_pid: int, care: Care) -> dict[str, Any]:

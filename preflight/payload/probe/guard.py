@@ -13,7 +13,6 @@ import mmap
 import os
 import select
 import struct
-import sys
 import time
 
 import children
@@ -344,20 +343,10 @@ def _fork(run: Callable[[int], None], most: int, calls: Calls | None = None) -> 
         return Child(pid, read_end, most, calls)
     try:
         _open.clear()
-        _close_inherited(write_end)
+        children.default_signals()
+        children.redirect_streams()
+        children.close_all_but({write_end})
         run(write_end)
         os._exit(0)
     finally:
         os._exit(1)
-
-
-def _close_inherited(keep: int) -> None:
-    """Drop what a child must not inherit: our descriptors, alarm and signal handlers."""
-    children.default_signals()
-    children.redirect_streams()
-    spared = {"0", "1", "2", str(keep)}
-    spared |= {os.path.basename(path) for path in sys.path if path.startswith("/proc/self/fd/")}
-    for name in os.listdir("/proc/self/fd"):
-        if name not in spared:
-            with contextlib.suppress(OSError):
-                os.close(int(name))

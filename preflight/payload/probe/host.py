@@ -7,6 +7,7 @@ import re
 import resource
 import time
 from contextlib import suppress
+from functools import partial
 
 from . import file_systems, guard, node_files, procfs
 from .node_files import (
@@ -180,8 +181,8 @@ def own() -> dict[str, int]:
 
 def locks_any() -> bool:
     """Whether this process may lock memory beyond its limit."""
-    effective = int(parse_key_values(lines("/proc/self/status"))["CapEff"], 16)
-    return bool(effective >> _IPC_LOCK & 1) and lines("/proc/self/uid_map")[0].split() == _ALL_IDS
+    all_ids = lines("/proc/self/uid_map")[0].split() == _ALL_IDS
+    return all_ids and procfs.has_capability(_IPC_LOCK)
 
 
 def launchers(look: Look) -> list[dict[str, Any]]:
@@ -412,7 +413,7 @@ class Machine:
         self._problems: list[str] = []
         self._files: file_systems.Readers | None = None
         self._child = guard.spawn(read, root)
-        self._of_processes = Patient(read_processes, (os.getpid(),), stuck)
+        self._of_processes = Patient(partial(read_processes, os.getpid()), stuck)
         try:
             self._files = file_systems.Readers(node_files.read())
         except OSError as error:

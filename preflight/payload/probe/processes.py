@@ -374,37 +374,29 @@ def read(
     threads hangs in the driver with that lock, the reader hangs too. So a child reads and notes its
     position, and after a stall the next child skips that process, and all in D state.
     """
-    answer = patiently(_survey, (os.getpid(), gpu_mib), until, problems, stuck)
+    run_pid = os.getpid()
+    patient = Patient(lambda care: Survey(run_pid, gpu_mib, care).run(), stuck)
+    answer = patient.finish(until, problems)
     dropped = 0 if answer is None else answer.pop("dropped")
     if dropped:
         problems.append(f"processes: {dropped} more notable ones were left out")
     return answer
 
 
-def patiently(
-    survey: Callable[..., dict[str, Any]], arguments: tuple[object, ...], until: float,
-    problems: list[str], stuck: set[int],
-) -> dict[str, Any] | None:  # fmt: skip
-    """Run `survey(*arguments, Care)` in a child, repeatedly if it hangs; None if none answers.
+class Patient:
+    """A survey of processes that has begun in a child, and begins again in another if it hangs.
 
     `stuck`: the processes at which one of the probe's readers hung, as marks have them; more come.
     """
-    return Patient(survey, arguments, stuck).finish(until, problems)
 
-
-class Patient:
-    """A survey of processes in a child that has begun: `patiently` in two steps."""
-
-    def __init__(
-        self, survey: Callable[..., dict[str, Any]], arguments: tuple[object, ...], stuck: set[int]
-    ) -> None:
-        self._survey, self._arguments, self._stuck = survey, arguments, stuck
+    def __init__(self, survey: Callable[[Care], dict[str, Any]], stuck: set[int]) -> None:
+        self._survey, self._stuck = survey, stuck
         self._shared = mmap.mmap(-1, _MARK.size)
         self._begin()
 
     def _begin(self) -> None:
         self._avoided = set(self._stuck)
-        self._child = guard.spawn(self._survey, *self._arguments, Care(self._avoided, self._shared))
+        self._child = guard.spawn(self._survey, Care(self._avoided, self._shared))
 
     def finish(self, until: float, problems: list[str]) -> dict[str, Any] | None:
         """Return its answer, of another child if it hangs; None if none answers."""
@@ -425,9 +417,12 @@ class Patient:
             what = "state" if pid < 0 else "command or environment"
             problem = f"process {abs(pid)}: reading its {what} hangs"
             problems += [problem] if problem not in problems else []
-        if answered:
-            return self._answer(problems)
-        problems.append("processes: /proc did not answer in time")
+        try:
+            if answered:
+                return dict(self._child.value())
+            problems.append("processes: /proc did not answer in time")
+        except guard.BrokenError as error:
+            problems.append(f"processes: {error}")
         return None
 
     def _listen(self, until: float) -> bool:
@@ -442,18 +437,6 @@ class Patient:
             elif waited_s - since_s > (STAT_S if _MARK.unpack(now)[0] < 0 else STALLED_S) / less:
                 return False
         return False
-
-    def _answer(self, problems: list[str]) -> dict[str, Any] | None:
-        try:
-            answer: dict[str, Any] = self._child.value()
-        except guard.BrokenError as error:
-            problems.append(f"processes: {error}")
-            return None
-        return answer
-
-
-def _survey(run_pid: int, gpu_mib: dict[int, int | None], care: Care) -> dict[str, Any]:
-    return Survey(run_pid, gpu_mib, care).run()
 
 
 def survivor(pid: int, what: str) -> dict[str, Any] | None:

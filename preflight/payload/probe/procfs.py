@@ -45,24 +45,32 @@ def variables(block: bytes | None) -> dict[bytes, bytes]:
     return {name: value for name, equals, value in entries if equals}
 
 
+def status(pid: int | str) -> dict[bytes, list[bytes]]:
+    """Return the words of each line of /proc/PID/status by its name; {} for a hidden process."""
+    # Only a newline ends a line: the process name may contain a carriage return.
+    lines = attempt_raw(f"/proc/{pid}/status").split(b"\n")
+    return {name: words.split() for name, _, words in (line.partition(b":") for line in lines)}
+
+
 def uid(pid: int) -> int | None:
     """Return its real user id, which started it: in a setuid program the effective one is root's.
 
     From `status`: the folder's owner may be root instead.
     """
-    # Only a newline ends a line: the process name may contain a carriage return.
-    for line in attempt_raw(f"/proc/{pid}/status").split(b"\n"):
-        if line.startswith(b"Uid:"):
-            return int(line.split()[1])
-    return None
+    uids = status(pid).get(b"Uid")
+    return int(uids[0]) if uids else None
 
 
 def inner_pid(pid: int) -> int | None:
     """Return its pid in the innermost PID namespace that it is in; None if that is not known."""
-    for line in attempt_raw(f"/proc/{pid}/status").split(b"\n"):
-        if line.startswith(b"NSpid:"):
-            return int(line.split()[-1])
-    return None
+    pids = status(pid).get(b"NSpid")
+    return int(pids[-1]) if pids else None
+
+
+def has_capability(number: int) -> bool:
+    """Whether a capability of capabilities(7) is effective in this process."""
+    (effective,) = status("self").get(b"CapEff", [b"0"])
+    return bool(int(effective, 16) >> number & 1)
 
 
 SUBUIDS = "/etc/subuid"
@@ -93,9 +101,7 @@ def is_daemon(pid: int, name: str) -> bool:
     The real user counts, as the effective user is root in any setuid program; the program counts,
     too, where this login may see it.
     """
-    words = [line.split() for line in attempt_raw(f"/proc/{pid}/status").split(b"\n")]
-    roots = any(word[:2] == [b"Uid:", b"0"] for word in words)
-    return roots and (os.path.basename(link(pid, "exe")) or name).startswith(name)
+    return uid(pid) == 0 and (os.path.basename(link(pid, "exe")) or name).startswith(name)
 
 
 def link(pid: int | str, name: str) -> str:
@@ -235,8 +241,7 @@ def outline(pid: int) -> Stat | None:
     Linux reads `stat` under a lock that a process holds while it starts a program (execve), and
     `status` without it.
     """
-    lines = attempt_raw(f"/proc/{pid}/status").split(b"\n")
-    words = {name: rest.split() for name, _, rest in (line.partition(b":") for line in lines)}
+    words = status(pid)
     comm = attempt_raw(f"/proc/{pid}/comm").rstrip(b"\n")
     try:
         state, parent = words[b"State"][0], words[b"PPid"][0]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import time
+from functools import partial
 
 from probe import guard, kernel_log, processes, procfs
 from probe.node_files import TEXT_LIMIT, clean
@@ -142,9 +143,9 @@ class StackReader:
 
     def _genuine(self, read: dict[int, Any]) -> dict[int, Any]:
         """Take out what was read of a process that got the pid of one that has ended."""
-        problems, stuck = self._patience.problems, self._patience.stuck
+        survey = processes.Patient(partial(_begins, list(read)), self._patience.stuck)
         until = max(self._patience.within(_BEGINS_S), time.monotonic() + _SEND_S)
-        starts = processes.patiently(_begins, (list(read),), until, problems, stuck) or {}
+        starts = survey.finish(until, self._patience.problems) or {}
         looked_s = time.monotonic() - self._patience.began
         began_s = time.clock_gettime(time.CLOCK_BOOTTIME) - looked_s
         return {pid: read[pid] for pid in read if starts.get(str(pid), began_s) < began_s}
@@ -271,10 +272,8 @@ def run(request: Document, lines: Lines, emit: Emit) -> None:
 
 def _find(request: Document, patience: Patience) -> Document:
     pids = [pid for pid in request.get("pids") or [] if isinstance(pid, int)]
-    until = patience.within(FIND_S)
-    answer = processes.patiently(
-        node_ranks.find, (os.getpid(), pids), until, patience.problems, patience.stuck
-    )
+    survey = processes.Patient(partial(node_ranks.find, os.getpid(), pids), patience.stuck)
+    answer = survey.finish(patience.within(FIND_S), patience.problems)
     if answer is None:
         return {"ranks": [], "launchers": [], "hidden": 0, "others": []}
     for pid in answer["absent"]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 import time
+from functools import partial
 
 import children
 from probe import guard, node_files, processes, procfs, rdma
-from probe.node_files import attempt, clean, names, number, safe_name, whole_number
+from probe.node_files import attempt, clean, names, number, safe_name
 from probe.nvml_calls import NoDriver, Nvml, load, reasons
 
 from . import sockets
@@ -80,23 +81,16 @@ def moment(pid: int, start: int) -> Document:
     stat = procfs.look(pid)
     if stat is None or stat.start != start:
         return {"state": "gone"}
-    status = _numbers(f"/proc/{pid}/status")
+    switches = procfs.status(pid).get(b"voluntary_ctxt_switches") or [b"0"]
     below = [procfs.outline(child) for child in children.of(pid)]
     return {
         "state": _STATES.get(stat.state, "sleeping"),
         "wait_channel": procfs.wchan(pid),
         "main_cpu_s": (procfs.look(pid, thread=pid) or stat).cpu_s,
-        "switches": status.get("voluntary_ctxt_switches", 0),
+        "switches": int(switches[0]),
         "oom_kills": oom_kills(pid),
         "dead_children": sum(child is not None and child.state == "Z" for child in below),
     }
-
-
-def _numbers(path: str) -> dict[str, int]:
-    """Return the whole numbers of a file of "Name: number" lines; {} where it may not be read."""
-    table = node_files.parse_key_values(node_files.attempt_lines(path))
-    counts = {name: whole_number(value) for name, value in table.items()}
-    return {name: count for name, count in counts.items() if count is not None}
 
 
 MOST = 256
@@ -164,7 +158,7 @@ class Instant:
         ports = guard.spawn(look, sysfs)
         self.at = time.monotonic()
         starts = {str(rank["pid"]): rank["start"] for rank in ranks}
-        moment = processes.Patient(read, (starts,), patience.stuck)
+        moment = processes.Patient(partial(read, starts), patience.stuck)
         answer = moment.finish(patience.within(READ_S), patience.problems)
         # A rank is not gone because its counters could not be read.
         unread = {str(rank["pid"]): {"state": _STATES.get(rank["seen"], _GONE)} for rank in ranks}

@@ -291,7 +291,7 @@ class Patience:
         self.until = until
         self.problems: list[str] = []
         self.stuck: set[int] = set()
-        """Processes at which a reader hung: `processes.patiently`."""
+        """Processes at which a reader hung: `processes.Patient`."""
 
     def within(self, seconds: float) -> float:
         """Return the deadline (monotonic) of a step that may take `seconds`."""

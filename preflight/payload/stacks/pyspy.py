@@ -19,7 +19,7 @@ import time
 import zlib
 
 from probe import guard, node_files, procfs
-from probe.node_files import attempt, attempt_raw, clean
+from probe.node_files import attempt, clean
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -252,14 +252,12 @@ def _become_user_of(pid: int) -> None:
     """
     import ctypes  # only the child of root needs it
 
-    status = (line.split() for line in attempt_raw(f"/proc/{pid}/status").split(b"\n"))
-    fields = {words[0]: [*map(int, words[1:])] for words in status
-              if words and words[0] in (b"Uid:", b"Gid:", b"Groups:")}  # fmt: skip
-    uid, gid = fields[b"Uid:"][0], fields[b"Gid:"][0]
+    status = procfs.status(pid)
+    uid, gid = int(status[b"Uid"][0]), int(status[b"Gid"][0])
     os.fchown(1, uid, gid)  # py-spy opens its output, a pipe, by name
     libc = ctypes.CDLL(None)
     libc.prctl(_KEEP_CAPS, 1, 0, 0, 0)
-    os.setgroups(fields[b"Groups:"])
+    os.setgroups([*map(int, status[b"Groups"])])
     os.setresgid(gid, gid, gid)
     os.setresuid(uid, uid, uid)
     # Both calls fail in a container without the capability: its user's own rights may be enough.
@@ -453,27 +451,19 @@ def _received(lines: Callable[[float], dict[str, Any] | None], ends: float) -> b
             return zlib.decompressobj().decompress(bytes(packed), _LARGEST)
 
 
-_SYS_PTRACE = 1 << 19
-_CAPABILITIES = re.compile(r"^CapEff:\s*([0-9a-fA-F]{1,16})\s*$", re.MULTILINE)
 _SCOPE = "/proc/sys/kernel/yama/ptrace_scope"
 _PARENT_ONLY, _ADMIN_ONLY, _NO_PTRACE = "1", "2", "3"
 
 
-def why(uid: int | None, user: str) -> str:
+def why(uid: int | None, user: str) -> str:  # noqa: PLR0911 (one line per cause)
     """Return why this login may not read a process of that user; "" if it may."""
-    capable = may_trace("\n".join(node_files.attempt_lines("/proc/self/status")))
-    return _why(uid, user, os.geteuid(), capable=capable, scope=attempt(_SCOPE))
-
-
-def _why(  # noqa: PLR0911 (one line per cause)
-    uid: int | None, user: str, own: int, *, capable: bool, scope: str
-) -> str:
+    scope, own = attempt(_SCOPE), os.geteuid()
     if scope == _NO_PTRACE:
         return (
             "the kernel lets no process read another one (kernel.yama.ptrace_scope is 3): "
             "set it to 1 in /etc/sysctl.d and restart the node"
         )
-    if capable:
+    if procfs.has_capability(_PTRACE):
         return ""
     if own == 0:
         return (
@@ -494,9 +484,3 @@ def _why(  # noqa: PLR0911 (one line per cause)
             "sudo sysctl kernel.yama.ptrace_scope=0, or run preflight diagnose as root"
         )
     return ""
-
-
-def may_trace(status: str) -> bool:
-    """Whether CAP_SYS_PTRACE is effective, by /proc/PID/status."""
-    match = _CAPABILITIES.search(status)
-    return match is not None and bool(int(match[1], 16) & _SYS_PTRACE)

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 import zlib
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -285,10 +286,8 @@ def test_a_rank_whose_memory_cannot_be_read_hides_no_other(
 
     monkeypatch.setattr(procfs, "environ", environ)
     patience = Patience(time.monotonic() + 60)
-    given = (2**22 + 1, [agent.pid])
-    found = processes.patiently(
-        finding.find, given, patience.until, patience.problems, patience.stuck
-    )
+    survey = processes.Patient(partial(finding.find, 2**22 + 1, [agent.pid]), patience.stuck)
+    found = survey.finish(patience.until, patience.problems)
     assert found is not None
     ranks = {one["pid"]: (one["rank"], one["stuck"]) for one in found["ranks"]}
     assert ranks == {below(agent.pid)[0]: (6, False), stuck: (7, True)}

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from probe import network
+from probe import network, procfs
 from stacks import moments, process_table, pyspy, sockets
 
 from tests.lab import strangers_mount
@@ -239,17 +239,31 @@ def test_ports_count_what_moved(tmp_path: Path) -> None:
         (1001, False, "0", "run preflight diagnose as alice or as root"),
     ],
 )
-def test_a_denial_says_what_to_type(own: int, capable: bool, scope: str, words: str) -> None:  # noqa: FBT001
+def test_a_denial_says_what_to_type(
+    monkeypatch: pytest.MonkeyPatch,
+    own: int,
+    capable: bool,  # noqa: FBT001
+    scope: str,
+    words: str,
+) -> None:
     """Each cause of a refused ptrace has its own remedy."""
-    assert words in pyspy._why(1000, "alice", own, capable=capable, scope=scope)
+    login(monkeypatch, own, capable=capable, scope=scope)
+    assert words in pyspy.why(1000, "alice")
 
 
-def test_nothing_speaks_against_ones_own_process() -> None:
+def test_nothing_speaks_against_ones_own_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """A login may read its own processes, and root all, unless the kernel says otherwise."""
-    assert pyspy._why(1000, "alice", 1000, capable=False, scope="0") == ""
-    assert pyspy._why(1000, "alice", 0, capable=True, scope="1") == ""
-    assert pyspy.may_trace("Name:\tx\nCapEff:\t000001ffffffffff\n")
-    assert not pyspy.may_trace("CapEff:\tnonsense\n")
+    login(monkeypatch, 1000, capable=False, scope="0")
+    assert pyspy.why(1000, "alice") == ""
+    login(monkeypatch, 0, capable=True, scope="1")
+    assert pyspy.why(1000, "alice") == ""
+
+
+def login(monkeypatch: pytest.MonkeyPatch, own: int, *, capable: bool, scope: str) -> None:
+    """Let py-spy run as this user, with CAP_SYS_PTRACE or without."""
+    monkeypatch.setattr(os, "geteuid", lambda: own)
+    monkeypatch.setattr(procfs, "has_capability", lambda _number: capable)
+    monkeypatch.setattr(pyspy, "attempt", lambda _path: scope)
 
 
 def test_a_py_spy_that_hangs_leaves_no_rank_stopped(
