@@ -16,20 +16,17 @@ import socket
 import struct
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
+from typing import Any, Dict
 
 import start
 from probe import processes, procfs
 from probe.node_files import clean, words
 from probe.processes import Allowances, Care, Describer
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
-    Message = dict[str, Any]
+Message = Dict[str, Any]
 
 
 _OPENING = b"preflight hello "

@@ -17,18 +17,10 @@ import socket
 import struct
 import subprocess
 import time
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import children
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from typing import Any
-
-    Emit = Callable[["dict[str, Any]"], None]
-    Frame = tuple[int, int, bytes]
-    """Kind, channel, body."""
-
 
 START, STDIN, EOF, KILL, MORE_OUT = 1, 2, 3, 4, 5
 OUT, ERR, OUT_END, EXIT, MORE_IN, DEAF = 16, 17, 18, 19, 20, 21
@@ -71,8 +63,11 @@ class Opener:
         self._count = 0
         self._buffer = bytearray()
 
-    def feed(self, data: bytes) -> Iterator[Frame]:
-        """Yield every complete frame; Refused if one is forged, replayed or too long."""
+    def feed(self, data: bytes) -> Iterator[tuple[int, int, bytes]]:
+        """Yield (kind, channel, body) of each complete frame.
+
+        Refused if one is forged, replayed or too long.
+        """
         self._buffer += data
         while len(self._buffer) >= HEAD.size:
             kind, channel, length = HEAD.unpack_from(self._buffer)
@@ -410,7 +405,7 @@ def _reason(error: OSError) -> str:
     return error.strerror or type(error).__name__
 
 
-def run(request: dict[str, Any], read_line: object, emit: Emit) -> None:
+def run(request: dict[str, Any], read_line: object, emit: Callable[[dict[str, Any]], None]) -> None:
     """Serve one run of preflight; `start` ends all that is left when this returns."""
     del read_line
     name = os.environ.get("SLURMD_NODENAME") or socket.gethostname()

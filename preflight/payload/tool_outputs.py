@@ -8,15 +8,12 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections.abc import Callable
+from typing import Any
 
 from probe import guard
 from probe.node_files import clean_block
 from probe.redact import setting
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
 
 MOST_BYTES = 512 << 10
 """Most bytes of one output; `nvidia-smi -q` prints some 10 KiB for each GPU."""

@@ -11,25 +11,19 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any, Callable, Dict, List
 
 import children
 import start
-from sweep import clocks
+from sweep import Emit, clocks
 from sweep.cuda import NoCuda
 from sweep.plan import short
 
 from . import device
+from .device import Sides
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
-    Serve = Callable[["dict[str, Any]"], "list[dict[str, Any]]"]
-    """Carries out one order; returns its events."""
-    Emit = Callable[["dict[str, Any]"], None]
-
-    from .device import Sides
+Serve = Callable[[Dict[str, Any]], List[Dict[str, Any]]]
+"""Carries out one order; returns its events."""
 
 
 _KILLED_S = 10.0

@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 import os
 import time
+from collections.abc import Callable
+from typing import Any, List, Tuple
 
 from probe import node_files
 from probe.node_files import clean
@@ -15,13 +17,8 @@ from sweep import clocks, counters, cuda, transports
 
 from . import integrity
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
-    Sides = list[tuple[int, list[int]]]
-    """Each NUMA node, and its CPUs."""
+Sides = List[Tuple[int, List[int]]]
+"""Each NUMA node, and its CPUs."""
 
 
 MIB = 1 << 20

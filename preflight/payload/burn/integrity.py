@@ -9,11 +9,9 @@ a bit. Any difference is an error of arithmetic, memory or wiring.
 
 from __future__ import annotations
 
-from sweep import verify
+from typing import Any
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+from sweep import verify
 
 _ROWS = 1024
 _EXACT_WORD = 2**64

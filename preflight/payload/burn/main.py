@@ -8,19 +8,12 @@ from __future__ import annotations
 
 import os
 import time
+from typing import Any
 
 import children
-from sweep import agent, cuda
+from sweep import Emit, Read, agent, cuda
 
 from . import crew, paths
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
-    Read = Callable[[float], "dict[str, Any] | None"]
-    Emit = Callable[["dict[str, Any]"], None]
 
 _PHASES = ("gemm", "memory", "integrity", "launch", "sustained", "pcie")
 _LAST_WORDS_S = 6.0  # the controller stops listening 5 s before our deadline

@@ -24,23 +24,14 @@ import time
 from contextlib import suppress
 from functools import partial
 from itertools import combinations
+from typing import Any
 
 from probe import node_files as pci
 from probe.node_files import attempt, clean, names
-from sweep import cuda, transports, verify
+from sweep import Emit, cuda, transports, verify
 
 from . import crew, integrity
-from .device import Bench, Waited, reading
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
-    Emit = Callable[["dict[str, Any]"], None]
-
-    from .device import Sides
-
+from .device import Bench, Sides, Waited, reading
 
 MIB = 1 << 20
 _MOST_THREADS = 64

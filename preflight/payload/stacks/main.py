@@ -7,26 +7,21 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterable
 from functools import partial
+from typing import Any, Callable, Optional
 
 from probe import guard, kernel_log, processes, procfs
 from probe.node_files import TEXT_LIMIT, clean
+from probe.processes import Care
 from probe.procfs import Users, identity
 
-from . import moments, node_ranks, pyspy, rank_dumps, ras_client
+from . import Document, moments, node_ranks, pyspy, rank_dumps, ras_client
 from .moments import Instant
 from .node_ranks import Patience
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from typing import Any
-
-    from probe.processes import Care
-
-    Document = dict[str, Any]
-    Lines = Callable[..., Document | None]
-    Emit = Callable[[Document], None]
+Lines = Callable[..., Optional[Document]]
+Emit = Callable[[Document], None]
 
 SPY_S, READ_S, NATIVE_S = 8.0, 8.0, 8.0
 """Time limit of each step; on a healthy node they take milliseconds, native stacks a second."""

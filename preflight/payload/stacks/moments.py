@@ -5,24 +5,16 @@ from __future__ import annotations
 import re
 import time
 from functools import partial
+from typing import Any
 
 import children
 from probe import guard, node_files, processes, procfs, rdma
 from probe.node_files import attempt, clean, names, number, safe_name
 from probe.nvml_calls import NoDriver, Nvml, load, reasons
+from probe.processes import Care
 
-from . import sockets
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
-    from probe.processes import Care
-
-    from .node_ranks import Patience
-
-    Document = dict[str, Any]
-
+from . import Document, sockets
+from .node_ranks import Patience
 
 _ROOTS = {2: ("/sys/fs/cgroup", "/sys/fs/cgroup/unified"), 1: ("/sys/fs/cgroup/memory",)}
 _FILES = {2: "memory.events", 1: "memory.oom_control"}

@@ -4,25 +4,16 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
+from typing import Any
 
 from probe import guard, procfs
 from probe.node_files import clean
+from probe.processes import Care
 from probe.procfs import Users
 
-from . import process_table, rank_dumps, ras_client
-from .process_table import ProcessTable
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Any
-
-    from probe.processes import Care
-
-    from .process_table import Identity
-
-    Document = dict[str, Any]
-
+from . import Document, process_table, rank_dumps, ras_client
+from .process_table import Identity, ProcessTable
 
 MOST_WORKERS = 8
 _DUMP_PREFIXES = (b"TORCH_FR_DUMP_TEMP_FILE", b"TORCH_NCCL_DEBUG_INFO_TEMP_FILE")

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Collection, Iterator, Sequence
+from typing import Mapping
 
 from probe import procfs
 from probe.node_files import clean, whole_number
-from probe.processes import Allowances, ancestors
+from probe.processes import Allowances, Care, ancestors
+from probe.procfs import Stat
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
-    from typing import Any
+from . import Document
 
-    from probe.processes import Care
-    from probe.procfs import Stat
-
-    Environ = Mapping[bytes, bytes]
-    Identity = dict[str, Any]
+Environ = Mapping[bytes, bytes]
+Identity = Document
 
 
 _DEEPEST = 64

@@ -17,15 +17,11 @@ import sys
 import tempfile
 import time
 import zlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from probe import guard, node_files, procfs
 from probe.node_files import attempt, clean
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-    from typing import Any
-
 
 MOST_THREADS, MOST_FRAMES, KEPT_INNER = 256, 128, 96
 """Of a deep stack, the innermost frames are kept, and the outermost, which are the script's."""

@@ -15,17 +15,13 @@ import socket
 import stat
 import time
 import zlib
+from collections.abc import Callable
 from contextlib import suppress
 
 from probe import node_files, processes, procfs
 from probe.node_files import clean, words
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
-    Document = dict[str, Any]
+from . import Document
 
 LARGEST = 32 << 20
 """Most bytes of a file: 2000 entries with stacks take two or three MiB."""

@@ -13,17 +13,12 @@ import socket
 import time
 import zlib
 from contextlib import suppress
+from typing import Any
 
 from probe import guard, procfs
 from probe.node_files import TEXT_LIMIT, clean, whole_number, words
 
-from . import sockets
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
-    Document = dict[str, Any]
+from . import Document, sockets
 
 DEFAULT = "localhost:28028"
 LARGEST = 64 << 20

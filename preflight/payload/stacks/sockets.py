@@ -8,17 +8,14 @@ import os
 import socket
 import struct
 import sys
+from collections.abc import Container, Iterator
+from typing import Any
 
 from probe import procfs
 from probe.network import answers, attributes
 from probe.node_files import safe_name, words
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Container, Iterator
-    from typing import Any
-
-    Wire = dict[str, Any]
+from . import Document
 
 STATES = (1, 2, 3, 4, 5, 8, 9, 11)
 """TCP states with a process at this end: TIME_WAIT and listeners are left out."""
@@ -36,12 +33,12 @@ MOST_SOCKETS = 500_000
 """Most sockets to read of each kind: any user can open more than can be read in time."""
 
 
-def connections(inodes: Container[int]) -> list[Wire]:
+def connections(inodes: Container[int]) -> list[Document]:
     """Return the TCP connections of this network namespace that have one of these inodes; OSError.
 
     All others, of which a user may have thousands, cost a microsecond each.
     """
-    wires: list[Wire] = []
+    wires: list[Document] = []
     states = sum(1 << number for number in STATES)
     for body in _sockets(1 << (_INFO - 1), states):
         if int.from_bytes(body[_MESSAGE.size - 4 : _MESSAGE.size], sys.byteorder) in inodes:
@@ -78,7 +75,7 @@ def listening_users() -> dict[str, int]:
     return user_of
 
 
-def parse(body: bytes) -> Wire | None:
+def parse(body: bytes) -> Document | None:
     """Read one struct inet_diag_msg and its struct tcp_info; None if invalid."""
     if len(body) < _MESSAGE.size:
         return None
@@ -135,13 +132,13 @@ _STATS_LEAST = 18 * 8
 MOST_INTERFACE_ROWS = 256
 
 
-def look_interfaces(*, hardware: bool = False) -> dict[str, Wire]:
+def look_interfaces(*, hardware: bool = False) -> dict[str, Document]:
     """Return one `PortLook` for each interface by name, all counters since its start; OSError.
 
     `hardware`: only real devices. Any user can make the others in a network of his own, and break
     them there.
     """
-    looks: dict[str, Wire] = {}
+    looks: dict[str, Document] = {}
     for bodies in answers(socket.NETLINK_ROUTE, _GET_LINK, _BODY.pack(0, 0, 0, 0, 0)):
         chosen = [body for body in bodies if not (hardware and _is_made(body))]
         looks.update({port["name"]: port for port in map(parse_interfaces, chosen) if port})
@@ -175,7 +172,7 @@ def parse_interfaces(body: bytes) -> dict[str, Any] | None:
 _LIMIT = 16 << 20
 
 
-def proc_connections(pid: int) -> list[Wire]:
+def proc_connections(pid: int) -> list[Document]:
     """Return the connections of a process's namespace; OSError without permission."""
     return [wire for text in _proc_tables(pid) for wire in parse_proc_tcp(text)]
 
@@ -194,7 +191,7 @@ def _proc_tables(pid: int) -> list[str]:
     return tables
 
 
-def parse_proc_tcp(text: str) -> list[Wire]:
+def parse_proc_tcp(text: str) -> list[Document]:
     """Read the table; skip invalid lines."""
     wires = []
     for line in text.splitlines():
@@ -203,7 +200,7 @@ def parse_proc_tcp(text: str) -> list[Wire]:
     return [wire for wire in wires if wire["inode"]]
 
 
-def _line_of_tcp(fields: list[str]) -> Wire:
+def _line_of_tcp(fields: list[str]) -> Document:
     """Read a line; ValueError, OSError, LookupError or struct.error for any other."""
     timer, retries = int(fields[5].partition(":")[0], 16), int(fields[6], 16)
     if int(fields[3], 16) not in STATES:
@@ -268,7 +265,7 @@ def look(pids: list[int]) -> dict[str, Any]:
     return document
 
 
-def _connections(pid: int, problems: list[str], inodes: set[int] | None) -> dict[str, Wire]:
+def _connections(pid: int, problems: list[str], inodes: set[int] | None) -> dict[str, Document]:
     """Return the connections by inode as text: the kernel's of these inodes, else /proc's."""
     try:
         wires = proc_connections(pid) if inodes is None else connections(inodes)
@@ -302,7 +299,7 @@ def enter(pid: int) -> bool:
         os.close(handle)
 
 
-def changes(before: list[Wire], after: list[Wire]) -> list[Wire]:
+def changes(before: list[Document], after: list[Document]) -> list[Document]:
     """Return a `Connection` of the document for each that exists at the second look."""
     first = {wire["inode"]: wire for wire in before}
     return [_change(first.get(wire["inode"], {}), wire) for wire in after]

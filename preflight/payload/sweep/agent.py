@@ -11,22 +11,14 @@ import queue
 import socket
 import threading
 import time
+from typing import Any
 
 import children
 import start
 from probe import node_files, procfs
 from probe.processes import Allowances
 
-from . import process_groups
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
-    Read = Callable[[float], "dict[str, Any] | None"]
-    Emit = Callable[["dict[str, Any]"], None]
-
+from . import Emit, Read, process_groups
 
 _LAST_WORDS_S = 0.5
 

@@ -18,17 +18,13 @@ from __future__ import annotations
 import select
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
 
 from probe import procfs
 from probe.node_files import names
 
 from . import verify
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
 
 _BATCH, _CHECKED_BATCH = 64, 16
 """Operations of a batch; fewer with checks of ten kernels each: a stream takes about 1,000 kernels,

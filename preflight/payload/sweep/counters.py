@@ -16,23 +16,18 @@ import contextlib
 import os
 import re
 import signal
+from collections.abc import Collection, Iterator
+from typing import Any
 
 import children
 import start
 from probe import nvml_calls
 from probe.node_files import attempt, attempt_lines
 from probe.node_files import names as listed
+from probe.nvml_calls import Nvml
 from probe.rdma import errors
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
-    from typing import Any
-
-    from probe.nvml_calls import Nvml
-
-    from .transports import Transport
-
+from .transports import Transport
 
 _ETHERNET = (
     "statistics/rx_errors",

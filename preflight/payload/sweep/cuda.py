@@ -10,6 +10,7 @@ import logging
 import os
 import time
 import warnings
+from typing import Any
 
 import children
 from probe import guard
@@ -17,11 +18,6 @@ from probe.node_files import attempt
 
 from . import counters
 from .plan import short
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
 
 _BUSY = "busy or unavailable"  # cudaGetErrorString of cudaErrorDevicesUnavailable
 _AGAIN_S = 1.0

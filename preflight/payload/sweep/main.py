@@ -13,24 +13,18 @@ it. A rank that the job's own torchrun started sweeps one rail by itself, in the
 from __future__ import annotations
 
 import os
+import queue
 import threading
+from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import children
 import start
 from probe import network
 
-from . import agent, cuda, plan, process_groups, supervisor
+from . import Emit, Read, agent, cuda, plan, process_groups, supervisor
 from .plan import short
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import queue
-    from collections.abc import Callable
-    from typing import Any
-
-    Emit = Callable[["dict[str, Any]"], None]
-    Read = Callable[[float], "dict[str, Any] | None"]
 
 
 class RailRelay:

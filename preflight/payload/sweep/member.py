@@ -9,20 +9,15 @@ pairs of nodes in one NVLink domain. Every step of a job uses these, too.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from . import clocks, counters, cuda, pair, plan, transports, verify
 from .counters import MOST, PATIENCE_S
-from .pair import MARGIN_S, NotMeasured, attempt, climb_ladder
+from .pair import MARGIN_S, Alive, Context, NotMeasured, attempt, climb_ladder
 from .plan import account, account_of
 from .process_groups import STRIKING_S, Rendezvous, client
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
-    from .pair import Alive, Context
 
 CPU_WAIT = "cpu wait_s"
 """A counter of an account: how long this process was ready to run but had no CPU."""

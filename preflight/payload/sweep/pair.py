@@ -9,21 +9,15 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, field, replace
+from typing import Any, Callable
 
 from . import clocks, plan, process_groups, verify
-from .counters import PATIENCE_S
+from .counters import PATIENCE_S, Watch
 from .plan import WHOLE_LIMIT, account, because, printable, short
+from .process_groups import Rendezvous
+from .transports import Transport
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
-    from .counters import Watch
-    from .process_groups import Rendezvous
-    from .transports import Transport
-
-    Alive = Callable[[str, float], None]
+Alive = Callable[[str, float], None]
 
 GO_ON, TIME, SPIKES = 2, 1, 0
 """What an end wants; the smaller of both counts."""

@@ -16,24 +16,17 @@ frozen or dead, no agent can go on.
 from __future__ import annotations
 
 import os
+import queue
 import threading
 import time
+from collections.abc import Callable, Collection
 from datetime import timedelta
+from typing import Any
 
 from probe import network
+from start import Lease
 
-from . import transports
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import queue
-    from collections.abc import Callable, Collection
-    from typing import Any
-
-    from start import Lease
-
-    from . import plan
-
+from . import plan, transports
 
 STRIKING_S = 5.0
 """Time to strike the missing members, with one query of the store per member."""

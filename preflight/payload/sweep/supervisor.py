@@ -8,7 +8,9 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import children
 import start
@@ -18,11 +20,6 @@ from .clocks import Stalls
 from .cuda import NoCuda
 from .plan import account_of, because, short
 from .transports import NcclLog
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
 
 _GRACE_S = 0.5
 _REAP_S = 2.0

@@ -12,17 +12,13 @@ import itertools
 import os
 import re
 import socket
+from typing import Any
 
 from probe import node_files
 from probe.network import interface_of
 from probe.node_files import attempt, names
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
-    from . import plan
-
+from . import plan
 
 _USING = re.compile(r"NCCL INFO NET/(\S+?) ?: Using (.*)")
 # "[0]mlx5_3:1/RoCE", from 2.30 on with rail and plane "[0]mlx5_3:1:3:0/IB"; "[0]eth0:10.0.0.41<0>".
