@@ -21,8 +21,8 @@ from preflight.core.statistics import grouped, median
 from preflight.core.text import count
 from preflight.core.thresholds import SHIPPED
 from preflight.fabric.node_allreduce import measure_inside
-from preflight.fabric.observed import summarise
-from preflight.fabric.pair_summary import wire_from
+from preflight.fabric.observed import digests, ladder
+from preflight.fabric.pair_summary import joint_state, wire_from
 from preflight.facts.boards import board, link_counts
 from preflight.fleet.model import Expected, Host
 from preflight.fleet.nodeset import fold
@@ -309,12 +309,11 @@ def _load_baselines(
 def _sweep_baselines(sweep: Sweep, names: set[str]) -> Iterator[tuple[str, Baseline]]:
     """Yield what NCCL reached among these nodes; gloo measures CPUs, not NICs."""
     pairs = [
-        summary.sizes[-1].busbw_gbs
+        sizes[-1].busbw_gbs
         for pair in sweep.pairs
-        if pair.backend == "nccl" and {pair.a, pair.b} <= names
-        for summary in (summarise(pair),)
-        if summary.state == "measured" and summary.sizes
-        and summary.sizes[-1].size_bytes >= wire_from(pair.backend)
+        if pair.backend == "nccl" and {pair.a, pair.b} <= names and joint_state(pair) == "measured"
+        for sizes in (ladder(digests(pair)),)
+        if sizes and sizes[-1].size_bytes >= wire_from(pair.backend)
     ]  # fmt: skip
     if pairs:
         yield "rail", Baseline(round(median(pairs), 3), count(len(pairs), "pair"))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta, Struct
 
-from preflight.fabric.samples import End
+from preflight.fabric.samples import Backend, End, Rail, Round
 from preflight.facts.basics import refused_as
 
 _Error = Annotated[str, Meta(max_length=512)]
@@ -57,16 +57,15 @@ class Account(End, frozen=True, kw_only=True):
     """One rail's account of one measurement; the connection says which node it is from."""
 
     node: str = ""
-    rail: _Small
-    backend: Literal["gloo", "nccl"]
+    rail: Rail
+    backend: Backend
     error: _Error = ""
-    started_s: Annotated[float, Meta(ge=0, le=1e12)] = 0.0
 
 
 class PairSeen(Account, frozen=True, kw_only=True, tag_field="event", tag="pair"):
     """One end's account of one pair on one rail in one round."""
 
-    round: _Small
+    round: Round
     a: _Name
     b: _Name
     plan: Annotated[str, Meta(max_length=64)] = ""
@@ -80,7 +79,7 @@ class InsideSeen(Account, frozen=True, kw_only=True, tag_field="event", tag="ins
 class NcclLog(Struct, frozen=True, tag_field="event", tag="nccl_log"):
     """NCCL's log so far of one measuring process of one rail; sent only on request."""
 
-    rail: _Small
+    rail: Rail
     pid: Annotated[int, Meta(ge=1, le=2**31)]
     text: Annotated[str, Meta(max_length=260 << 10, pattern=r"^[\t\n -~]*\Z")]
 
@@ -88,7 +87,7 @@ class NcclLog(Struct, frozen=True, tag_field="event", tag="nccl_log"):
 class DomainSeen(Account, frozen=True, kw_only=True, tag_field="event", tag="domain"):
     """One end's account of one rail of a pair over NVLink between nodes."""
 
-    round: _Small
+    round: Round
     a: _Name
     b: _Name
 

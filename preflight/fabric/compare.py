@@ -12,8 +12,15 @@ from msgspec.structs import replace
 
 from preflight.core.statistics import LeaveOut, grouped, median, nearest_rank
 from preflight.core.text import gbs, size
-from preflight.fabric.observed import Observed, failed_by_itself, summarise
-from preflight.fabric.pair_summary import Summary, bypass, lost_accounts, lost_words, wire_from
+from preflight.fabric.observed import Digest, Observed, digests, failed_by_itself, ladder
+from preflight.fabric.pair_summary import (
+    bypass,
+    joint_state,
+    lost_accounts,
+    lost_words,
+    pair_error,
+    wire_from,
+)
 from preflight.fabric.samples import End, Meeting, PairSamples, PairState, Sweep
 from preflight.fleet.baselines import rail_floor
 
@@ -21,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from preflight.core.thresholds import Thresholds
-    from preflight.fabric.pair_summary import SizeSummary
     from preflight.fleet.model import Expected, Host
 
 
@@ -31,10 +37,10 @@ INDEPENDENT = "peers' median"
 class Peers:
     """Medians over the pairs that share no node with the one in question."""
 
-    def __init__(self, measured: Sequence[tuple[PairSamples, Summary]]) -> None:
+    def __init__(self, measured: Sequence[PairJudgement]) -> None:
         self._measured = measured
         by_size = grouped(
-            (at.size_bytes, (at, pair.nodes)) for pair, summary in measured for at in summary.sizes
+            (at.size_bytes, (at, pair.nodes)) for pair in measured for at in pair.sizes
         )
         self._speeds = {
             size_bytes: LeaveOut((at.busbw_gbs, nodes) for at, nodes in own)
@@ -45,7 +51,7 @@ class Peers:
             for size_bytes, own in by_size.items()
         }
 
-    def busbw(self, pair: PairSamples, size_bytes: int) -> tuple[float | None, str]:
+    def busbw(self, pair: PairJudgement, size_bytes: int) -> tuple[float | None, str]:
         """Return the GB/s to compare with, and what they are."""
         speeds = self._speeds[size_bytes]
         ends = pair.nodes
@@ -55,8 +61,9 @@ class Peers:
             return gbs, INDEPENDENT
         rails: list[float] = []
         pairs: list[float] = []
-        for other, summary in self._measured:
-            if other is not pair and (same := summary.size(size_bytes)) is not None:
+        for other in self._measured:
+            same = next((at for at in other.sizes if at.size_bytes == size_bytes), None)
+            if other is not pair and same is not None:
                 (rails if other.nodes == ends else pairs).append(same.busbw_gbs)
         if len(rails) > 1:
             return median(rails), "other rails' median"
@@ -65,17 +72,17 @@ class Peers:
             return max(pairs), "fastest other pair"
         return None, ""
 
-    def beyond(self, pair: PairSamples, size_bytes: int) -> tuple[int, int]:
+    def beyond(self, pair: PairJudgement, size_bytes: int) -> tuple[int, int]:
         """Return how many peers reached a larger size, and how many peers there are."""
         ends = {*pair.nodes}
         came = [
-            bool(summary.sizes and summary.sizes[-1].size_bytes > size_bytes)
-            for other, summary in self._measured
+            bool(other.sizes and other.sizes[-1].size_bytes > size_bytes)
+            for other in self._measured
             if ends.isdisjoint(other.nodes)
         ]
         return sum(came), len(came)
 
-    def latency(self, pair: PairSamples, size_bytes: int) -> float | None:
+    def latency(self, pair: PairJudgement, size_bytes: int) -> float | None:
         """Median of the peers' median times, us."""
         return self._times[size_bytes].median(pair.nodes, between=0.0)
 
@@ -117,7 +124,7 @@ class Yardstick(NamedTuple):
     limit: Callable[[str], float]
 
 
-def bound_of(pair: PairSamples, at: SizeSummary, yardstick: Yardstick) -> Bound:
+def bound_of(pair: PairJudgement, at: Digest, yardstick: Yardstick) -> Bound:
     """Return the stricter of a share of what peers reached and of an absolute limit.
 
     The absolute limit is the inventory's; else the floor of the expected platform; without peers
@@ -154,13 +161,15 @@ def latency_limit_us(limit: Callable[[str], float], peers_us: float | None) -> f
     return None if peers_us is None else max(peers_us * ratio, peers_us + effect_us)
 
 
-def floor_of(measured: Sequence[Summary], backend: str, limit: Callable[[str], float]) -> float:
+def floor_of(
+    measured: Sequence[PairJudgement], backend: str, limit: Callable[[str], float]
+) -> float:
     """Return the shipped floor, lowered if even the fast pairs are near it.
 
     On a slow machine a pair must also be slower than the others; but if most pairs are below the
     floor, it is not lowered: that fabric is not good.
     """
-    largest = [summary.sizes[-1] for summary in measured if summary.sizes]
+    largest = [pair.sizes[-1] for pair in measured if pair.sizes]
     speeds = [at.best_gbs for at in largest if at.size_bytes >= wire_from(backend)]
     if not speeds:
         return 0.0
@@ -171,7 +180,7 @@ def floor_of(measured: Sequence[Summary], backend: str, limit: Callable[[str], f
 
 
 def _expected_reference(
-    pair: PairSamples, expected: Mapping[str, Expected]
+    pair: PairJudgement, expected: Mapping[str, Expected]
 ) -> tuple[float, str, Yard] | None:
     """Return the lower of both ends' expected values, as the slower end decides; else floors."""
     ends = [expected[name] for name in pair.nodes if name in expected]
@@ -191,8 +200,8 @@ def _expected_reference(
 
 
 def _history_reference(
-    pair: PairSamples,
-    at: SizeSummary,
+    pair: PairJudgement,
+    at: Digest,
     earlier: Mapping[str, Sequence[float]],
     limit: Callable[[str], float],
 ) -> tuple[float, str, Yard] | None:
@@ -205,7 +214,7 @@ def _history_reference(
     return median(speeds) * ratio, words, "history"
 
 
-def speed_key(pair: PairSamples, size_bytes: int) -> str:
+def speed_key(pair: PairJudgement | PairSamples, size_bytes: int) -> str:
     """Return the key under which the history keeps a pair's bandwidth."""
     return f"{pair.a} {pair.b} {pair.rail} {pair.backend} {size_bytes}"
 
@@ -221,8 +230,11 @@ _FEW_PEERS, _MOST_PEERS = 3, 0.75
 class PairJudgement(Meeting, frozen=True, kw_only=True):
     """One pair on one rail, judged by itself; who is at fault is decided later."""
 
+    backend: str
     state: PairState
-    summary: Summary
+    error: str
+    sizes: tuple[Digest, ...]
+    """Of the ladder, the smallest first."""
     at_bytes: int = 0
     """The largest size that was measured; bandwidth is judged there."""
     busbw_gbs: float | None = None
@@ -276,31 +288,41 @@ def compare(
     `observed`: the same sweep, condensed. `earlier`: what pairs reached in earlier runs, GB/s by
     `speed_key`.
     """
-    digests = grouped((digest.key, digest) for digest in observed.digests)
-    summaries = [(pair, summarise(pair, digests.get(pair.key, ()))) for pair in sweep.pairs]
-    measured = [(pair, summary) for pair, summary in summaries if summary.state == "measured"]
+    condensed = grouped((digest.key, digest) for digest in observed.digests)
+    plain = [
+        PairJudgement(
+            *pair.key,
+            backend=pair.backend,
+            state=joint_state(pair),
+            error=pair_error(pair),
+            sizes=ladder(condensed.get(pair.key) or digests(pair)),
+        )
+        for pair in sweep.pairs
+    ]
+    measured = [pair for pair in plain if pair.state == "measured"]
     backend = sweep.pairs[0].backend if sweep.pairs else ""
     limit = thresholds.of(backend)
     yardstick = Yardstick(
         Peers(measured),
         {host.name: host.expected for host in hosts},
         max((rung.size_bytes for rung in sweep.ladder), default=0),
-        floor_of([summary for _, summary in measured], backend, limit),
+        floor_of(measured, backend, limit),
         earlier or {},
         limit,
     )
-    return tuple(_judge_pair(pair, summary, yardstick, sweep) for pair, summary in summaries)
+    pairs = zip(sweep.pairs, plain, strict=True)
+    return tuple(_judge_pair(samples, pair, yardstick, sweep) for samples, pair in pairs)
 
 
 def _judge_pair(
-    pair: PairSamples, summary: Summary, yardstick: Yardstick, sweep: Sweep
+    samples: PairSamples, pair: PairJudgement, yardstick: Yardstick, sweep: Sweep
 ) -> PairJudgement:
-    judgement = PairJudgement(*pair.key, state=summary.state, summary=summary)
-    if summary.state != "measured" or not summary.sizes:
-        if lost := lost_accounts(pair, sweep.troubles):
-            judgement = replace(judgement, summary=replace(summary, error=lost_words(lost)))
-        return replace(judgement, suspect=failed_by_itself(pair), lost=lost, bypass=bypass(pair))
-    least, most = summary.sizes[0], summary.sizes[-1]
+    if pair.state != "measured" or not pair.sizes:
+        lost = lost_accounts(samples, sweep.troubles)
+        error = lost_words(lost) if lost else pair.error
+        suspect, way = failed_by_itself(samples), bypass(samples)
+        return replace(pair, error=error, suspect=suspect, lost=lost, bypass=way)
+    least, most = pair.sizes[0], pair.sizes[-1]
     bound = bound_of(pair, most, yardstick)
     peers_us = yardstick.peers.latency(pair, least.size_bytes)
     most_us = latency_limit_us(yardstick.limit, peers_us)
@@ -313,7 +335,7 @@ def _judge_pair(
     elif _stopped_early(pair, most.size_bytes, yardstick):
         slow = "reach"
     return replace(
-        judgement,
+        pair,
         at_bytes=most.size_bytes,
         busbw_gbs=most.busbw_gbs,
         bound=bound,
@@ -321,11 +343,11 @@ def _judge_pair(
         peers_latency_us=peers_us,
         latency_limit_us=most_us,
         slow=slow,
-        how_far=_how_far(pair, most.size_bytes, yardstick.top_bytes),
+        how_far=_how_far(samples, most.size_bytes, yardstick.top_bytes),
     )
 
 
-def _stopped_early(pair: PairSamples, at_bytes: int, yardstick: Yardstick) -> bool:
+def _stopped_early(pair: PairJudgement, at_bytes: int, yardstick: Yardstick) -> bool:
     """Whether its time was up at a size that others passed: any below what is judged, else most."""
     if at_bytes >= yardstick.top_bytes:
         return False

@@ -172,19 +172,15 @@ def judge_sweep(
     )
     all_blames, hidden, doubted = _blames_and_doubts(judgements, observed, sweep, hosts, limit)
     by_pair = grouped((pair.nodes, pair) for pair in judgements)
-    backends = {pair.nodes: pair.backend for pair in sweep.pairs}
     blamed = _by_pair(all_blames, by_pair, doubted)
     hidden_pairs = {pair for blame in hidden for pair in blame.pairs}
     pairs = {
         ends: _undetermined(
-            _pair(
-                rails, backends[ends], blamed[ends],
-                hidden=ends in hidden_pairs, doubt=doubted.get(ends, ""),
-            ),
+            _pair(rails, blamed[ends], hidden=ends in hidden_pairs, doubt=doubted.get(ends, "")),
             sweep,
         )
         for ends, rails in by_pair.items()
-    }  # fmt: skip
+    }
     out = left_out(sweep, names, pairs)
     pairs |= {
         ends: pair if pair.trouble else _undetermined(pair, sweep) for ends, pair in out.items()
@@ -240,7 +236,7 @@ def _undetermined(pair: Pair, sweep: Sweep) -> Pair:
 
 
 _AS_SEEN = (
-    *("a", "b", "state", "rail", "at_bytes", "busbw_gbs", "slow"),
+    *("a", "b", "state", "rail", "at_bytes", "busbw_gbs", "slow", "backend", "error"),
     *("latency_us", "latency_limit_us"),
 )
 """Fields that a pair copies from its worst rail."""
@@ -248,7 +244,6 @@ _AS_SEEN = (
 
 def _pair(
     rails: Sequence[PairJudgement],
-    backend: str,
     blamed: Sequence[Blame],
     *,
     hidden: bool,
@@ -259,15 +254,13 @@ def _pair(
     worst = min(steady, key=lambda row: (not row.bad, row.busbw_gbs or 0.0))
     pair = Pair(
         **{name: getattr(worst, name) for name in _AS_SEEN},
-        backend=backend,
         rails=len({row.rail for row in rails}),
         peers_gbs=worst.bound.peers_gbs,
         limit_gbs=worst.bound.gbs,
         limit_origin=worst.bound.origin,
         decided_by=worst.bound.decided_by,
-        error=worst.summary.error,
         note=next((f"slow once: {gbs(row.busbw_gbs or 0.0)}" for row in rails if row.once), ""),
-        short=worst.how_far if worst.at_bytes < wire_from(backend) else "",
+        short=worst.how_far if worst.at_bytes < wire_from(worst.backend) else "",
     )
     own = [blame for blame in blamed if blame.kind != "systemic"]
     if not own or not (worst.bad or hidden):

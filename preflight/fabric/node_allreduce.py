@@ -12,20 +12,20 @@ import math
 import re
 from collections import Counter
 from heapq import nlargest
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from preflight.core.statistics import LeaveOut, grouped, healthy_share
+from preflight.core.statistics import LeaveOut, grouped, healthy_share, median
 from preflight.core.text import gbs, size, time_us
 from preflight.core.thresholds import SHIPPED, Thresholds
 from preflight.fabric.compare import INDEPENDENT, Bound, latency_limit_us
 from preflight.fabric.observed import STOOD_STILL
 from preflight.fabric.pair_summary import (
     LATENCY_BELOW,
-    SizeSummary,
-    size_of,
+    busbw_gbs,
+    shortest_us,
     wire_from,
     worst_state,
 )
@@ -70,6 +70,17 @@ class Events(Struct, frozen=True):
         return most if most is not None and self.late[most] * 4 >= self.count * 3 else None
 
 
+class SizeSummary(NamedTuple):
+    """One size, by the shortest of all rails' times of each operation."""
+
+    size_bytes: int
+    p50_us: float
+    busbw_gbs: float
+    """Of the median operation."""
+    best_gbs: float
+    """Of the fastest one."""
+
+
 class NodeAllreduce(Struct, frozen=True, kw_only=True):
     """The all-reduce among one node's rails."""
 
@@ -92,7 +103,7 @@ def measure_inside(samples: InsideSamples, limit: Thresholds = SHIPPED) -> NodeA
     columns = _columns(accounts) if state == "measured" else {}
     if state == "measured" and not columns:
         state = "error"
-    sizes = tuple(size_of(at, rows, len(ends)) for at, rows in columns.items())
+    sizes = tuple(_size_summary(at, rows) for at, rows in columns.items())
     return NodeAllreduce(
         name=samples.node,
         backend=samples.backend,
@@ -103,6 +114,13 @@ def measure_inside(samples: InsideSamples, limit: Thresholds = SHIPPED) -> NodeA
         net=" / ".join(dict.fromkeys(end.net for end in accounts if end.net)),
         cpu_wait_us=sum(m.by * 1e6 for end in accounts for m in end.moved if m.name == CPU_WAIT),
     )
+
+
+def _size_summary(size_bytes: int, rails: Sequence[Timing]) -> SizeSummary:
+    times_us = shortest_us(rails)
+    p50_us = median(times_us)
+    speeds = (busbw_gbs(size_bytes, us / 1e6, len(rails)) for us in (p50_us, min(times_us)))
+    return SizeSummary(size_bytes, p50_us, *(round(speed, 6) for speed in speeds))
 
 
 def _columns(ends: Sequence[End]) -> dict[int, list[Timing]]:

@@ -14,24 +14,33 @@ ends, those of a simulated fabric with thousands of nodes are made directly.
 from __future__ import annotations
 
 from heapq import nlargest
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from preflight.core.statistics import grouped, median, nearest_rank
 from preflight.fabric.pair_summary import (
-    SizeSummary,
-    Summary,
-    bypass,
-    errors_words,
+    busbw_gbs,
     joint_state,
     lost_accounts,
     lost_words,
     shortest_us,
 )
 from preflight.fabric.phrases import OWN_CAUSES
-from preflight.fabric.samples import Meeting, Moved, PairState, Phase, StallKind, gc_paused
-from preflight.facts.basics import Whole
+from preflight.fabric.samples import (
+    Backend,
+    Bytes,
+    Meeting,
+    Micros,
+    Moved,
+    PairState,
+    Phase,
+    Round,
+    StallKind,
+    Times,
+    gc_paused,
+)
+from preflight.facts.basics import Count, Seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -104,15 +113,15 @@ class Standout(Struct, frozen=True, array_like=True):
     that reported). `gap`: the time since the operation before, by each end's own clock.
     """
 
-    at_s: float
-    operation: Whole
-    first_us: float
-    second_us: float
-    first_gap_us: float
-    second_gap_us: float
-    first_stall_us: float = 0.0
+    at_s: Seconds
+    operation: Count
+    first_us: Micros
+    second_us: Micros
+    first_gap_us: Micros
+    second_gap_us: Micros
+    first_stall_us: Micros = 0.0
     """How long that end itself stood still during it and the operation before it."""
-    second_stall_us: float = 0.0
+    second_stall_us: Micros = 0.0
 
     @property
     def network_us(self) -> float:
@@ -123,20 +132,30 @@ class Standout(Struct, frozen=True, array_like=True):
 class Digest(Meeting, frozen=True, kw_only=True):
     """One size of one pair on one rail in one round. Times are the shorter of both ends'."""
 
-    size_bytes: Whole
+    size_bytes: Bytes
     phase: Phase = "ladder"
-    operations: Whole
+    operations: Times
     """How many were timed (at both ends, if both reported)."""
-    loaded_s: float
+    loaded_s: Annotated[float, Meta(ge=0, le=1e9)]
     """Their total time, at the end where it was longer: how long a rare event could have shown."""
-    best_us: float
-    p50_us: float
+    best_us: Micros
+    p50_us: Annotated[float, Meta(gt=0)]
     p99_us: float
     p999_us: float
-    most_us: float
-    standouts: tuple[Standout, ...] = ()
+    most_us: Micros
+    standouts: Annotated[tuple[Standout, ...], Meta(max_length=KEPT)] = ()
     """Every iteration over `cut_us` at either end, in time's order; the longest `KEPT` of them."""
-    cut_us: float = 0.0
+    cut_us: Micros = 0.0
+
+    @property
+    def busbw_gbs(self) -> float:
+        """Bus bandwidth of the median iteration."""
+        return round(busbw_gbs(self.size_bytes, self.p50_us / 1e6), 6)
+
+    @property
+    def best_gbs(self) -> float:
+        """Bus bandwidth of the fastest one."""
+        return round(busbw_gbs(self.size_bytes, self.best_us / 1e6), 6)
 
 
 def digests(pair: PairSamples) -> Iterator[Digest]:
@@ -208,24 +227,10 @@ def _standouts(
     )
 
 
-def summarise(pair: PairSamples, known: Iterable[Digest] = ()) -> Summary:
-    """Join both ends' accounts; `known`: its sizes, if they are condensed already."""
-    way = bypass(pair)
-    error = (
-        f"its data went over {way}, which measures no NIC"
-        if way
-        else errors_words({end.node: end.error for end in pair.ends})
-    )
-    ladder = [digest for digest in known or digests(pair) if digest.phase == "ladder"]
-    sizes = (
-        SizeSummary.of(
-            digest.size_bytes,
-            digest.operations,
-            (digest.best_us, digest.p50_us, digest.p99_us, digest.most_us),
-        )
-        for digest in sorted(ladder, key=lambda digest: digest.size_bytes)
-    )
-    return Summary(joint_state(pair), tuple(sizes), error)
+def ladder(condensed: Iterable[Digest]) -> tuple[Digest, ...]:
+    """Return the sizes of the ladder, the smallest first."""
+    sizes = [digest for digest in condensed if digest.phase == "ladder"]
+    return tuple(sorted(sizes, key=lambda digest: digest.size_bytes))
 
 
 STOOD_STILL = "its measuring process stood still"
@@ -239,7 +244,7 @@ class StallTotal(Struct, frozen=True, array_like=True):
     """How often, and how long at most, one end stood still in a pair."""
 
     what: StallKind
-    times: Whole
+    times: Count
     most_ms: float
 
 
@@ -298,14 +303,15 @@ class Observed(Struct, frozen=True, kw_only=True):
 
     nodes: tuple[str, ...]
     """Those that took part, in fleet order."""
-    backend: str
+    backend: Literal["", Backend]
+    """"" if nothing was measured."""
     tried: tuple[PairResult, ...]
     digests: tuple[Digest, ...]
     leaves: dict[str, str] = {}
     """Node name → its leaf switch; empty without a topology source."""
     silent: dict[str, str] = {}
     """Node name → what happened to its agent, if it stopped answering during the sweep."""
-    retested: Whole = 0
+    retested: Round = 0
     """Rounds from this number on are retests of suspects with cleared partners; 0 if there were
     none."""
 

@@ -112,7 +112,7 @@ def _blame_of(culprit: Culprit, names: tuple[str, ...], context: _Context) -> Bl
         extent = with_partners(f"{name} is {'slow' if worst.slow else 'bad'}", partners) + where
         sentence = f"{what}; {extent}"
         if worst.suspect == name and not culprit.cleared_partners:
-            how = "stood still" if STOOD_STILL in worst.summary.error else "died"
+            how = "stood still" if STOOD_STILL in worst.error else "died"
             how = "failed" if cause is not None else how
             sentence = f"{what}; only the process on {name} {how}"
         if worst.state == "absent" and name in troubles:
@@ -187,7 +187,7 @@ def _advice(
         look = advice.removesuffix("; run again").removesuffix("; exclude it")
         apart = f"{look}, and what lies between; until then keep {nodes} in different jobs"
         return apart if advice else _PATH_ADVICE.format(nodes)
-    advice = advice or (_SLOW_ADVICE if worst.slow else after_signal(worst.summary.error))
+    advice = advice or (_SLOW_ADVICE if worst.slow else after_signal(worst.error))
     advice = (advice or _STATES[worst.state]["advice"]).format(
         either(names), ports(nets) or "its link"
     )
@@ -214,13 +214,13 @@ def _what(worst: PairJudgement, name: str, troubles: Mapping[str, str], where: s
     if worst.slow == "reach":
         return f"{worst.how_far} {between}"
     if worst.slow == "latency" and worst.latency_us is not None:
-        took = f"{time_us(worst.latency_us)} at {size(worst.summary.sizes[0].size_bytes)}"
+        took = f"{time_us(worst.latency_us)} at {size(worst.sizes[0].size_bytes)}"
         peers = f"peers' median {time_us(worst.peers_latency_us or 0.0)}"
         return f"{took} {between}; {peers}, limit {time_us(worst.latency_limit_us or 0.0)}"
     if worst.slow and worst.busbw_gbs is not None:
         speed = f"median {gbs(worst.busbw_gbs)} at {size(worst.at_bytes)}"
         return f"{speed} {between}; {worst.bound.words}"
-    error = troubles.get(name) or worst.summary.error
+    error = troubles.get(name) or worst.error
     if error and not name and not error.startswith((f"{worst.a}: ", f"{worst.b}: ")):
         error = f"each end: {error}"
     return f"{_STATES[worst.state]['words']} {between}" + (f" ({error})" if error else "")

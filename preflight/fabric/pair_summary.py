@@ -7,12 +7,11 @@ prove which node is at fault.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Literal
 
 from msgspec import Struct
 
-from preflight.core.statistics import median, nearest_rank
 from preflight.core.text import first_few, gbs, size
 from preflight.fabric.samples import End, PairSamples, PairState, Timing
 
@@ -28,52 +27,6 @@ WORST_FIRST: tuple[PairState, ...] = (
     "absent",
     "measured",
 )
-
-
-class SizeSummary(Struct, frozen=True, kw_only=True):
-    """One size of one pair. Times are the network's: the shorter of both ends'.
-
-    An all-reduce that one end begins late takes long at the other end only.
-    """
-
-    size_bytes: int
-    iterations: int
-    busbw_gbs: float
-    """Of the median iteration."""
-    best_gbs: float
-    """Of the fastest one."""
-    p50_us: float
-    p99_us: float
-    max_us: float
-
-    @classmethod
-    def of(
-        cls, size_bytes: int, iterations: int, times_us: tuple[float, float, float, float],
-        ranks: int = 2,
-    ) -> SizeSummary:  # fmt: skip
-        """Summarise so many iterations; `times_us`: the best, the p50, the p99, the worst."""
-        best_us, p50_us, p99_us, max_us = times_us
-        return cls(
-            size_bytes=size_bytes,
-            iterations=iterations,
-            busbw_gbs=round(busbw_gbs(size_bytes, p50_us / 1e6, ranks), 6),
-            best_gbs=round(busbw_gbs(size_bytes, best_us / 1e6, ranks), 6),
-            p50_us=p50_us,
-            p99_us=p99_us,
-            max_us=max_us,
-        )
-
-
-class Summary(Struct, frozen=True):
-    """One pair on one rail in one round."""
-
-    state: PairState
-    sizes: tuple[SizeSummary, ...]
-    error: str
-
-    def size(self, size_bytes: int) -> SizeSummary | None:
-        """Return the summary of that size; None if it was not measured."""
-        return next((at for at in self.sizes if at.size_bytes == size_bytes), None)
 
 
 def wire_from(backend: str) -> int:
@@ -131,20 +84,14 @@ def lost_words(lost: Sequence[str]) -> str:
     return f"{own} missing, so no node is blamed: run again"
 
 
-def errors_words(errors: Mapping[str, str]) -> str:
+def pair_error(pair: PairSamples) -> str:
     """Join both ends' errors; once, if both report the same."""
-    by_node = {node: error for node, error in errors.items() if error}
+    if way := bypass(pair):
+        return f"its data went over {way}, which measures no NIC"
+    by_node = {end.node: end.error for end in pair.ends if end.error}
     if len(by_node) > 1 and len(set(by_node.values())) == 1:
         return next(iter(by_node.values()))
     return "; ".join(f"{node}: {error}" for node, error in by_node.items())
-
-
-def size_of(size_bytes: int, timings: Sequence[Timing], ranks: int = 2) -> SizeSummary:
-    """Join the times of all ends at one size."""
-    times_us = sorted(shortest_us(timings))
-    p99_us = nearest_rank(times_us, 0.99)
-    quantiles = (times_us[0], median(times_us), p99_us, times_us[-1])
-    return SizeSummary.of(size_bytes, len(times_us), quantiles, ranks)
 
 
 def shortest_us(timings: Sequence[Timing]) -> list[float]:

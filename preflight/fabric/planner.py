@@ -309,13 +309,13 @@ def _speeds(past: Past, sweep: Sweep, bad: Collection[Pairing]) -> dict[str, tup
     """Add what good pairs reached at the largest size; keep the latest runs."""
     # A hook loads plans, and compares nothing.
     from preflight.fabric.compare import speed_key
-    from preflight.fabric.observed import summarise
+    from preflight.fabric.observed import digests, ladder
 
     speeds = dict(past.speeds)
     for pair in sweep.pairs:
-        summary = summarise(pair)
-        if summary.state == "measured" and summary.sizes and pair.nodes not in bad:
-            most = summary.sizes[-1]
+        sizes = ladder(digests(pair)) if joint_state(pair) == "measured" else ()
+        if sizes and pair.nodes not in bad:
+            most = sizes[-1]
             key = speed_key(pair, most.size_bytes)
             if 0 < most.busbw_gbs <= _FASTEST_GBS:
                 speeds[key] = (*speeds.get(key, ()), most.busbw_gbs)[-KEPT_RUNS:]

@@ -267,13 +267,13 @@ def doubts(
     for blame in slow:
         own = [pair for ends in blame.pairs for pair in readings[ends]]
         own = [pair for pair in own if blame.rail in (None, pair.rail)]
-        sizes = [size for pair in own for size in pair.summary.sizes[-1:]]
+        sizes = [size for pair in own for size in pair.sizes[-1:]]
         # It has no other fault, and only one round.
         once = len({pair.round for pair in own}) == 1
         if sizes and once and all(pair.state == "measured" for pair in own):
             waiting = set(sweep.unsettled).issuperset(blame.pairs)
             why = "no time to look again" if waiting else "not measured again"
-            often = f"slow once in {sizes[0].iterations} operations"
+            often = f"slow once in {sizes[0].operations} operations"
             reasons |= dict.fromkeys(blame.pairs, f"{often}, {why}: {blame.sentence}")
     return reasons
 

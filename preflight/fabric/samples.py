@@ -15,19 +15,28 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from preflight.facts.basics import Whole
+from preflight.facts.basics import Count, Seconds
 
 PairState = Literal["measured", "hung", "no_connect", "absent", "error", "corrupt", "not_run"]
 """`hung`: joined, then stopped. `no_connect`: the two never met. `absent`: an end had left.
 `not_run`: through no fault of either."""
 
 
+Backend = Literal["gloo", "nccl"]
+Bytes = Annotated[int, Meta(ge=1, le=1 << 50)]
+Times = Annotated[int, Meta(ge=1, le=10**12)]
+"""How often something was done."""
+Micros = Annotated[float, Meta(ge=0, le=1e12)]
+Rail = Annotated[int, Meta(ge=0, le=1024)]
+Round = Annotated[int, Meta(ge=0, le=1 << 16)]
+
+
 class Rung(Struct, frozen=True):
     """One size of the ladder: bytes per all-reduce, warm-ups, counted iterations."""
 
-    size_bytes: Whole
-    warmup: Whole
-    iterations: Whole
+    size_bytes: Bytes
+    warmup: Count
+    iterations: Times
 
 
 Phase = Literal["ladder", "soak"]
@@ -49,14 +58,14 @@ class Timing(Struct, frozen=True):
     data usually takes.
     """
 
-    size_bytes: Annotated[int, Meta(ge=1, le=1 << 50)]
-    times_us: tuple[Annotated[float, Meta(ge=0, le=1e12)], ...]
-    gaps_us: tuple[Annotated[float, Meta(ge=0, le=1e12)], ...]
+    size_bytes: Bytes
+    times_us: Annotated[tuple[Micros, ...], Meta(min_length=1)]
+    gaps_us: tuple[Micros, ...]
     phase: Phase = "ladder"
     began_s: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
     """When the gap before the first counted iteration began: seconds after the end's `started_s`,
     by a steady clock of that node."""
-    check_us: Annotated[float, Meta(ge=0, le=1e12)] = 0.0
+    check_us: Micros = 0.0
     """How long checking the data between two iterations usually took: on top of each gap."""
     stopped: Literal["", "time", "spikes"] = ""
     """Why both ends stopped before all iterations were done: it took too long, or (fail-fast
@@ -89,7 +98,7 @@ not run. `starved`: nor did it, but it waited for a CPU that others had: proves 
 class Stall(Struct, frozen=True, array_like=True):
     """A time for which that node stood still, as its rail's supervisor measured it."""
 
-    at_s: Annotated[float, Meta(ge=0, le=1e12)]
+    at_s: Seconds
     """By the clock of `started_s`."""
     ms: Annotated[float, Meta(ge=0, le=1e9)]
     what: StallKind
@@ -102,7 +111,7 @@ class End(Struct, frozen=True):
     state: PairState
     timings: Annotated[tuple[Timing, ...], Meta(max_length=64)] = ()
     error: str = ""
-    started_s: float = 0.0
+    started_s: Seconds = 0.0
     """Wall clock of that node when it connected to its partner (or gave up)."""
     setup_ms: Annotated[float, Meta(ge=0, le=1e12)] = 0.0
     moved: Annotated[tuple[Moved, ...], Meta(max_length=64)] = ()
@@ -125,8 +134,8 @@ class Meeting(Struct, frozen=True):
 
     a: str
     b: str
-    rail: Whole
-    round: Whole
+    rail: Rail
+    round: Round
 
     @property
     def nodes(self) -> tuple[str, str]:
@@ -156,8 +165,7 @@ class Meeting(Struct, frozen=True):
 class PairSamples(Meeting, frozen=True):
     """What both ends measured; an end that never reported is None."""
 
-    backend: str
-    """"gloo" or "nccl"."""
+    backend: Backend
     first: End | None
     second: End | None
 
@@ -171,10 +179,10 @@ class InsideSamples(Struct, frozen=True):
     """One node's rails in one all-reduce, after the rounds: NVLink, PCIe, shared memory."""
 
     node: str
-    backend: str
+    backend: Backend
     rails: tuple[End | None, ...]
     """By number; None if a rail never reported. A rail is `measured` if its own data was right."""
-    numbers: tuple[Whole, ...] = ()
+    numbers: tuple[Rail, ...] = ()
     """The number of each rail, if some are missing; else they are 0, 1, 2 ..."""
 
     @property
@@ -187,7 +195,7 @@ class NcclLogText(Struct, frozen=True):
     """NCCL's log of one measuring process of one rail."""
 
     node: str
-    rail: Whole
+    rail: Rail
     text: str
 
 
@@ -210,11 +218,11 @@ class Sweep(Struct, frozen=True):
     advice: dict[str, str] = {}
     """Node name → what to do about its trouble, if known."""
     seconds: float = 0.0
-    seed: Whole = 0
+    seed: Count = 0
     """Of the data pattern and the order of rounds: the same seed makes the same sweep."""
     leaves: dict[str, str] = {}
     """Node name → its leaf switch, if a topology source names it."""
-    retested: Whole = 0
+    retested: Round = 0
     """Rounds from this number on are retests of suspects; 0 if there were none."""
     unsettled: tuple[tuple[str, str], ...] = ()
     """Pairs that should have been retested and were not, for lack of time."""

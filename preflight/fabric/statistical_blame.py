@@ -150,7 +150,7 @@ def _sentence(culprit: Culprit, observed: Observed, judgements: Sequence[PairJud
         row for row in judgements if row.nodes in pairs and (None in rails or row.rail in rails)
     ]
     if culprit.symptom == "corrupt":
-        error = next((row.summary.error for row in rows if row.summary.error), "")
+        error = next((row.error for row in rows if row.error), "")
         often = (
             f"in {culprit.events} of {culprit.operations} pairs through {where} sums came out wrong"
         )
@@ -314,7 +314,7 @@ def _hung_once(own: Sequence[PairJudgement], *, many: bool) -> Iterator[Blame]:
     for reading in (reading for reading in own if reading.hung_once):
         where = f" on rail {reading.rail}" if many else ""
         then = _speeds(pair for pair in own if pair.good)
-        sentence = f"an all-reduce hung once{where} ({reading.summary.error}), then {then}"
+        sentence = f"an all-reduce hung once{where} ({reading.error}), then {then}"
         yield _passing([reading], len(own), sentence, _HUNG_ONCE, many=many)
 
 
@@ -364,14 +364,14 @@ def _less(reading: PairJudgement, effect: float) -> bool:
 def _far(reading: PairJudgement) -> bool:
     if reading.once != "bandwidth" or reading.bound.gbs is None:
         return False
-    most = reading.summary.sizes[-1]
-    return most.iterations >= _LEAST and most.best_gbs < FAR * reading.bound.gbs
+    most = reading.sizes[-1]
+    return most.operations >= _LEAST and most.best_gbs < FAR * reading.bound.gbs
 
 
 def _starved(reading: PairJudgement, observed: Observed) -> bool:
     """Whether an end waited for a CPU for as long as one of those operations took."""
     where = reading.key
-    took_ms = reading.summary.sizes[-1].p50_us / 1e3
+    took_ms = reading.sizes[-1].p50_us / 1e3
     return any(
         stood.what == "starved" and stood.most_ms >= took_ms
         for tried in observed.tried

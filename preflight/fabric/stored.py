@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gzip
 import io
-import json
 import re
 import zlib
 from collections.abc import Collection
@@ -24,7 +23,16 @@ from preflight.errors import UsageError
 from preflight.fabric.impossible_samples import refuse_absurd, refuse_absurd_sweep
 from preflight.fabric.observed import EndResult, Observed, PairResult, StallTotal, observe
 from preflight.fabric.pair_summary import lost_words
-from preflight.fabric.samples import End, MeetingKey, Moved, PairSamples, PairState, Rung, Sweep
+from preflight.fabric.samples import (
+    Backend,
+    End,
+    MeetingKey,
+    Moved,
+    PairSamples,
+    PairState,
+    Rung,
+    Sweep,
+)
 from preflight.fleet.inventory_tables import plainly
 
 VERSION = 1
@@ -152,17 +160,8 @@ def _decompress(path: Path, content: bytes) -> bytes:
 
 T = TypeVar("T")
 
-_LOOKED_AT = 64 << 20
-"""Bytes of a truncated file that are searched for what can still be read."""
-
 _BYTE = re.compile(r"\(byte (\d+)\)")
 _AROUND = 20
-_ENTRIES = (("rounds", "pairs"), ("tried", "digests"))
-_CUT = re.compile(rb"(?<=[\s:,\[])(-?[\d.eE+-]*|t|tr|tru|f|fa|fal|fals|n|nu|nul)\Z")
-"""What may be the start of a truncated number or word."""
-_LONGEST = 64
-"""Bytes at the end that are searched for such a start."""
-_BLANK = re.compile(r"[\s,]*")
 
 
 def read_stored(given: Path) -> StoredSamples:
@@ -262,49 +261,16 @@ def _decode(content: bytes, kind: type[T]) -> T:
 def _broken(content: bytes, reason: str) -> str:
     """Say where it is not JSON, and how much before that is valid."""
     place = _BYTE.search(reason)
-    if place is None:
-        return _ends(content, content)
-    at = int(place[1])
-    cut = _CUT.search(content[-_LONGEST:])
-    end = len(content) - len(cut[0]) if cut else len(content)
-    if at >= end:
-        return _ends(content, content[:end])
+    at = int(place[1]) if place else len(content)
+    pairs = content[:at].count(b'"a":') - 1  # the last of them may be damaged
+    whole = "none of its pairs before that is whole"
+    if pairs > 0:
+        whole = f"at least {pairs:,} of its pairs before that are whole"
+    if at >= len(content):
+        again = "copy it again from where it was written"
+        return f"it ends in the middle, after {at:,} bytes: {whole}; {again}"
     around = content[max(0, at - _AROUND) : at + _AROUND]
-    return f"not JSON at byte {at:,}, near {around!a}: {_readable(content[:at])}; write it again"
-
-
-def _ends(content: bytes, sound: bytes) -> str:
-    return (
-        f"it ends in the middle, after {len(content):,} bytes: {_readable(sound)}; "
-        "copy it again from where it was written"
-    )
-
-
-def _readable(content: bytes) -> str:
-    """Say how many entries before the damage are complete, and which is the last."""
-    text = content[:_LOOKED_AT].decode("utf-8", "replace")
-    for before, entries in _ENTRIES:
-        ahead = re.search(rf'"{before}"\s*:', text)
-        start = re.compile(rf'"{entries}"\s*:\s*\[').search(text, ahead.end() if ahead else 0)
-        if start is not None:
-            count, last = _count_entries(text, start.end())
-            least = "at least " if len(content) > _LOOKED_AT else ""
-            suffix = f", the last {last!a}" if last else ""
-            return f"{least}{count:,} of its {entries} before that are whole{suffix}"
-    return "none of its pairs before that is whole"
-
-
-def _count_entries(text: str, at: int) -> tuple[int, str]:
-    decoder = json.JSONDecoder()
-    count, last = 0, ""
-    while blank := _BLANK.match(text, at):
-        try:
-            entry, at = decoder.raw_decode(text, blank.end())
-        except (ValueError, RecursionError):
-            break
-        count += 1
-        last = f"{entry.get('a')}-{entry.get('b')}"[:80] if isinstance(entry, dict) else ""
-    return count, last
+    return f"not JSON at byte {at:,}, near {around!a}: {whole}; write it again"
 
 
 UNTIMED = "none of its times are stored"
@@ -321,7 +287,7 @@ def rebuilt(observed: Observed) -> Sweep:
     return Sweep(
         ladder=tuple(Rung(size, 0, count) for size, count in sorted(rungs.items())),
         rounds=(),
-        pairs=tuple(_pair(result, timed, observed.backend) for result in observed.tried),
+        pairs=tuple(_pair(result, timed, observed.backend or "gloo") for result in observed.tried),
         troubles=dict(observed.silent),
         unfinished=UNTIMED if untimed else "",
         leaves=dict(observed.leaves),
@@ -329,7 +295,7 @@ def rebuilt(observed: Observed) -> Sweep:
     )
 
 
-def _pair(result: PairResult, timed: Collection[MeetingKey], backend: str) -> PairSamples:
+def _pair(result: PairResult, timed: Collection[MeetingKey], backend: Backend) -> PairSamples:
     state, untimed = _came_to(result, timed)
     ends = [
         None

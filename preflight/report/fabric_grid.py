@@ -22,7 +22,6 @@ from preflight.core.text import Natural, gbs, natural, size, time_us
 from preflight.core.thresholds import SHIPPED, Thresholds
 from preflight.fabric.decoding.rare_events import MEDIANS
 from preflight.fabric.decoding.sensitivity import Events, Slower, heatmap_values
-from preflight.fabric.pair_summary import busbw_gbs
 from preflight.fabric.samples import MeetingKey, PairState
 from preflight.report.document import BlameRow, row_of
 from preflight.report.markup import STEPS
@@ -344,7 +343,7 @@ def _speed(digest: Digest | None, times: _Times | None, usual: float) -> Compari
     """The bandwidth; a pair whose time was up before the `usual` size gets the ratio CUT_SHORT."""
     if digest is None:
         return None
-    speed = busbw_gbs(digest.size_bytes, digest.best_us / 1e6)
+    speed = digest.best_gbs
     peers = None if times is None else speed * times.whole
     ratio = None if times is None else times.shown
     return Comparison(

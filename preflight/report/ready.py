@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from preflight.core.registry import Entry
     from preflight.fabric.compare import PairJudgement
-    from preflight.fabric.observed import Observed
+    from preflight.fabric.observed import Digest, Observed
     from preflight.fabric.phrases import Blame
     from preflight.fabric.samples import Sweep
 
@@ -229,8 +229,8 @@ def pair_rows(
         row_of(
             PairRow,
             pair,
-            judgement.summary,
-            sizes=tuple(row_of(SizeRow, size) for size in judgement.summary.sizes),
+            judgement,
+            sizes=tuple(map(_size_row, judgement.sizes)),
             turn=round_kind_of(pair, sweep, scheduled),
             slow=judgement.slow or judgement.once,
             peers_gbs=judgement.bound.peers_gbs,
@@ -238,6 +238,13 @@ def pair_rows(
             limit_origin=judgement.bound.origin,
         )
         for pair, judgement in zip(sweep.pairs, seen, strict=True)
+    )
+
+
+def _size_row(digest: Digest) -> SizeRow:
+    busbw_gbs, iterations = digest.busbw_gbs, digest.operations
+    return row_of(
+        SizeRow, digest, busbw_gbs=busbw_gbs, iterations=iterations, max_us=digest.most_us
     )
 
 

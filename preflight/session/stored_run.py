@@ -99,9 +99,9 @@ def _of_rails(run: Run) -> Iterable[Numbers]:
         return
     reached: dict[tuple[str, str, str], dict[int, list[float]]] = {}
     for pair, look in zip(sweep.pairs, run.judgement.sweep.seen, strict=True):
-        if look.summary.state != "measured" or not look.summary.sizes:
+        if look.state != "measured" or not look.sizes:
             continue
-        small, large = look.summary.sizes[0], look.summary.sizes[-1]
+        small, large = look.sizes[0], look.sizes[-1]
         values = []
         if large.size_bytes >= wire_from(pair.backend):
             values.append(("allreduce_gbs", large.size_bytes, large.busbw_gbs))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import Struct
 
-from preflight.fabric.observed import summarise
+from preflight.fabric.observed import digests, ladder
 from preflight.fabric.pair_summary import busbw_gbs
 from preflight.fabric.samples import Rung
 from preflight.fabric.sweep_plan import MIB, SweepPlan
@@ -95,9 +95,10 @@ def _ours(pair: tuple[Host, Host], connections: Mapping[str, Connection]) -> Pai
     plan = SweepPlan(nodes=names, rounds=((names,),), gloo=(_SMALL, _LARGE), gloo_soak=None)
     budget = msgspec.structs.replace(plan.gloo_budget, box_s=_BOX_S, pair_s=4 * _BOX_S)
     told = whole(swept(msgspec.structs.replace(plan, gloo_budget=budget), pair, connections))
-    small, large = (summarise(told.pairs[0]).size(one.size_bytes) for one in (_SMALL, _LARGE))
-    if small is None or large is None:
+    sizes = ladder(digests(told.pairs[0]))
+    if len(sizes) < len((_SMALL, _LARGE)):
         raise RuntimeError("the pair was not measured at both sizes; is this machine very busy?")
+    small, large = sizes
     return Pair(small.p50_us, large.busbw_gbs)
 
 

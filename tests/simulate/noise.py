@@ -11,6 +11,7 @@ from msgspec import Struct
 from tests.simulate.stream import Template
 
 if TYPE_CHECKING:
+    from preflight.fabric.samples import Backend
     from tests.simulate.stream import Rung, Stream
 
 _KEPT_TAKES = 300
@@ -55,7 +56,7 @@ class Noise(Protocol):
         """As results call it."""
 
     @property
-    def backend(self) -> str:
+    def backend(self) -> Backend:
         """As samples have it: gloo or nccl."""
 
     @property

@@ -19,6 +19,8 @@ from tests.simulate.stream import Rung, Stream
 if TYPE_CHECKING:
     from random import Random
 
+    from preflight.fabric.samples import Backend
+
 PROGRAM = (
     *(Rung(one.size_bytes, one.iterations) for one in NCCL),
     Rung(NCCL_SOAK.size_bytes, NCCL_SOAK.iterations, "soak"),
@@ -44,7 +46,8 @@ _UNREST = Unrest(
 class Rdma:
     """One lane per take: rails of a host share no jitter, only the stalls that `unrest` adds."""
 
-    name, backend, net, lanes = "rdma", "nccl", "NET/IB mlx5_{rail}", 1
+    name, net, lanes = "rdma", "NET/IB mlx5_{rail}", 1
+    backend: Backend = "nccl"
     unrest = _UNREST
 
     def __init__(self, program: tuple[Rung, ...] = PROGRAM) -> None:

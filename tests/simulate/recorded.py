@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from random import Random
 
-    from preflight.fabric.samples import End, Sweep, Timing
+    from preflight.fabric.samples import Backend, End, Sweep, Timing
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -101,7 +101,8 @@ def load(file: Path) -> Recorded:
 class Recorded:
     """Takes made of blocks; the spread between pairs is that of the recorded pairs."""
 
-    name, backend, net = "recorded", "gloo", "tcp eth0"
+    name, net = "recorded", "tcp eth0"
+    backend: Backend = "gloo"
     unrest = Unrest()
 
     def __init__(self, recording: Recording, program: tuple[Rung, ...] = PROGRAM) -> None:

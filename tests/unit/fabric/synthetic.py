@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from preflight.fabric.phrases import Blame
-    from preflight.fabric.samples import PairState
+    from preflight.fabric.samples import Backend, PairState
 
 SMALL, LARGE = 8, 4 << 20
 TOP = defaultdict(lambda: LARGE, nccl=64 << 20)
@@ -57,7 +57,7 @@ def sweep(
     speed: Callable[[str, str], float | PairState],
     *,
     limit: int | None = None,
-    backend: str = "gloo",
+    backend: Backend = "gloo",
     rails: int = 1,
 ) -> Sweep:
     """Every pair at the GB/s that `speed` says, or in the state that it says."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from preflight.fabric.judge import Decoded
-    from preflight.fabric.samples import End
+    from preflight.fabric.samples import Backend, End
 
 NICS = Expected(nics=2, origin="fleet.toml [group.train]")
 HCAS = Expected(hcas=("mlx5_0", "mlx5_1"), origin="fleet.toml")
@@ -47,7 +47,7 @@ def decoded(
     net: Callable[[str, str, int], str],
     *,
     expected: Expected = NICS,
-    backend: str = "nccl",
+    backend: Backend = "nccl",
     gbs: Callable[[str, str], float] = lambda *_: 46.0,
 ) -> Decoded:
     """Judge a sweep in which `net(node, partner, rail)` carried that node's end."""
@@ -166,7 +166,7 @@ def test_another_rails_nic_is_named_where_the_devices_are_promised() -> None:
         (HCAS, "nccl", "P2P MNNVL"),
     ],
 )
-def test_what_is_no_broken_promise(expected: Expected, backend: str, net: str) -> None:
+def test_what_is_no_broken_promise(expected: Expected, backend: Backend, net: str) -> None:
     """Gloo, nothing expected, another fabric, or a log that does not say: no node is blamed."""
     assert decoded(4, lambda *_: net, expected=expected, backend=backend).blames == ()
 

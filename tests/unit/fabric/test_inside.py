@@ -24,7 +24,7 @@ from tests.unit.facts.builders import gpus, links
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from preflight.fabric.samples import PairState
+    from preflight.fabric.samples import Backend, PairState
     from preflight.fleet.model import Host
     from preflight.verdict import Verdict
 
@@ -33,7 +33,7 @@ BUS = 2 * (RAILS - 1) / RAILS
 
 
 def node(
-    name: str, gbs: float, *, backend: str = "nccl", net: str = "P2P", latency_us: float = 20.0
+    name: str, gbs: float, *, backend: Backend = "nccl", net: str = "P2P", latency_us: float = 20.0
 ) -> InsideSamples:
     """A node of four rails, all as fast: thirty operations of two sizes."""
     large_us = LARGE * BUS / gbs / 1e3

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from preflight.fabric.judge import Decoded
-    from preflight.fabric.samples import PairState, Sweep
+    from preflight.fabric.samples import Backend, PairState, Sweep
     from preflight.report.findings import Finding
     from preflight.report.ready import Readiness
 
@@ -79,7 +79,7 @@ def _twice(measured: Sweep, a: str, b: str) -> Sweep:
 )
 @pytest.mark.slow
 def test_a_slow_node_near_the_limit_goes_alone(
-    backend: str, count: int, spread: float, times: float, seed: int
+    backend: Backend, count: int, spread: float, times: float, seed: int
 ) -> None:
     """Some of its pairs are below the limit and some are not: that is its fault, not its paths'."""
     speed = _noisy(spread, seed, _slow_node(times), FAST_GBS if backend == "nccl" else GBS)

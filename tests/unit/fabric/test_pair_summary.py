@@ -7,8 +7,8 @@ from msgspec.structs import replace
 
 from preflight.checks.fabric.test_pairs import judge_allreduce
 from preflight.fabric.judge import judge_sweep
-from preflight.fabric.observed import summarise
-from preflight.fabric.pair_summary import busbw_gbs, lost_accounts
+from preflight.fabric.observed import digests
+from preflight.fabric.pair_summary import busbw_gbs, joint_state, lost_accounts, pair_error
 from preflight.fabric.samples import End, PairSamples, Timing
 from tests.unit.fabric.synthetic import hosts, sweep
 
@@ -23,17 +23,17 @@ def test_network_time_is_that_of_the_end_that_waited_less() -> None:
     """A stall of one host shows at the other end only, and does not count as the network's."""
     first = End("a", "measured", (Timing(8, (10.0, 9000.0, 10.0), (0.0,) * 3),))
     second = End("b", "measured", (Timing(8, (11.0, 12.0, 9.0), (0.0,) * 3),))
-    (size,) = summarise(PairSamples("a", "b", 0, 0, "gloo", first, second)).sizes
-    assert (size.p50_us, size.max_us) == (10.0, 12.0)
+    (size,) = digests(PairSamples("a", "b", 0, 0, "gloo", first, second))
+    assert (size.p50_us, size.most_us) == (10.0, 12.0)
 
 
 def test_a_pair_is_as_bad_as_its_worse_end() -> None:
     """One end that saw wrong sums makes the pair corrupt; a silent end makes it absent."""
     fine = End("a", "measured", (Timing(8, (1.0,), (0.0,)),))
     wrong = End("b", "corrupt", error="element 3")
-    assert summarise(PairSamples("a", "b", 0, 0, "gloo", fine, wrong)).state == "corrupt"
-    assert summarise(PairSamples("a", "b", 0, 0, "gloo", fine, None)).state == "absent"
-    assert summarise(PairSamples("a", "b", 0, 0, "gloo", None, None)).sizes == ()
+    assert joint_state(PairSamples("a", "b", 0, 0, "gloo", fine, wrong)) == "corrupt"
+    assert joint_state(PairSamples("a", "b", 0, 0, "gloo", fine, None)) == "absent"
+    assert not list(digests(PairSamples("a", "b", 0, 0, "gloo", None, None)))
 
 
 def test_an_account_is_lost_only_where_no_end_saw_the_pair_fail() -> None:
@@ -71,4 +71,4 @@ def test_a_pair_that_measures_no_nic_does_not_pass(way: str) -> None:
             assert verdict.sentence == f"its data went over {past}, which measures no NIC"
             assert "NCCL_HOSTID" in verdict.advice
     cpus = PairSamples("a", "b", 0, 0, "gloo", End("a", "measured", net="tcp lo"), None)
-    assert summarise(cpus).error == ""
+    assert pair_error(cpus) == ""
