@@ -1,16 +1,193 @@
-"""Which calls need every rank: if one rank never makes the call, all others hang in it."""
+"""Which ranks pass a condition, which calls need every rank, and which of these only some reach.
+
+If one rank never makes a call that needs every rank, all others hang in it.
+
+Conditions that the text does not decide are ignored: the rank inside a group of tensor or pipeline
+parallelism is a different number, `local_rank == -1` asks whether the job is distributed at all,
+and only the run shows which rank `rank == source` means.
+"""
 
 from __future__ import annotations
 
 import ast
+import re
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from preflight.core.statistics import grouped
-from preflight.lint.script import canonical, constant, known_names, once
+from preflight.lint.script import RankSet, canonical, constant, dotted, known_names, names_in, once
 
 if TYPE_CHECKING:
-    from preflight.lint.script import Call, Function, Script
+    from collections.abc import Iterator, Mapping
+
+    from preflight.lint.script import Call, Function, Guard, Script
+
+
+Sides = tuple[RankSet, RankSet]
+"""The ranks that enter the body of an `if`, and those that enter its `else`."""
+
+UNDECIDED: Final[Sides] = (RankSet.ALL, RankSet.ALL)
+_FIRST: Final[Sides] = (RankSet.FIRST, RankSet.OTHERS)
+
+_RANK: Final = frozenset((
+    "rank", "global_rank", "world_rank", "local_rank", "dist_rank", "proc_rank", "process_rank",
+    "ddp_rank", "ddp_local_rank", "rank_id", "my_rank", "myrank", "process_index",
+    "local_process_index", "get_rank", "get_global_rank", "get_local_rank", "get_world_rank",
+    "get_node_local_rank", "node_local_rank",
+))  # fmt: skip
+ENVIRONMENT: Final = frozenset((
+    "RANK", "LOCAL_RANK", "SLURM_PROCID", "SLURM_LOCALID", "OMPI_COMM_WORLD_RANK",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+))  # fmt: skip
+_MAIN: Final = re.compile(
+    r"_*(?:is|am|on|i_am)_(?:the_)?(?:local_|global_|world_)?(?:"
+    r"(?:main|master|chief|primary|head|root|first)(?:_?(?:process|proc|rank|node|worker))?|"
+    r"rank_?(?:zero|0)|(?:zero|0)_rank|zero|process_zero|logging_process)"
+    r"|is_(?:local_|world_)?process_zero|is_global_zero|master_process|main_process_flag"
+)
+_DISTRIBUTED: Final = re.compile(
+    r"dist|world|initialized|n_?gpus?\b|num_?proc|ddp|parallel", re.IGNORECASE
+)
+_NUMBER: Final = re.compile(r"[0-9]{1,18}")
+_LEAVE_OUT: Final = re.compile(r"lora|peft|adapter")
+
+
+class Ranks:
+    """Knows which names of one script hold a rank, and which mean "this is rank 0"."""
+
+    def __init__(self, imports: Mapping[str, str]) -> None:
+        self._imports = imports
+        self._names: dict[str, Sides] = {}
+        self._ranks: set[str] = set()
+
+    def learn(self, tree: ast.Module) -> None:
+        """Follow `main = rank == 0`, `r = dist.get_rank()` and `def first(): return rank == 0`."""
+        for _ in range(2):  # a name may depend on one that is assigned further down
+            for node in ast.walk(tree):
+                if isinstance(node, ast.Assign) and len(node.targets) == 1:
+                    self._learn_assignment(dotted(node.targets[0], self._imports), node.value)
+                elif isinstance(node, ast.FunctionDef):
+                    self._learn_function(node)
+
+    def _learn_assignment(self, name: str, value: ast.expr) -> None:
+        if not name:
+            return
+        if not isinstance(value, ast.Name | ast.Attribute) and self.is_rank(value):
+            self._ranks.add(name)
+        elif RankSet.FIRST in (sides := self.sides(value)):
+            self._names[name] = sides
+
+    def _learn_function(self, node: ast.FunctionDef) -> None:
+        values = [
+            part.value for part in ast.walk(node) if isinstance(part, ast.Return) and part.value
+        ]
+        if len(values) == 1 and RankSet.FIRST in (sides := self.sides(values[0])):
+            self._names[node.name] = sides
+            self._names[f"self.{node.name}"] = sides
+
+    def is_rank(self, node: ast.expr) -> bool:
+        """Whether an expression is the rank of this process, global or on its node."""
+        if isinstance(node, ast.Call) and dotted(node.func, self._imports) in ("int", "str"):
+            return len(node.args) == 1 and self.is_rank(node.args[0])
+        if variable(node, self._imports) in ENVIRONMENT:
+            return True
+        if isinstance(node, ast.Call) and (node.args or node.keywords):
+            return False  # the rank in some group
+        if not isinstance(node, ast.Call | ast.Name | ast.Attribute):
+            return False
+        name = dotted(node, self._imports)
+        last = name.rpartition(".")[2]
+        if isinstance(node, ast.Call) and not ("get_" in last[:-4] and last.endswith("rank")):
+            return name in ("horovod.torch.rank", "horovod.torch.local_rank")
+        by_name = name in self._ranks or last.lstrip("_").lower() in _RANK
+        return by_name and not _LEAVE_OUT.search(name.lower())
+
+    def sides(self, test: ast.expr) -> Sides:
+        """The ranks that pass a condition, and those that do not."""
+        if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+            return self.sides(test.operand)[::-1]
+        if isinstance(test, ast.BoolOp):
+            return self._of_bool_op(test)
+        if isinstance(test, ast.Compare) and len(test.ops) == 1:
+            return self._of_comparison(test.left, test.ops[0], test.comparators[0])
+        if isinstance(test, ast.Call | ast.Name | ast.Attribute):
+            return self._by_name(test)
+        return UNDECIDED
+
+    def _by_name(self, test: ast.expr) -> Sides:
+        if self.is_rank(test):
+            return _FIRST[::-1]
+        name = dotted(test, self._imports)
+        if name in self._names:
+            return self._names[name]
+        if isinstance(test, ast.Call) and (test.args or test.keywords):
+            return UNDECIDED
+        return _FIRST if _MAIN.fullmatch(name.rpartition(".")[2].lower()) else UNDECIDED
+
+    def _of_bool_op(self, test: ast.BoolOp) -> Sides:
+        """`and`: a rank that passes, passes each part; `or`: a rank that fails, passes none."""
+        parts = [(part, self.sides(part)) for part in test.values]
+        definite = [sides for _, sides in parts if sides != UNDECIDED]
+        if not definite:
+            return UNDECIDED
+        others = [part for part, sides in parts if sides == UNDECIDED]
+        whole = all(_is_about_the_job(part) for part in others)
+        if isinstance(test.op, ast.And):
+            return definite[0] if whole else (definite[0][0], RankSet.ALL)
+        return definite[0] if whole else (RankSet.ALL, definite[0][1])
+
+    def _of_comparison(self, left: ast.expr, op: ast.cmpop, right: ast.expr) -> Sides:
+        if not self.is_rank(left):
+            if not self.is_rank(right) or not isinstance(op, ast.Eq | ast.NotEq):
+                return UNDECIDED
+            left, right = right, left
+        if isinstance(op, ast.In | ast.NotIn):
+            return _among(op, right)
+        value = constant(right)
+        number = int(value) if isinstance(value, str) and _NUMBER.fullmatch(value) else value
+        if not isinstance(number, int):
+            return UNDECIDED if number is not None else (RankSet.SOME, RankSet.SOME)
+        return _by_order(op, number)
+
+
+def _by_order(op: ast.cmpop, number: int) -> Sides:
+    """`rank == 0`, `rank > 0`, `rank < 1`; -1 asks whether the job is distributed."""
+    if number < 0 or (number == 0 and isinstance(op, ast.GtE | ast.Lt)):
+        return UNDECIDED
+    if isinstance(op, ast.Eq | ast.Is) or (number == 0 and isinstance(op, ast.LtE)):
+        return _FIRST if number == 0 else (RankSet.SOME, RankSet.SOME)
+    if isinstance(op, ast.NotEq | ast.IsNot) or (number == 0 and isinstance(op, ast.Gt)):
+        return _FIRST[::-1] if number == 0 else (RankSet.SOME, RankSet.SOME)
+    if number == 1 and isinstance(op, ast.Lt | ast.GtE):
+        return _FIRST if isinstance(op, ast.Lt) else _FIRST[::-1]
+    return (RankSet.SOME, RankSet.SOME)
+
+
+def _among(op: ast.cmpop, right: ast.expr) -> Sides:
+    """`local_rank in (-1, 0)`: the first rank of a job, or the only one."""
+    if not isinstance(right, ast.Tuple | ast.List | ast.Set):
+        return (RankSet.SOME, RankSet.SOME)
+    if {constant(node) for node in right.elts} not in ({0}, {-1, 0}):
+        return (RankSet.SOME, RankSet.SOME)
+    return _FIRST if isinstance(op, ast.In) else _FIRST[::-1]
+
+
+def _is_about_the_job(test: ast.expr) -> bool:
+    """Whether a condition only asks if the job has other ranks; distributed runs always pass it."""
+    return any(_DISTRIBUTED.search(name) for name in names_in(test))
+
+
+def variable(node: ast.expr, imports: Mapping[str, str]) -> str:
+    """`RANK` of os.environ["RANK"], os.environ.get("RANK", 0) and os.getenv("RANK")."""
+    if isinstance(node, ast.Subscript) and dotted(node.value, imports) == "os.environ":
+        return str(constant(node.slice) or "")
+    if isinstance(node, ast.Call) and node.args:
+        name = dotted(node.func, imports)
+        if name in ("os.environ.get", "os.getenv", "os.environ.pop", "os.environ.setdefault"):
+            return str(constant(node.args[0]) or "")
+    return ""
+
 
 _MOST: Final = 100
 """Operations counted per function: where functions call each other twice, each call doubles the
@@ -157,3 +334,75 @@ def inside(script: Script, function: Function) -> tuple[Operation, ...]:
 @once
 def _calls_by_function(script: Script) -> dict[str, list[Call]]:
     return grouped((call.place.function, call) for call in script.calls)
+
+
+@dataclass(frozen=True, slots=True)
+class PartialOperation:
+    """An operation that only some ranks reach, and the condition that excludes the others."""
+
+    operation: Operation
+    guard: Guard
+    more: int = 0
+    """The number of further operations under the same condition."""
+
+
+@once
+def partial_operations(script: Script) -> tuple[PartialOperation, ...]:
+    """Every operation of all ranks that only some ranks reach; one per condition."""
+    by_guard: dict[tuple[str, int, RankSet], list[PartialOperation]] = defaultdict(list)
+    pairs = list(_under_guards(script))
+    sides: dict[tuple[str, str], set[RankSet]] = defaultdict(set)
+    for operation, guard in pairs:
+        sides[operation.call.place.function, operation.label].add(guard.ranks)
+    # Two functions may be the two sides of one collective, each for some of the ranks.
+    comes: dict[tuple[int, str], bool] = {}
+    lone = {(label, *ranks) for (_, label), ranks in sides.items() if len(ranks) == 1}
+    for operation, guard in pairs:
+        branches = sides[operation.call.place.function, operation.label]
+        meets = guard.ranks.rest in branches or (operation.label, guard.ranks.rest) in lone
+        key = id(guard), operation.call.place.function
+        if key not in comes:
+            comes[key] = _may_come(script, guard, operation)
+        if meets or comes[key]:
+            continue
+        place = operation.call.place.function, guard.line, guard.ranks
+        by_guard[place].append(PartialOperation(operation, guard))
+    return tuple(
+        PartialOperation(several[0].operation, several[0].guard, len(several) - 1)
+        for several in by_guard.values()
+    )
+
+
+def _under_guards(script: Script) -> Iterator[tuple[Operation, Guard]]:
+    for call in script.calls:
+        guard = call.place.guard
+        if guard is None or any(outer.ranks is RankSet.SOME for outer in call.place.guards):
+            continue
+        for operation in reached(script, call):
+            yield operation, guard
+
+
+def _may_come(script: Script, guard: Guard, operation: Operation) -> bool:
+    """Whether the other side calls code outside this file, which may make the same call."""
+    harmless = known_names()["harmless"]
+    for name in guard.other:
+        head, _, last = name.rpartition(".")
+        if not name or last in harmless["methods"] or name in harmless["functions"]:
+            continue
+        if head.partition(".")[0] in harmless["modules"] and "distributed" not in head:
+            continue
+        if script.functions.get(name) is None and not _method(script, name, operation):
+            return True
+    return False
+
+
+def _method(script: Script, name: str, operation: Operation) -> bool:
+    """Whether the name is a method of the same class in this file."""
+    call = _calls_by_name(script).get((name, operation.call.place.function))
+    return call is not None and callee(script, call) is not None
+
+
+@once
+def _calls_by_name(script: Script) -> dict[tuple[str, str], Call]:
+    """One call for each pair of called name and enclosing function: the pair decides the callee."""
+    return {(call.name, call.place.function): call for call in script.calls}

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from preflight.lint.rank_conditions import Ranks
+from preflight.lint.operations import Ranks
 from preflight.lint.script import (
     LONGEST_NAME,
     Assign,

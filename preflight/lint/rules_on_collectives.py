@@ -10,13 +10,11 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
 from preflight.core.statistics import grouped
-from preflight.lint.operations import operation, reached
-from preflight.lint.rank_conditions import partial_operations
+from preflight.lint.operations import operation, partial_operations, reached
 from preflight.lint.script import (
     Mistake,
     RankSet,
     Severity,
-    alone_words,
     init_calls,
     once,
     rule,
@@ -27,7 +25,7 @@ from preflight.lint.script import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from preflight.lint.rank_conditions import PartialOperation
+    from preflight.lint.operations import PartialOperation
     from preflight.lint.script import Assign, Call, Script
 
 
@@ -50,14 +48,18 @@ def _sentence(partial: PartialOperation) -> str:
     why = f"{how} under `{guard.text}` in line {guard.line}"
     if guard.text.startswith("@"):
         why = f"{guard.text} makes the function do nothing on the other ranks"
-    verb = "calls" if str(ranks) == "rank 0" else "call"
-    return f"only {ranks} {verb} {leads}{partial.operation.words}{more}: {why}"
+    return f"only {_does(ranks, 'call')} {leads}{partial.operation.words}{more}: {why}"
+
+
+def _does(ranks: RankSet, verb: str) -> str:
+    """Return "rank 0 waits" or "some ranks wait"."""
+    return f"{ranks} {verb}{'s' if ranks is RankSet.FIRST else ''}"
 
 
 def _will(script: Script, partial: PartialOperation) -> str:
-    subject, waits = alone_words(partial.guard.ranks)
+    subject = _does(partial.guard.ranks, "wait")
     return (
-        f"{subject} {waits} in {partial.operation.label} (line {partial.operation.line}) for "
+        f"{subject} in {partial.operation.label} (line {partial.operation.line}) for "
         f"{timeout_words(script)}, or in the others' next collective, then the job dies"
     )
 
@@ -76,13 +78,12 @@ def checkpoint_on_one_rank(script: Script) -> Iterator[Mistake]:
     for partial in partial_operations(script):
         if not partial.operation.saves:
             continue
-        subject, waits = alone_words(partial.guard.ranks)
+        guard = partial.guard
         yield Mistake(
             partial.operation.call.line,
-            f"{partial.operation.words} gathers from every rank, and only {subject} "
-            f"{'calls' if waits == 'waits' else 'call'} it "
-            f"(`{partial.guard.text}`, line {partial.guard.line})",
-            f"{subject} {waits} in it for the others' shards: {timeout_words(script)}, "
+            f"{partial.operation.words} gathers from every rank, and only "
+            f"{_does(guard.ranks, 'call')} it (`{guard.text}`, line {guard.line})",
+            f"{_does(guard.ranks, 'wait')} in it for the others' shards: {timeout_words(script)}, "
             "then the job dies without a checkpoint",
             "call it on every rank (it writes only once), or write its result on rank 0",
         )

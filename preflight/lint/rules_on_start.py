@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, Final
 
-from preflight.lint.rank_conditions import variable
+from preflight.lint.operations import variable
 from preflight.lint.script import (
     DDP,
     Mistake,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass, field
-from datetime import timedelta
 from enum import StrEnum
 from functools import cache, cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -281,7 +280,6 @@ _WRAPS: Final = (DDP, "torch.distributed.fsdp.FullyShardedDataParallel",
                  "torch.distributed.fsdp.fully_shard")  # fmt: skip
 _FRAMEWORKS: Final = ("accelerate", "lightning", "pytorch_lightning", "deepspeed", "horovod",
                       "composer", "ray")  # fmt: skip
-_MINUTE_S: Final = 60
 
 
 @once
@@ -337,44 +335,13 @@ def backend(script: Script) -> str:
 
 @once
 def timeout_words(script: Script) -> str:
-    """How long a rank waits for a missing one, as the script sets it or by default."""
+    """How long a rank waits for a missing one: where the script says it, or the default."""
     for call in init_calls(script):
-        timeout = call.keyword("timeout")
-        if timeout is not None:
-            if seconds := _seconds(script, timeout):
-                long = seconds >= _MINUTE_S
-                return f"{seconds / _MINUTE_S:g} min" if long else f"{seconds:g} s"
+        if call.keyword("timeout") is not None:
             return f"the timeout in line {call.line}"
     if "nccl" in (name := backend(script)):
         return "10 min (NCCL's default)"
     return "30 min (gloo's default)" if name == "gloo" else "10 min (NCCL's default; gloo: 30)"
-
-
-def _seconds(script: Script, node: ast.expr) -> float | None:
-    """`timedelta(minutes=30)`, in seconds; None where it is computed."""
-    if not isinstance(node, ast.Call) or script.dotted(node.func).split(".")[-1] != "timedelta":
-        return None
-    positional = [_number(argument) for argument in node.args]
-    keywords = {keyword.arg or "": _number(keyword.value) for keyword in node.keywords}
-    if None in positional or None in keywords.values():
-        return None
-    try:
-        return timedelta(*positional, **keywords).total_seconds()  # type: ignore[arg-type]
-    except (TypeError, OverflowError):
-        return None
-
-
-def _number(node: ast.expr) -> float | None:
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
-        left, right = _number(node.left), _number(node.right)
-        return None if left is None or right is None else left * right
-    value = constant(node)
-    return float(value) if isinstance(value, int | float) else None
-
-
-def alone_words(ranks: RankSet) -> tuple[str, str]:
-    """(subject, "waits"/"wait") for a sentence about those ranks."""
-    return str(ranks), "waits" if ranks is RankSet.FIRST else "wait"
 
 
 @once
