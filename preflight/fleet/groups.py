@@ -1,19 +1,26 @@
 """Expand node groups such as `@gpu`, which sites define in ClusterShell's groups.conf.
 
-A group may run a command (an upcall of groups.conf). So preflight expands groups only in text
-that the operator wrote, never in a Slurm variable, a launch line, or output of Ansible or a node.
+A group may run a command (an upcall of groups.conf), which may never end. So preflight expands
+groups only in text that the operator wrote, never in a Slurm variable, a launch line, or output of
+Ansible or a node; and ClusterShell works in a child process with a deadline, `answer`.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+import resource
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
+from preflight.core.files import refuse_all_below
 from preflight.core.remote_command import TIMED_OUT, LocalConnection
 from preflight.core.text import did_you_mean, last_line, legible
 from preflight.errors import UsageError
@@ -21,6 +28,7 @@ from preflight.fleet.nodeset import (
     MOST_NODES,
     as_slurm_reads,
     check_host_name,
+    clustershell,
     expand,
     fold,
     refuse_bombs,
@@ -38,7 +46,7 @@ MOST_MEMBERS = 16 * MOST_NODES
 
 _WILD = "*?["
 
-_CHILD = "from preflight.fleet.group_child import main; main()"
+_CHILD = "from preflight.fleet.groups import answer; answer()"
 _LIMIT = 32 << 20
 """Bytes of the child's answer: 64 Ki names of 255 characters take half of it."""
 
@@ -51,7 +59,17 @@ class Grouped(Protocol):
         """The nodes of each group."""
 
 
+class _Question(Struct, frozen=True):
+    """A node list to expand; `own`: the nodes of the inventory's groups, if the list names any."""
+
+    pattern: str
+    own: dict[str, str] | None
+    may_be_empty: bool
+
+
 class _Resolution(Struct, frozen=True):
+    """The nodes, or the kind of trouble, and the group and group source that it is about."""
+
     names: list[str] | None = None
     trouble: str = ""
     group: str = ""
@@ -94,8 +112,8 @@ def _ask(text: str, own: Mapping[str, Sequence[str]] | None, *, may_be_empty: bo
     """Ask a child process, which can be killed together with the commands it started."""
     isolated = "-I" if sys.flags.isolated else "-P"
     argv = [sys.executable, isolated, "-c", _CHILD]
-    folded = None if own is None else (OURS, _fold_groups(own, text))
-    question = {"pattern": as_slurm_reads(text), "own": folded, "may_be_empty": may_be_empty}
+    folded = None if own is None else _fold_groups(own, text)
+    question = _Question(as_slurm_reads(text), folded, may_be_empty)
     remote = LocalConnection().start(argv, timeout_s=UPCALL_S, limit=_LIMIT)
     try:
         remote.send(msgspec.json.encode(question))
@@ -165,3 +183,116 @@ def _where(resolution: _Resolution, source: str) -> str:
         return "the inventory"
     there = [path for path in resolution.files if Path(path).is_file()]
     return " and ".join(legible(path, 120) for path in there or resolution.files[:1])
+
+
+MOST_MEMORY = 4 << 30
+"""Bytes of address space of the child and of each command: one may write without end."""
+
+MOST_KNOWN = 2000
+
+
+class _Trouble(Exception):  # noqa: N818  sent to the parent process, not shown
+    """A failure, from which the parent process makes the error message."""
+
+    def __init__(
+        self, kind: str, group: str = "", source: str = "", known: Collection[object] = ()
+    ) -> None:
+        super().__init__(kind)
+        names = [str(name) for name in known][:MOST_KNOWN]
+        self.resolution = _Resolution(trouble=kind, group=group, source=source, known=names)
+
+
+def answer() -> None:
+    """Read a question from standard input and print its resolution: the child process."""
+    resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
+    question = msgspec.json.decode(sys.stdin.buffer.read(), type=_Question)
+    try:
+        for path in filter(os.path.exists, _configs()):
+            refuse_all_below(Path(path).parent)
+        resolution = _Resolution(names=_resolve(question))
+    except _Trouble as trouble:
+        resolution = trouble.resolution
+    except UsageError as error:
+        resolution = _Trouble("refused", str(error)).resolution
+    json.dump(msgspec.to_builtins(replace(resolution, files=_configs())), sys.stdout)
+
+
+def _configs() -> list[str]:
+    """Return the operator's groups.conf files, without the examples that pip installs."""
+    pips = (Path(sys.prefix), Path("~/.local").expanduser())
+    examples = {str(prefix / "etc/clustershell/groups.conf") for prefix in pips}
+    folder = os.environ.get("CLUSTERSHELL_CFGDIR")
+    if folder is not None:
+        examples.discard(str(Path(folder) / "groups.conf"))
+    paths = clustershell("Defaults").config_paths("groups.conf")
+    return [path for path in paths if path not in examples]
+
+
+def _resolve(question: _Question) -> list[str]:
+    node_set, utils = clustershell("NodeSet"), clustershell("NodeUtils")
+    errors = (node_set.NodeSetException, utils.GroupResolverError, utils.GroupSourceError)
+    try:
+        nodes = node_set.NodeSet(question.pattern, resolver=_resolver(question))
+        if len(nodes) > MOST_NODES:
+            raise _Trouble("large")
+        return [str(name) for name in nodes]
+    except MemoryError as error:
+        raise _Trouble("large") from error
+    except RecursionError as error:
+        raise _Trouble("error", "its groups name each other in a circle") from error
+    except (*errors, ValueError, OSError, AssertionError) as error:
+        raise _Trouble("error", str(error)) from error
+
+
+def _resolver(question: _Question) -> Any:
+    """Return ClusterShell's resolver, which here distinguishes an unknown group from an empty one.
+
+    It refuses an empty group, unless that is known and may be empty.
+    """
+    node_set, utils = clustershell("NodeSet"), clustershell("NodeUtils")
+
+    class Resolver(utils.GroupResolverConfig):  # type: ignore[misc,name-defined]  # it has no types
+        def _late_init(self) -> None:
+            super()._late_init()
+            if (own := question.own) is not None:
+                self._sources[OURS] = utils.GroupSource(
+                    OURS, own, ",".join(filter(None, own.values()))
+                )
+
+        def _source(self, namespace: str | None) -> Any:
+            try:
+                return super()._source(namespace)
+            except utils.GroupResolverSourceError as error:
+                raise _Trouble("source", "", namespace or "", self._sources) from error
+
+        def group_nodes(self, group: str, namespace: str | None = None) -> list[str]:
+            name = self._source(namespace).name
+            try:
+                nodes: list[str] = super().group_nodes(group, namespace)
+            except utils.GroupSourceError as error:
+                raise _Trouble("upcall", group, name) from error
+            nodes = _as_read(nodes, group, name)
+            if nodes and node_set.NodeSet(",".join(nodes), resolver=self):
+                return nodes
+            names: list[str] | None = None
+            with contextlib.suppress(utils.GroupSourceError):
+                names = self.grouplist(namespace)
+            is_listed = names is not None and group in names
+            if is_listed and question.may_be_empty:
+                return nodes
+            kind = "empty" if is_listed or names is None else "unknown"
+            raise _Trouble(kind, group, name, names or ())
+
+        def all_nodes(self, namespace: str | None = None) -> list[str]:
+            return _as_read(super().all_nodes(namespace), "*", namespace or "")
+
+    return Resolver(_configs(), illegal_chars=node_set.ILLEGAL_GROUP_CHARS)
+
+
+def _as_read(nodes: list[str], group: str, source: str) -> list[str]:
+    """Read a group's nodes like every other node list; refuse more than any fleet has."""
+    try:
+        refuse_bombs(",".join(nodes))
+        return list(map(as_slurm_reads, nodes))
+    except UsageError as error:
+        raise _Trouble("large", group, source) from error

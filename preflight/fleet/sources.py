@@ -44,11 +44,6 @@ if TYPE_CHECKING:
     from preflight.fleet.inventory import AnyInventory
 
 
-def offers_srun(environ: Mapping[str, str]) -> bool:
-    """Whether preflight runs inside a Slurm allocation and srun is installed."""
-    return bool(environ.get("SLURM_JOB_ID")) and shutil.which("srun") is not None
-
-
 def refuse_many(environ: Mapping[str, str]) -> None:
     """Refuse to be one of several tasks: each would check, and load, the whole fleet.
 
@@ -79,7 +74,7 @@ def by_slurm(
     inside = ours.issuperset(host.name for host in hosts)
     if by_srun or inside:
         refuse_many(request.environ)
-    if request.transport is not None or not inside or not offers_srun(request.environ):
+    if request.transport is not None or not inside or shutil.which("srun") is None:
         return hosts
     return tuple(
         host
@@ -107,23 +102,6 @@ _NAME = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.@-]{0,14}")
 """IFNAMSIZ leaves 15 characters; a leading dash is refused."""
 
 _LOOPBACK = "lo"
-
-
-def sweep_interface(name: str | None, hosts: Sequence[Host], origin: str) -> str | None:
-    """Return a valid interface name; UsageError (exit 4) says what to type instead.
-
-    `origin`: the option or key that named it.
-    """
-    if name is None:
-        return None
-    if not _NAME.fullmatch(name):
-        raise UsageError(f"{name[:40]!a} is not a network interface: give a name such as eth0")
-    if name == _LOOPBACK and machines(hosts) > 1:
-        raise UsageError(
-            f"{origin} = {_LOOPBACK}: no node reaches another by loopback; leave it out (each "
-            f"node then uses its route to the others), or name the network's, as in {OPTION}=eth0"
-        )
-    return name
 
 
 def machines(hosts: Sequence[Host]) -> int:
@@ -314,11 +292,23 @@ def _complete(
 def _interface(
     request: FleetRequest, inventory: AnyInventory | None, hosts: Sequence[Host]
 ) -> tuple[str | None, str]:
-    """Return the sweep's network interface, and the option or key that names it."""
+    """Return the sweep's network interface, and the option or key that names it.
+
+    UsageError says what to type instead.
+    """
     name, origin = request.interface, OPTION
-    if name is None and inventory is not None and inventory.job.interface is not None:
+    if name is None and inventory is not None:
         name, origin = inventory.job.interface, f"{inventory.path}: [job] interface"
-    return sweep_interface(name, hosts, origin), origin
+    if name is None:
+        return None, ""
+    if not _NAME.fullmatch(name):
+        raise UsageError(f"{name[:40]!a} is not a network interface: give a name such as eth0")
+    if name == _LOOPBACK and machines(hosts) > 1:
+        raise UsageError(
+            f"{origin} = {_LOOPBACK}: no node reaches another by loopback; leave it out (each "
+            f"node then uses its route to the others), or name the network's, as in {OPTION}=eth0"
+        )
+    return name, origin
 
 
 def _inventory(request: FleetRequest) -> AnyInventory | None:
