@@ -27,7 +27,7 @@ from preflight.core.files import (
 )
 from preflight.core.trust import who_may_change
 from preflight.errors import UsageError
-from preflight.hook.decision import DecisionInput, cause_of, decide, has_own_drain, parse
+from preflight.hook.decision import DecisionInput, cause_of, decide, has_own_drain, is_ours
 from preflight.hook.hook_values import Decision, DrainRecord, Tokens, now
 from preflight.hook.slurm import Slurm, SlurmError, answer_of
 
@@ -53,37 +53,27 @@ def allowed(config: BreakerConfig, sizes: Mapping[str, int], job: str, own: Sequ
     return max(config.most_nodes, share)
 
 
-class InFolder:
-    """Takes tokens in a shared folder, in a process of its own: the file system may hang."""
+def ask_folder(folder: Path, node: str, most: int, window_s: float, until_s: float) -> Tokens:
+    """Take the next token in a shared folder, if fewer than `most` nodes hold one.
 
-    def __init__(self, folder: Path, window_s: float, until_s: float) -> None:
-        self._folder = folder
-        self._window_s = window_s
-        self._until_s = until_s
-
-    def ask(self, node: str, most: int) -> Tokens:
-        """Take the next token, if fewer than `most` nodes hold one."""
-        words = [sys.executable, "-IB", "-m", "preflight.hook.tokens", str(self._folder), node]
-        until_s = min(time.monotonic() + FOLDER_S, self._until_s)
-        # Only what this Python may need to start.
-        libraries = os.environ.get("LD_LIBRARY_PATH")
-        environ = {"LD_LIBRARY_PATH": libraries} if libraries else {}
-        try:
-            answer = answer_of([*words, str(most), str(self._window_s)], environ, until_s)
-        except OSError as error:
-            return Tokens(granted=False, trouble=f"cannot start {sys.executable}: {error.strerror}")
-        if answer is None:
-            return Tokens(granted=False, trouble=f"{self._folder} did not answer in time")
-        try:
-            return msgspec.json.decode(answer.out, type=Tokens)
-        except ValueError:
-            error_text = answer.err or answer.out[:80] or "no output"
-            return Tokens(granted=False, trouble=f"{self._folder}: {error_text}")
-
-    def stands(self, node: str, most: int) -> bool:
-        """Return True: tokens are exact."""
-        del node, most
-        return True
+    A process of its own does it: the file system may hang.
+    """
+    words = [sys.executable, "-IB", "-m", "preflight.hook.tokens", str(folder), node]
+    until_s = min(time.monotonic() + FOLDER_S, until_s)
+    # Only what this Python may need to start.
+    libraries = os.environ.get("LD_LIBRARY_PATH")
+    environ = {"LD_LIBRARY_PATH": libraries} if libraries else {}
+    try:
+        answer = answer_of([*words, str(most), str(window_s)], environ, until_s)
+    except OSError as error:
+        return Tokens(granted=False, trouble=f"cannot start {sys.executable}: {error.strerror}")
+    if answer is None:
+        return Tokens(granted=False, trouble=f"{folder} did not answer in time")
+    try:
+        return msgspec.json.decode(answer.out, type=Tokens)
+    except ValueError:
+        error_text = answer.err or answer.out[:80] or "no output"
+        return Tokens(granted=False, trouble=f"{folder}: {error_text}")
 
 
 class BySlurm:
@@ -118,7 +108,7 @@ class BySlurm:
         node's drain, which was just set, serves as the current time.
         """
         try:
-            drains = [row for row in self._slurm.reasons(node) if parse(row.reason) is not None]
+            drains = [row for row in self._slurm.reasons(node) if is_ours(row.reason)]
         except SlurmError:
             return True
         own_s = next((row.time_s for row in drains if row.node == node), None)
@@ -131,7 +121,7 @@ class BySlurm:
         """Yield the drains by preflight that are within the window or of unknown age."""
         for row in rows:
             age_s = 0.0 if row.time_s is None or now_s is None else now_s - row.time_s
-            if age_s < self._window_s and parse(row.reason) is not None:
+            if age_s < self._window_s and is_ours(row.reason):
                 yield row
 
 
@@ -247,7 +237,8 @@ class _Acting:
 
     def _with_memory(self, inputs: DecisionInput) -> DecisionInput:
         record = recall(self._config.state_dir)
-        stood_s = record.at.least_age_s() if record is not None else 0.0
+        age_s = record.at.age_s() if record is not None else 0.0
+        stood_s = now().up_s if age_s is None else age_s  # rebooted since
         return replace(inputs, drained=record, stood_s=stood_s)
 
     def _with_state(self, inputs: DecisionInput) -> DecisionInput:
@@ -265,12 +256,6 @@ class _Acting:
             inputs = replace(inputs, drained=None)
         return replace(inputs, state=state)
 
-    def _breaker(self, config: BreakerConfig) -> InFolder | BySlurm:
-        """Choose the breaker: the folder, which is exact, where both are given."""
-        if config.directory is not None:
-            return InFolder(config.directory, config.window_s, self._until_s)
-        return BySlurm(self._slurm, config.window_s)
-
     def _token(self, inputs: DecisionInput) -> Tokens:
         config = self._config.breaker
         if config is None:
@@ -281,7 +266,11 @@ class _Acting:
             sizes = {}  # the number alone counts then, which is the smaller
         own = inputs.state.partitions if inputs.state is not None else ()
         self._most = allowed(config, sizes, inputs.call.partition, own)
-        return self._breaker(config).ask(inputs.assessment.node, self._most)
+        node = inputs.assessment.node
+        if config.directory is not None:
+            folder, window_s = config.directory, config.window_s
+            return ask_folder(folder, node, self._most, window_s, self._until_s)
+        return BySlurm(self._slurm, config.window_s).ask(node, self._most)
 
     def _drain(self, step: Decision, inputs: DecisionInput) -> Decision:
         """Drain by scontrol; where that fails, the prolog's own failure drains the node."""
@@ -304,7 +293,9 @@ class _Acting:
             log = f"not drained {node}: {error}; found {cause.reason}"
             return Decision(action="withheld", exit_code=0, log=log)
         config = self._config.breaker if inputs.tokens is not None else None
-        if config and not self._breaker(config).stands(node, self._most):
+        # Tokens of a folder are exact.
+        counts = BySlurm(self._slurm, config.window_s) if config and not config.directory else None
+        if counts is not None and not counts.stands(node, self._most):
             return self._step_back(inputs, cause.reason)
         return replace(step, log=f"{step.log}; {unsaved}") if unsaved else step
 

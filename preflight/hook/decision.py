@@ -41,17 +41,9 @@ _PLAINER = str.maketrans(
 """No quotes, `=` or `,`: scripts split the output of sinfo and scontrol at these."""
 
 _OURS = re.compile(
-    r"pf:(?P<check>[0-9a-z_]+(?:\.[0-9a-z_]+)+) (?P<words>.+) "
-    r"\[(?:node|preflight)\] (?:job (?P<job>[0-9A-Za-z_+.]+)|prolog|health check)"
+    r"pf:[0-9a-z_]+(?:\.[0-9a-z_]+)+ .+ "
+    r"\[(?:node|preflight)\] (?:job [0-9A-Za-z_+.]+|prolog|health check)"
 )
-
-
-class Ours(Struct, frozen=True, kw_only=True):
-    """The parts of a drain reason that preflight wrote."""
-
-    check: str
-    words: str
-    job: str = ""
 
 
 def compose(
@@ -69,12 +61,9 @@ def compose(
     return start + _cut(_plain(sentence), LONGEST - len(start) - len(end)) + end
 
 
-def parse(reason: str) -> Ours | None:
-    """Parse a reason; None for one that preflight did not write, or that was edited."""
-    match = _OURS.fullmatch(reason)
-    if match is None or len(reason) > LONGEST:
-        return None
-    return Ours(check=match["check"], words=match["words"], job=match["job"] or "")
+def is_ours(reason: str) -> bool:
+    """Whether preflight wrote a reason, and no one has edited it."""
+    return len(reason) <= LONGEST and _OURS.fullmatch(reason) is not None
 
 
 def _plain(sentence: str) -> str:
@@ -233,7 +222,7 @@ def held_by(state: NodeState) -> str:
     strange = state.states - _IN_USE - {_DRAIN}
     if strange or not state.states:
         return f"its state in the scheduler is {'+'.join(sorted(state.states)) or 'unknown'}"
-    if state.reason and parse(state.reason) is None:
+    if state.reason and not is_ours(state.reason):
         return f"its reason {state.reason[:80]!a} was not set by preflight"
     return ""
 
@@ -296,7 +285,7 @@ def _drain_unread(inputs: DecisionInput, cause: Cause) -> Decision | Ask:
 
 def has_own_drain(state: NodeState, own: DrainRecord) -> bool:
     """Whether the node still has the drain that preflight set, unedited."""
-    return _DRAIN in state.states and state.reason == own.reason and parse(own.reason) is not None
+    return _DRAIN in state.states and state.reason == own.reason and is_ours(own.reason)
 
 
 def _resume(inputs: DecisionInput, config: HookConfig) -> Decision | Ask:

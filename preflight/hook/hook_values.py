@@ -31,11 +31,6 @@ class Moment(Struct, frozen=True):
         here = now()
         return here.up_s - self.up_s if here.boot_id == self.boot_id else None
 
-    def least_age_s(self) -> float:
-        """Seconds since this moment, or since a later reboot."""
-        age_s = self.age_s()
-        return now().up_s if age_s is None else age_s
-
 
 def now() -> Moment:
     """Return the current moment, the same in every time namespace."""

@@ -1,15 +1,19 @@
 """Turns this node's facts into findings; in a prolog, only about the job's GPUs.
 
+A fault that can pass by itself counts only if two runs of the hook in a row find it. The previous
+look is saved in state_dir, where only root may write.
+
 Slurm numbers GPUs as the host does, by the minor number of their device file. A missing GPU shifts
 NVML's own indices, so these are used only where the minor number is not known.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -17,13 +21,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from preflight.checks.gpu.driver_log import gpu_faults, missing_slots, root_causes, slot_of
-from preflight.core.files import write_atomically
+from preflight.checks.gpu.readings import MAY_PASS
+from preflight.core.files import refuse_others, remove, write_atomically
 from preflight.errors import UsageError
 from preflight.facts.model import DRIVER_S, WIRE, Facts
 from preflight.facts.node import Reach
 from preflight.fleet.model import Expected
-from preflight.hook.confirmation import FILES, HUNG, SLOW, is_hung, is_late
-from preflight.hook.hook_values import Finding, Unjudged, read_trusted
+from preflight.hook.hook_values import Finding, Moment, Unjudged, now, read_trusted
 from preflight.run.judgement import Judgement
 from preflight.run.measured import Measured
 from preflight.verdict import Outcome
@@ -39,6 +43,84 @@ if TYPE_CHECKING:
     from preflight.fleet.model import Fleet
     from preflight.hook.hook_values import HookConfig
     from preflight.verdict import Verdict
+
+
+HUNG: Final = "host.driver_hung"
+SLOW: Final = "gpu.driver_slow"
+FILES: Final = {
+    HUNG: "hung.json",
+    SLOW: "slow.json",
+    "gpu.count": "count.json",
+    "gpu.readings": "readings.json",
+}
+"""The checks whose fault two looks must see, and the file that records the first of these looks."""
+
+IN_A_ROW_S: Final = 3600.0
+"""Looks that are further apart do not count as consecutive."""
+
+APART_S: Final = 30.0
+"""Looks that are closer may see the same bad moment, as two prologs that start together."""
+
+_NOT_LOADED: Final = ("OSError: ", "NVML Shared Library Not Found")
+"""Errors of the loader and of pynvml, which also appear while the driver is being replaced."""
+
+_FULL_S: Final = DRIVER_S - 1
+_LARGEST_LOOK: Final = 4096
+
+
+def is_late(driver: Driver) -> bool:
+    """Whether the driver has not answered, but the time was too short to call it hung."""
+    return driver.state == "hung" and driver.seconds < _FULL_S
+
+
+def is_hung(driver: Driver) -> bool | None:
+    """Whether this look saw a hung driver; None where it was too short, or interrupted by a pause.
+
+    A driver that returns "Timeout" or "In use by another client" counts as hung.
+    """
+    passing = driver.error.endswith(MAY_PASS) or driver.error.startswith(_NOT_LOADED)
+    if driver.state == "error" and passing:
+        return True
+    if driver.state != "hung":
+        return False
+    return None if is_late(driver) or driver.paused_s else True
+
+
+def load_faults(folder: Path) -> frozenset[str]:
+    """Return the checks whose fault each look saw, from an earlier one of this boot on."""
+    ages = {check_id: _age_s(folder / name) for check_id, name in FILES.items()}
+    return frozenset(check_id for check_id, age_s in ages.items() if age_s and age_s >= APART_S)
+
+
+def save_look(folder: Path, saw: Mapping[str, bool]) -> None:
+    """Record this look for the next one; OSError or UsageError where that is not safe.
+
+    `saw`: whether this look saw a check's fault. The record of a check that is not in it stays: its
+    state is unknown.
+    """
+    for check_id, bad in saw.items():
+        path = folder / FILES[check_id]
+        if bad:
+            refuse_others(folder)
+            age_s, here = _age_s(path), now()
+            if age_s is None or age_s >= APART_S:
+                # After a second look each later one counts, however soon.
+                up_s = here.up_s - (APART_S if age_s else 0)
+                write_atomically(path, msgspec.json.encode(Moment(here.boot_id, up_s)))
+        elif os.path.lexists(path):
+            refuse_others(folder)
+            with suppress(FileNotFoundError):  # another hook that saw the same was quicker
+                remove(path)
+
+
+def _age_s(path: Path) -> float | None:
+    """Seconds since the recorded look; None without one, or where it is too old to count."""
+    try:
+        then = msgspec.json.decode(read_trusted(path, _LARGEST_LOOK), type=Moment)
+    except (UsageError, ValueError, RecursionError):
+        return None
+    age_s = then.age_s()
+    return age_s if age_s is not None and 0 <= age_s <= IN_A_ROW_S else None
 
 
 CHECK_S: Final = 1.0
@@ -65,7 +147,7 @@ class CheckResults(Struct, frozen=True, kw_only=True):
     may_pass: bool = False
     """The fault may be gone in a moment."""
     saw: dict[str, bool] = {}
-    """Whether each check of `confirmation` saw its fault this time; absent where unknown."""
+    """Whether each check of `FILES` saw its fault this time; absent where unknown."""
 
 
 def judge(
@@ -80,7 +162,7 @@ def judge(
     """Run every passive check on this node, those of GPUs only on the job's.
 
     `ends`: the moment (time.monotonic) after which no check starts. `before`: the checks of
-    `confirmation` whose fault the previous look saw.
+    `FILES` whose fault the previous look saw.
     """
     (host,) = fleet.hosts
     own = replace(fleet, hosts=(replace(host, expected=view.expected),))
@@ -369,12 +451,12 @@ def complete_facts(facts: Facts, config: HookConfig) -> CompletedFacts:
     return CompletedFacts(replace(facts, **changes), facts.time_s - earlier.time_s)
 
 
-def _stored_facts(config: HookConfig, now: Facts) -> Facts | None:
+def _stored_facts(config: HookConfig, current: Facts) -> Facts | None:
     try:
         content = read_trusted(config.state_dir / NAME, _LARGEST)
         facts = msgspec.json.decode(content, type=Facts)
     except (UsageError, ValueError, RecursionError):
         return None
-    fresh = 0 <= now.time_s - facts.time_s <= config.facts_max_age_s
-    same = facts.wire == WIRE and abs(facts.boot_s - now.boot_s) <= _SAME_BOOT_S
-    return facts if fresh and same and facts.host == now.host else None
+    fresh = 0 <= current.time_s - facts.time_s <= config.facts_max_age_s
+    same = facts.wire == WIRE and abs(facts.boot_s - current.boot_s) <= _SAME_BOOT_S
+    return facts if fresh and same and facts.host == current.host else None

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -105,15 +105,11 @@ def _prune(folder: Path) -> None:
             remove(folder / name)
 
 
-class SendSettings(Protocol):
-    """Sends the settings to the parent, before anything can go wrong."""
+def work(words: Sequence[str], began: float, send_settings: Callable[..., None]) -> HookResult:
+    """Check this node and act on the result; `began` (time.monotonic) is when the hook started.
 
-    def __call__(self, *, budget_s: float, observing: bool, log: str) -> None:
-        """Send them once."""
-
-
-def work(words: Sequence[str], began: float, send_settings: SendSettings) -> HookResult:
-    """Check this node and act on the result; `began` (time.monotonic) is when the hook started."""
+    `send_settings` sends the parent the fields of its `Settings`, before anything can go wrong.
+    """
     options = parse_options(words)
     name = node_name(os.environ, options.node)
     call = _call(options)
@@ -153,8 +149,7 @@ def _save_findings(
     A full disk hides no fault, except one that two looks in a row must see: a look counts only if
     it could be recorded.
     """
-    from preflight.hook.confirmation import FILES, save_look
-    from preflight.hook.judging import save_facts
+    from preflight.hook.judging import FILES, save_facts, save_look
 
     assessment = look.assessment
     try:
@@ -296,7 +291,7 @@ class Inspection(Struct, frozen=True):
     assessment: Assessment
     facts: Facts | None = None
     saw: Mapping[str, bool] = {}
-    """Whether each check of `confirmation` saw its fault this time."""
+    """Whether each check of `judging.FILES` saw its fault this time."""
 
 
 def node_name(environ: Mapping[str, str], typed: str = "") -> str:
@@ -323,14 +318,13 @@ def inspect_node(
             # The judges are imported while the probe reads: both take about as long.
             from preflight.core.registry import shipped_checks
             from preflight.hook import judging
-            from preflight.hook.confirmation import load_faults
 
             registry = shipped_checks()
             fleet = expected(name, config, registry)
-            before = load_faults(config.state_dir)
+            before = judging.load_faults(config.state_dir)
             facts = answer()
             # Another hook may meanwhile have seen that the fault is over.
-            before &= load_faults(config.state_dir)
+            before &= judging.load_faults(config.state_dir)
     except SilentError as error:
         late = Unjudged(check="reach.answer", why=str(error), out_of_time=True)
         assessment = Assessment(node=name, unknown=(late,), seconds=time.monotonic() - began)

@@ -35,7 +35,7 @@ from preflight.fleet.job_environment import read_env_file
 from preflight.fleet.leaf_switches import read_switches
 from preflight.fleet.sources import FleetRequest, resolve
 from preflight.hang.explain.symptom import load_symptoms
-from preflight.hook import act, confirmation, hook_values, judging, tokens
+from preflight.hook import act, hook_values, judging, tokens
 from preflight.hook.hook_values import DrainRecord, HookConfig, now
 from preflight.report.document import encode
 from preflight.transport.host_keys import read_known_hosts
@@ -127,7 +127,7 @@ def _state(name: str) -> Callable[[Path, str], None]:
         folder.chmod(0o755)
         (folder / name).write_text(text)
         act.recall(folder)
-        confirmation.load_faults(folder)
+        judging.load_faults(folder)
         judging.complete_facts(facts(), HookConfig(state_dir=folder))
         with suppress(OSError):
             tokens.take(folder, "n1", 3, 60.0)

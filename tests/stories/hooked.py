@@ -19,7 +19,7 @@ import pytest
 
 from preflight.commands import PROGRAM
 from preflight.core.registry import Registry, load_folder, shipped_folder
-from preflight.hook.confirmation import FILES
+from preflight.hook.judging import FILES
 from tests import warm
 from tests.lab import kernel_log, sysfs
 from tests.lab.nvml.build import build

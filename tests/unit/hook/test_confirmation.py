@@ -10,8 +10,8 @@ import pytest
 from preflight.errors import UsageError
 from preflight.facts.model import Driver
 from preflight.hook import hook_values
-from preflight.hook.confirmation import FILES, HUNG, SLOW, is_hung, load_faults, save_look
 from preflight.hook.hook_values import Moment
+from preflight.hook.judging import FILES, HUNG, SLOW, is_hung, load_faults, save_look
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -84,7 +84,7 @@ def test_looks_that_are_close_are_one(folder: Path, monkeypatch: pytest.MonkeyPa
     for after_s, seen in ((20, False), (40, True), (41, True), (3600, True)):
         here = later(after_s)
         monkeypatch.setattr(hook_values, "now", here)
-        monkeypatch.setattr("preflight.hook.confirmation.now", here)
+        monkeypatch.setattr("preflight.hook.judging.now", here)
         assert (HUNG in load_faults(folder)) is seen
         save_look(folder, SAW)
         monkeypatch.undo()
@@ -99,7 +99,7 @@ def test_how_long_ago(
 ) -> None:
     """Within an hour of the same boot, whatever became of the date."""
     moment = Moment("a", 5000.0)
-    monkeypatch.setattr("preflight.hook.confirmation.now", lambda: moment)
+    monkeypatch.setattr("preflight.hook.judging.now", lambda: moment)
     monkeypatch.setattr("time.time", lambda: 0.0)
     save_look(folder, SAW)
     here = Moment(boot_id, 5000.0 + later_s)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from msgspec.structs import replace
 
-from preflight.hook.decision import DecisionInput, decide, parse
+from preflight.hook.decision import DecisionInput, decide, is_ours
 from preflight.hook.hook_values import (
     Assessment,
     BreakerConfig,
@@ -69,7 +69,7 @@ class Machine:
     @property
     def ours(self) -> bool:
         """Whether the hook took it out."""
-        return "DRAIN" in self.states and parse(self.reason) is not None
+        return "DRAIN" in self.states and is_ours(self.reason)
 
 
 class Fleet(RuleBasedStateMachine):
@@ -130,15 +130,15 @@ class Fleet(RuleBasedStateMachine):
         if step.action == "drain":
             machine.states.add("DRAIN")
             machine.reason = step.reason
-            ours = parse(step.reason)
-            assert ours is not None
-            heals = ours.check == "hook.trouble" or all(
+            assert is_ours(step.reason)
+            check = step.reason.removeprefix("pf:").partition(" ")[0]
+            heals = check == "hook.trouble" or all(
                 each.heals
                 for each in found.findings
                 if each.drains and not each.user and each.outcome is Outcome.FAIL
             )
             machine.mine = DrainRecord(
-                check=ours.check, reason=step.reason, time_s=self.now_s, heals=heals
+                check=check, reason=step.reason, time_s=self.now_s, heals=heals
             )
         elif step.action == "undrain":
             machine.states.discard("DRAIN")
@@ -149,7 +149,7 @@ class Fleet(RuleBasedStateMachine):
     ) -> None:
         out = "DRAIN" in before.states
         observing = not config.enforce or config.breaker is None
-        foreign = before.reason != "" and parse(before.reason) is None
+        foreign = before.reason != "" and not is_ours(before.reason)
         hardware = [
             each
             for each in known.assessment.findings

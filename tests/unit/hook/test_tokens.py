@@ -9,12 +9,13 @@ import stat
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from preflight.hook import tokens
-from preflight.hook.act import InFolder
+from preflight.hook.act import ask_folder
 from preflight.hook.tokens import MARK, TokenResult, take
 
 HOUR = 3600.0
@@ -178,7 +179,7 @@ def test_a_listing_that_is_behind_grants_nothing_more(
 
 def test_a_folder_that_is_not_mounted_grants_nothing(tmp_path: Path) -> None:
     """Its mount point is an empty folder of each node: all would be granted their drain."""
-    answer = InFolder(tmp_path, HOUR, time.monotonic() + 60).ask("a", 3)
+    answer = ask_folder(tmp_path, "a", 3, HOUR, time.monotonic() + 60)
     assert not answer.granted
     assert f"no file {tmp_path / MARK}: mount it, or touch that file once" in answer.trouble
     assert of(tmp_path) == []
@@ -186,21 +187,22 @@ def test_a_folder_that_is_not_mounted_grants_nothing(tmp_path: Path) -> None:
 
 def test_by_a_process_of_its_own(folder: Path) -> None:
     """As the hook asks: the answer, and the reason where there is none."""
-    breaker = InFolder(folder, HOUR, time.monotonic() + 60)
+    ends = time.monotonic() + 60
+    ask = partial(ask_folder, folder, most=1, window_s=HOUR, until_s=ends)
     if os.geteuid() == 0:
         os.chown(folder, HOLDER, -1)
-        assert "chown" in breaker.ask("a", 1).trouble
+        assert "chown" in ask("a").trouble
         os.chown(folder, 0, -1)
-    answer = breaker.ask("a", 1)
+    answer = ask("a")
     assert (answer.granted, answer.used, answer.most, answer.trouble) == (True, 1, 1, "")
-    assert not breaker.ask("b", 1).granted
+    assert not ask("b").granted
     assert json.loads((folder / "00000001").read_text())["node"] == "a"
     assert stat.S_IMODE((folder / "00000001").stat().st_mode) == 0o640
 
 
 def test_a_file_system_that_hangs_grants_nothing(folder: Path) -> None:
     """When the time is up the wait ends: the node stays in service."""
-    answer = InFolder(folder, HOUR, time.monotonic() - 1).ask("a", 3)
+    answer = ask_folder(folder, "a", 3, HOUR, time.monotonic() - 1)
     assert (answer.granted, answer.trouble) == (False, f"{folder} did not answer in time")
     assert of(folder) == []
 

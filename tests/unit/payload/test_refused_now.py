@@ -24,8 +24,7 @@ from preflight.core.registry import shipped_checks as checks
 from preflight.facts.machine import KernelLog, LogLine
 from preflight.facts.model import Driver, Gpu, GpuPair
 from preflight.fleet.model import Expected, Fleet, Host
-from preflight.hook.confirmation import FILES
-from preflight.hook.judging import Share, judge, view
+from preflight.hook.judging import FILES, Share, judge, view
 from preflight.verdict import Outcome
 from tests.lab import sysfs
 from tests.lab.nvml.machine import Link
