@@ -23,9 +23,7 @@ from preflight.hang.diagnose.job_state import (
 from preflight.hang.diagnose.odd_rank import advice_for
 from preflight.hang.diagnose.ras_view import (
     causes_of,
-    in_one_place,
     odd_order,
-    skipped,
     view_of,
     waits_of,
 )
@@ -167,7 +165,7 @@ def _by_counts(view: RasView) -> Diagnosis | None:
     apart = set(waits.apart)
     causes, candidates = (apart - apart, apart - apart) if apart else causes_of(view, waits)
     if not (apart or causes or candidates):
-        apart = skipped(view, waits) or odd_order(view, waits) or in_one_place(view, waits)
+        apart = odd_order(view, waits)
     if len(apart) > 1:
         in_others = [member.kind == "p2p" for member in view.states(apart)]
         return None if in_others and all(in_others) else _in_kernel(view, apart, waits)

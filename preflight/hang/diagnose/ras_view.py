@@ -32,8 +32,6 @@ Process = tuple[str, int, int]
 _MOST_BLIND = 2
 """Most causes to name by counts alone: more are ranks that wait for a cause that is not seen."""
 _PAIR = 2
-_ALL = "collective"
-"""Stands in place of a function's name in the text of NCCL 2.24."""
 _BUSY = 50
 """Percent: NCCL's kernel keeps the GPU of a rank that waits in a collective busy."""
 
@@ -202,8 +200,6 @@ class Waits:
     """Communicators in which others have launched less, or are missing."""
     minor: dict[int, int] = field(default_factory=dict)
     """Size of the smallest group, less than half of a communicator, in which it differs."""
-    outvoted: Counter[int] = field(default_factory=Counter)
-    """In how many communicators it is in such a group."""
     apart: dict[int, set[str]] = field(default_factory=dict)
     """Communicators in which most launched something that it did not, and the other way."""
     linked: list[set[int]] = field(default_factory=list)
@@ -215,8 +211,6 @@ class Waits:
     """Ranks of each communicator in which they differ, those with the fewest operations first."""
     proof: dict[str, str] = field(default_factory=dict)
 
-    together: bool = False
-    """Whether the counts are of all functions together."""
     unread: bool = False
     """Whether the text form does not show which of a communicator's ranks launched what."""
 
@@ -258,7 +252,6 @@ def waits_of(view: RasView) -> Waits:
             _compare(group.name, counts, waits, missing=bool(group.absent))
         elif any(counts.values()):
             waits.linked.append(set(counts))
-        waits.together |= any(_ALL in by_function for by_function in counts.values())
         waits.unread |= any(not by_function for by_function in counts.values())
     if unnamed < -1:
         waits.linked.append(everyone | {-1})
@@ -284,7 +277,6 @@ def _compare(name: str, members: dict[int, dict[str, int]], waits: Waits, *, mis
         if len(everyone) * 2 < len(members):
             for rank in job_ranks:
                 waits.minor[rank] = min(len(everyone), waits.minor.get(rank, len(everyone)))
-                waits.outvoted[rank] += 1
     if len(vectors) == 1 and not missing:
         waits.equal.append(set(members))
     if len(vectors) > 1:
@@ -353,48 +345,6 @@ def _components(members: set[int], sets: list[set[int]]) -> list[list[int]]:
         for rank in both[1:]:
             parent[root(rank)] = root(both[0])
     return list(grouped((root(rank), rank) for rank in sorted(members)).values())
-
-
-def skipped(view: RasView, waits: Waits) -> set[int]:
-    """The rank that is behind in most communicators, if all ranks wait for others, also this one.
-
-    Then it has not stopped: it launched another call in place of the one that it lacks.
-    """
-    free, members = waits.free, view.members
-    if (
-        len(members) < view.world
-        or not all(member.waits for member in members)
-        or free in waits.equal
-    ):
-        return set()
-    lacks = {rank: (len(waits.behind[rank]), waits.outvoted[rank]) for rank in free}
-    most = max(lacks.values(), default=(0, 0))
-    few = {rank for rank, lack in lacks.items() if lack == most}
-    return few if len(few) == 1 and most[0] > 1 else set()
-
-
-def in_one_place(view: RasView, waits: Waits) -> set[int]:
-    """Ranks for which the others wait, if they all wait in one collective: its kernel hangs.
-
-    If all but one of them do, that one launched another call in place of it. The text form lists
-    no communicator in which all launched the same; where NCCL 2.24 counts all functions together,
-    a rank in the same place may have launched another one.
-    """
-    states = view.states(waits.free)
-    if (
-        view.case is None
-        or len(states) < len(waits.free)
-        or not all(member.waits for member in states)
-    ):
-        return set()
-    spots = view.case.spots(tuple(member for member in states if member.kind != "p2p"))
-    sizes = [len(spot) for spot in spots]
-    if sizes[1:] == [1] and sizes[0] > 1:
-        return {spots[1][0].rank}
-    unlisted = not (waits.together or waits.equal)
-    return (
-        {member.rank for member in spots[0]} if unlisted and len(sizes) == 1 < sizes[0] else set()
-    )
 
 
 def odd_order(view: RasView, waits: Waits) -> set[int]:
