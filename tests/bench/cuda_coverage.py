@@ -69,10 +69,9 @@ WITHOUT_CUDA = {
     "sweep/main.py": {"if first['event'] == 'no_torch'": "nothing runs without torch"},
     "burn/main.py": {"if found['event'] == 'no_torch'": "nothing runs without torch"},
     "burn/device.py": {
-        "if bench.kind != 'cuda'": "a CPU has no NVML",
+        "if bench.kind != 'cuda'": "of a CPU's memory a fixed part is tested",
         "if self._kind == 'cpu'": "CPUs that stand for devices",
     },
-    "burn/integrity.py": {"if bench.kind != 'cuda'": "of a CPU's memory a fixed part is tested"},
 }
 """By file: what only a torch without GPUs runs (a function, a branch), and what it does there."""
 

@@ -30,8 +30,8 @@ from probe import node_files as pci
 from probe.node_files import attempt, clean, names
 from sweep import Emit, cuda, transports, verify
 
-from . import crew, integrity
-from .device import Bench, Sides, Waited, reading
+from . import crew
+from .device import Bench, Sides, Waited, proof, reading
 
 MIB = 1 << 20
 _MOST_THREADS = 64
@@ -298,9 +298,9 @@ def _copy(torch: Any, kind: str, a: int, b: int, how: dict[str, Any]) -> list[di
     verify.fill(torch, expected, verify.key(6, a, b))
     wrong = int((copy != expected).sum().item())
     first = f"{wrong} of {words} words are not what was sent" if wrong else ""
-    proof = integrity.proof("p2p", len(rates), wrong, first, size=f"{how['mib']} MiB")
+    event = proof("p2p", len(rates), wrong, first, size=f"{how['mib']} MiB")
     rate = reading("p2p_gbs", rates, device=a, to=b)
-    return [rate, dict(proof, device=a, to=b)]
+    return [rate, dict(event, device=a, to=b)]
 
 
 class _Both(Bench):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from burn import integrity
+from burn import device
 from burn.device import Bench
 from sweep import verify
 
@@ -25,7 +25,7 @@ def bench() -> Bench:
 
 
 def _product(bench: Bench, rows: int = 512) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    one, other = integrity.signs(bench, rows, 256, 1), integrity.signs(bench, 256, rows, 2)
+    one, other = device.signs(bench, rows, 256, 1), device.signs(bench, 256, rows, 2)
     return one, other, one @ other
 
 
@@ -34,8 +34,8 @@ def test_the_product_is_known(bench: Bench) -> None:
     one, other, product = _product(bench)
     assert product.long().equal(one.long() @ other.long())
     assert int(product.abs().max()) <= 256
-    assert integrity.wrong_row(bench, one, other, product) is None
-    assert integrity.digest_of(bench, product) == RIGHT
+    assert device.wrong_row(bench, one, other, product) is None
+    assert device.digest_of(bench, product) == RIGHT
 
 
 @pytest.mark.parametrize("bit", range(16))
@@ -46,14 +46,14 @@ def test_any_single_bit_shows(bench: Bench, bit: int) -> None:
     flipped = bad.view(bench.torch.int16)
     flipped[17, 5] ^= (1 << bit) if bit < 15 else -(1 << 15)
     if not bad.equal(product):  # but for -0, which equals 0
-        assert integrity.wrong_row(bench, one, other, bad) == 17
-        assert integrity.place_of(bad, product) == (17, 5)
-    assert integrity.digest_of(bench, bad) != integrity.digest_of(bench, product)
+        assert device.wrong_row(bench, one, other, bad) == 17
+        assert device.place_of(bad, product) == (17, 5)
+    assert device.digest_of(bench, bad) != device.digest_of(bench, product)
 
 
 def test_larger_numbers_stay_exact_in_their_sums(bench: Bench) -> None:
     """What the sustained load multiplies: sums of products within what float32 holds."""
-    one, other = integrity.small(bench, 64, 256, 4), integrity.small(bench, 256, 64, 5)
+    one, other = device.small(bench, 64, 256, 4), device.small(bench, 256, 64, 5)
     assert int(one.min()) == -15
     assert int(one.max()) == 16
     sums = one.long() @ other.long()
@@ -64,7 +64,7 @@ def test_larger_numbers_stay_exact_in_their_sums(bench: Bench) -> None:
 def test_memory_that_forgets_is_found(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """One word that changes between write and read is counted, with its place and both values."""
     how = {"chunk_mib": 1, "most_mib": 4, "share": 1.0, "patterns": 1}
-    assert integrity._memory(bench, how)["wrong"] == 0
+    assert device._memory(bench, how)["wrong"] == 0
     made: list[torch.Tensor] = []
 
     class Forgetful(Bench):
@@ -80,6 +80,6 @@ def test_memory_that_forgets_is_found(bench: Bench, monkeypatch: pytest.MonkeyPa
             made[1][1000] ^= 4
 
     monkeypatch.setattr(verify, "fill", and_flip)
-    found = integrity._memory(Forgetful(bench.torch, "cpu", 0), how)
+    found = device._memory(Forgetful(bench.torch, "cpu", 0), how)
     assert found["wrong"] == 2  # before and after it was inverted
     assert found["first"].startswith(f"word {(1 << 18) + 1000} is 0x")
