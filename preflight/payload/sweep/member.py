@@ -15,7 +15,7 @@ from typing import Any
 
 from . import clocks, counters, cuda, pair, plan, transports, verify
 from .counters import MOST, PATIENCE_S
-from .pair import MARGIN_S, Alive, Context, NotMeasured, attempt, climb_ladder
+from .pair import MARGIN_S, Context, NotMeasured, attempt, climb_ladder
 from .plan import account, account_of
 from .process_groups import STRIKING_S, Rendezvous, client
 
@@ -38,10 +38,10 @@ class _Members:
     """The round in the pattern's key, which makes their data unique."""
 
 
-def measure(context: Context, alive: Alive) -> dict[str, Any]:
+def measure(context: Context) -> dict[str, Any]:
     """Measure once among all rails of this node; return this rail's account; never raises.
 
-    `alive`: as in `pair.measure`. The other rails may still be in the last round.
+    The other rails may still be in the last round.
     """
     go, own = context.rail.go, context.rail.go.own_rails
     names = [f"rail {rail} of this node" for rail in own]
@@ -49,10 +49,10 @@ def measure(context: Context, alive: Alive) -> dict[str, Any]:
     data = _ROUND - go.index
     place, rank = f"inside/{go.index}", own.index(context.rail.rail)
     all_own = _Members(place, names, rank, go.barrier_s, data)
-    return _among(context, all_own, account(context.rail, None, "measured"), alive)
+    return _among(context, all_own, account(context.rail, None, "measured"))
 
 
-def measure_domain(context: Context, turn: plan.PairOfRound, alive: Alive) -> dict[str, Any]:
+def measure_domain(context: Context, turn: plan.PairOfRound) -> dict[str, Any]:
     """Measure the same rail of two nodes over NVLink; return this end's account; never raises.
 
     The partner may still be in its last round, or in `measure`; then it starts a new process, too.
@@ -62,26 +62,24 @@ def measure_domain(context: Context, turn: plan.PairOfRound, alive: Alive) -> di
     within_s = (1 if turn.round else 2) * go.barrier_s + go.init_s
     data = _ROUND - go.nodes * (1 + turn.round) - min(go.index, turn.partner)
     both = _Members(place, [turn.a, turn.b], turn.rank, within_s, data)
-    return _among(context, both, account(rail, turn, "measured", domain=True), alive)
+    return _among(context, both, account(rail, turn, "measured", domain=True))
 
 
-def _among(
-    context: Context, members: _Members, report: dict[str, Any], alive: Alive
-) -> dict[str, Any]:
+def _among(context: Context, members: _Members, report: dict[str, Any]) -> dict[str, Any]:
     waited = 0.0
 
     def climb(report: dict[str, Any]) -> None:
         nonlocal waited
         waited = _waited_s()
-        _climb(context, members, alive, report)
+        _climb(context, members, report)
         key = f"{members.place}/left"
         context.rendezvous.gather(key, members.rank, len(members.names), context.rail.go.op_s)
 
-    alive("connect", members.within_s + MARGIN_S)
-    before = attempt(context, report, alive, lambda: _assemble(context, members), climb)
+    context.alive("connect", members.within_s + MARGIN_S)
+    before = attempt(context, report, lambda: _assemble(context, members), climb)
     report["stepped_s"] = context.steps.step_s()
     waited = round(_waited_s() - waited, 3)
-    alive("pair", PATIENCE_S + MARGIN_S)
+    context.alive("pair", PATIENCE_S + MARGIN_S)
     if before is not None:
         report.update(context.watch.since(before, context.transport))
     if report["timings"] and waited > 0:
@@ -100,13 +98,13 @@ def _assemble(context: Context, members: _Members) -> None:
         raise NotMeasured("absent", f"{names[missing[0]]} did not come")
 
 
-def _climb(context: Context, members: _Members, alive: Alive, report: dict[str, Any]) -> None:
+def _climb(context: Context, members: _Members, report: dict[str, Any]) -> None:
     go = context.rail.go
     keys = [verify.key(go.seed, members.data, number) for number in range(len(members.names))]
     larger = replace(go, ladder=go.ladder + go.inside_sizes)
     ends = verify.Ends(keys, members.rank)
     group = f"{members.place}/group"
-    ladder, fields = climb_ladder(context, group, ends, larger, alive, soak=False)
+    ladder, fields = climb_ladder(context, group, ends, larger, soak=False)
     report.update(fields)
     if ladder.spoilt and ladder.data is not None and ladder.data.wrong:
         alone = "right" if ladder.data.right_alone(keys) else "WRONG: it is this device"
@@ -145,8 +143,10 @@ def take_part(
         say(round=first_round, phase="init", within_s=rail.go.init_s)
         cuda.initialise(torch, rail.gpu)
     transport = transports.Transport(torch, rail, log)
-    context = pair.Context(torch, store, rendezvous, rail, transport, counting, clocks.Steps())
+    steps = clocks.Steps()
+    context = Context(torch, store, rendezvous, rail, transport, counting, steps, say)
     for number in range(first_round, len(rail.go.turns)):
+        context.step = number
         patience_s = rail.go.barrier_s + (0 if number else _LATE_START_S + rail.go.init_s)
         say(round=number, phase="barrier", within_s=patience_s + STRIKING_S + _MARGIN_S)
         if not rendezvous.arrive(number, patience_s):
@@ -157,33 +157,19 @@ def take_part(
             _too_late(rail, number, number + 1, say)  # we may take part in the next round
             continue
         turn = rail.turn(number)
-        if turn is not None and not _send_account(
-            context, number, _take_turn(context, turn, say), say
-        ):
+        if turn is not None and not _send_account(context, _take_turn(context, turn)):
             return False
     if rail.go.inside and not rail.mnnvl:
-        number = len(rail.go.turns)
-        say(account=measure(context, _alive(say, number)), round=number)
+        context.step = len(rail.go.turns)
+        say(account=measure(context), round=context.step)
     if rail.go.domain and not rail.mnnvl:  # NCCL reads its environment once per process
         say(round=rail.go.domain_step, phase="between", within_s=_MARGIN_S)
         return False
-    return _over_nvlink(context, max(first_round, rail.go.domain_step), say)
-
-
-def _over_nvlink(context: Context, first: int, say: Callable[..., None]) -> bool:
-    """Measure the steps over NVLink between nodes; False as above."""
-    for step in range(first, context.rail.go.steps):
-        turn = context.rail.turn(step)
-        if turn is not None:
-            report = measure_domain(context, turn, _alive(say, step))
-            if not _send_account(context, step, report, say):
-                return False
+    for number in range(max(first_round, rail.go.domain_step), rail.go.steps):
+        context.step, turn = number, rail.turn(number)
+        if turn is not None and not _send_account(context, measure_domain(context, turn)):
+            return False
     return True
-
-
-def _alive(say: Callable[..., None], step: int) -> Alive:
-    """Reports a phase of that step to the supervisor, and the time until the next report."""
-    return lambda phase, within_s: say(round=step, phase=phase, within_s=within_s)
 
 
 def step_out(rail: plan.Rail) -> None:
@@ -197,25 +183,21 @@ def _store(rail: plan.Rail) -> Any:
     return client(rail.go, rail.store, STORE_S, max(STORE_S, rail.go.meet_s))
 
 
-def _send_account(
-    context: pair.Context, number: int, account: dict[str, Any], say: Callable[..., None]
-) -> bool:
+def _send_account(context: Context, account: dict[str, Any]) -> bool:
     """Send the account, then close the group; False if this process must not go on."""
-    say(account=account, round=number)
+    context.say(account=account, round=context.step)
     if context.rail.go.backend == "nccl" and account["state"] not in _SOUND:
         return False
-    say(round=number + 1, phase="between", within_s=_CLOSE_S)
+    context.say(round=context.step + 1, phase="between", within_s=_CLOSE_S)
     context.close()
     return True
 
 
-def _take_turn(
-    context: pair.Context, turn: plan.PairOfRound, say: Callable[..., None]
-) -> dict[str, Any]:
+def _take_turn(context: Context, turn: plan.PairOfRound) -> dict[str, Any]:
     if context.rendezvous.missed(turn.round, context.rail.partner(turn)):
         error = f"its partner did not come to round {turn.round + 1}"
         return account(context.rail, turn, "absent", error)
-    return pair.measure(context, turn, _alive(say, turn.round))
+    return pair.measure(context, turn)
 
 
 def _too_late(

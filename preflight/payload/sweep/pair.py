@@ -17,8 +17,6 @@ from .plan import WHOLE_LIMIT, account, because, printable, short
 from .process_groups import Rendezvous
 from .transports import Transport
 
-Alive = Callable[[str, float], None]
-
 GO_ON, TIME, SPIKES = 2, 1, 0
 """What an end wants; the smaller of both counts."""
 
@@ -79,7 +77,7 @@ class Ladder:
         group: process_groups.Group,
         go: plan.Go,
         ends: verify.Ends,
-        alive: Alive,
+        alive: Callable[[str, float], None],
     ) -> None:
         self.timings: list[dict[str, Any]] = []
         self.data: verify.Data | None = None
@@ -247,7 +245,7 @@ class NotMeasured(Exception):  # noqa: N818 - an account, not an error of ours
         self.state = state
 
 
-@dataclass(frozen=True)
+@dataclass
 class Context:
     """What a measuring process works with: torch, the store, its rail, its transport."""
 
@@ -258,8 +256,16 @@ class Context:
     transport: Transport
     watch: Watch
     steps: clocks.Steps
+    say: Callable[..., None]
+    """Sends a line to the supervisor."""
+    step: int = 0
+    """The current step: see `plan.Go.steps`."""
     connected: list[process_groups.Group] = field(default_factory=list)
     """Groups in use: closing one early could cut off the other end's last bytes."""
+
+    def alive(self, phase: str, within_s: float) -> None:
+        """Report the phase ("connect", "pair") to the supervisor, and the time until the next."""
+        self.say(round=self.step, phase=phase, within_s=within_s)
 
     def connect(self, prefix: str, rank: int, size: int = 2) -> process_groups.Group:
         """Connect to the other ends under a prefix of the store; NotMeasured if it fails."""
@@ -278,19 +284,15 @@ class Context:
             self.connected.pop().close()
 
 
-def measure(context: Context, turn: plan.PairOfRound, alive: Alive) -> dict[str, Any]:
-    """Measure one pair and return this end's account; a failure of the pair does not raise.
-
-    `alive(phase, within_s)` reports the phase ("connect", "pair") to the supervisor, and the time
-    until the next report.
-    """
+def measure(context: Context, turn: plan.PairOfRound) -> dict[str, Any]:
+    """Measure one pair and return this end's account; a failure of the pair does not raise."""
     go, rendezvous = context.rail.go, context.rendezvous
     name = f"{turn.round}/{turn.a}-{turn.b}/{context.rail.rail}"
 
     def climb(report: dict[str, Any]) -> None:
-        ladder, fields = climb_ladder(context, f"pair/{name}/0", _ends(context, turn), go, alive)
-        alive("pair", go.op_s + BEAT_S + MARGIN_S)
-        error = _look_into(context, turn, name, ladder, alive) if ladder.spoilt else ""
+        ladder, fields = climb_ladder(context, f"pair/{name}/0", _ends(context, turn), go)
+        context.alive("pair", go.op_s + BEAT_S + MARGIN_S)
+        error = _look_into(context, turn, name, ladder) if ladder.spoilt else ""
         report.update(fields)
         if error:
             raise NotMeasured("corrupt", error)
@@ -298,11 +300,11 @@ def measure(context: Context, turn: plan.PairOfRound, alive: Alive) -> dict[str,
         rendezvous.await_leave(name, turn.rank, go.op_s)
 
     report = account(context.rail, turn, "measured")
-    alive("connect", go.meet_s + MARGIN_S)
-    before = attempt(context, report, alive, lambda: _agree(context, turn, name), climb)
+    context.alive("connect", go.meet_s + MARGIN_S)
+    before = attempt(context, report, lambda: _agree(context, turn, name), climb)
     rendezvous.leave(name, turn.rank)
     report["stepped_s"] = context.steps.step_s()
-    alive("pair", PATIENCE_S + MARGIN_S)
+    context.alive("pair", PATIENCE_S + MARGIN_S)
     if not report["net"]:  # it failed before that was read: what the library meant to use
         report["net"] = printable(context.transport.words())
     if before is not None:
@@ -313,7 +315,6 @@ def measure(context: Context, turn: plan.PairOfRound, alive: Alive) -> dict[str,
 def attempt(
     context: Context,
     report: dict[str, Any],
-    alive: Alive,
     meet: Callable[[], None],
     climb: Callable[[dict[str, Any]], None],
 ) -> dict[str, Any] | None:
@@ -324,7 +325,7 @@ def attempt(
     before = None
     try:
         meet()
-        alive("connect", connect_s(context.rail.go) + PATIENCE_S)
+        context.alive("connect", connect_s(context.rail.go) + PATIENCE_S)
         context.transport.prepare()
         before = context.watch.read(context.transport.question())
         climb(report)
@@ -337,21 +338,15 @@ def attempt(
 
 
 def climb_ladder(
-    context: Context,
-    prefix: str,
-    ends: verify.Ends,
-    go: plan.Go,
-    alive: Alive,
-    *,
-    soak: bool = True,
+    context: Context, prefix: str, ends: verify.Ends, go: plan.Go, *, soak: bool = True
 ) -> tuple[Ladder, dict[str, Any]]:
     """Connect under a prefix and climb; return the ladder, and its fields of an account."""
     begun = time.monotonic()
     group = context.connect(prefix, ends.rank, len(ends.keys))
     met = time.monotonic()
-    alive("pair", go.op_s + BEAT_S + MARGIN_S)
+    context.alive("pair", go.op_s + BEAT_S + MARGIN_S)
     started_s, setup_ms = clocks.now_s(), round((met - begun) * 1000.0, 1)
-    ladder = Ladder(context.torch, group, go, ends, alive)
+    ladder = Ladder(context.torch, group, go, ends, context.alive)
     ladder.climb(begun, met, soak=soak)
     fields = {"started_s": started_s, "setup_ms": setup_ms, "timings": ladder.timings}
     return ladder, {**fields, "net": printable(context.transport.words())}
@@ -379,9 +374,7 @@ def connect_s(go: plan.Go) -> float:
     return go.meet_s + MARGIN_S + (go.op_s if go.backend == "nccl" else 0.0)
 
 
-def _look_into(
-    context: Context, turn: plan.PairOfRound, name: str, ladder: Ladder, alive: Alive
-) -> str:
+def _look_into(context: Context, turn: plan.PairOfRound, name: str, ladder: Ladder) -> str:
     """After wrong data: swap the roles and repeat; return what was wrong here, or "".
 
     One pair can only show whether wrong bits stay with an end or with a role, and whether the end
@@ -393,9 +386,10 @@ def _look_into(
     alone = data.right_alone(ladder.keys)
     reverse = replace(turn, rank=1 - turn.rank)
     try:
-        alive("pair", connect_s(context.rail.go) + BEAT_S)
+        context.alive("pair", connect_s(context.rail.go) + BEAT_S)
         group = context.connect(f"pair/{name}/1", reverse.rank)
-        again = Ladder(context.torch, group, context.rail.go, _ends(context, reverse), alive)
+        ends = _ends(context, reverse)
+        again = Ladder(context.torch, group, context.rail.go, ends, context.alive)
         repeated = again.repeat(data.size_bytes, _AGAIN, data.dtype)
         times = repeated.wrong.times if repeated.wrong else 0
         swapped = f"with the roles swapped {times} of {_AGAIN}"

@@ -113,8 +113,10 @@ class Both:
             met = process_groups.Rendezvous(store, number, of)
             still = Still()
             carriers = transports.Transport(torch, own)
-            seat = pair.Context(torch, store, met, own, carriers, still, clocks.Steps())
-            return member.measure(seat, lambda *_: None)
+            steps = clocks.Steps()
+            return member.measure(
+                pair.Context(torch, store, met, own, carriers, still, steps, lambda **_: None)
+            )
 
         with ThreadPoolExecutor(of) as all_of_them:
             return list(all_of_them.map(rail, rails))
@@ -134,5 +136,6 @@ class Both:
         met = process_groups.Rendezvous(store, rank, 2)
         still = Still()
         carriers = transports.Transport(torch, rail)
-        seat = pair.Context(torch, store, met, rail, carriers, still, clocks.Steps())
-        return pair.measure(seat, rail.go.turns[0], lambda *_: None)
+        steps = clocks.Steps()
+        seat = pair.Context(torch, store, met, rail, carriers, still, steps, lambda **_: None)
+        return pair.measure(seat, rail.go.turns[0])
