@@ -225,7 +225,7 @@ def run(request: Document, lines: Lines, emit: Emit) -> None:
     survey = _find(request, patience)
     ranks, launchers = survey["ranks"], survey["launchers"]
     dumps_until = patience.within(look_s + DUMPS_S - _SEND_S)
-    with_dumps = [_dump_request(rank) for rank in ranks if rank["dumps"]]
+    with_dumps = [rank for rank in ranks if rank["dumps"]]
     dumps_asked = _for_each_user(rank_dumps.read_files, with_dumps, dumps_until)
     servers = [rank for rank in ranks if rank["socket"]]
     served_asked = _for_each_user(rank_dumps.ask_servers, servers, dumps_until)
@@ -289,12 +289,6 @@ def _name_users(ranks: list[Document], patience: Patience) -> None:
 def _names(uids: list[int]) -> dict[str, str]:
     users = Users(patient=True)
     return {str(uid): clean(users.name(uid)) for uid in uids}
-
-
-def _dump_request(rank: Document) -> Document:
-    """The fields of a rank that the reader of dumps needs."""
-    began_s = time.time() - float(rank["age_s"])
-    return {"pid": rank["pid"], "uid": rank["uid"], "paths": rank["dumps"], "began_s": began_s}
 
 
 def _for_each_user(

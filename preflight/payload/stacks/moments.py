@@ -96,23 +96,16 @@ def look(root: str) -> dict[str, Document]:
     ports: dict[str, Document] = {}
     for device in names(folder)[:MOST]:
         for port, counts in rdma.read_counters(root, f"{folder}/{device}").items():
-            name = safe_name(f"{device}/{port}")
-            ports[name] = _port(name, f"{folder}/{device}/ports/{port}", counts)
+            name, port_folder = safe_name(f"{device}/{port}"), f"{folder}/{device}/ports/{port}"
+            state = attempt(port_folder + "/state")
+            words = number(port_folder + "/counters/port_rcv_data") or 0
+            ports[name] = {
+                "name": name,
+                "up": "ACTIVE" in state if state else None,
+                "received": min(words * _WORD, 2**53),
+                "errors": counts,
+            }
     return ports
-
-
-def _port(name: str, folder: str, counts: dict[str, int]) -> Document:
-    state = attempt(folder + "/state")
-    return {
-        "name": name,
-        "up": "ACTIVE" in state if state else None,
-        "received": _bytes(folder + "/counters/port_rcv_data"),
-        "errors": counts,
-    }
-
-
-def _bytes(path: str) -> int:
-    return min((number(path) or 0) * _WORD, 2**53)
 
 
 def changes(before: dict[str, Document], after: dict[str, Document]) -> list[Document]:

@@ -38,6 +38,7 @@ def describe(table: ProcessTable, pid: int, identity: Identity | None) -> Docume
         "seen": stat.state,
         "parent": stat.ppid,
         "age_s": round(stat.age_s(), 3),
+        "began_s": time.time() - stat.age_s(),
         "user": "?" if uid is None else clean(_users.name(uid)),
         "uid": uid,
         "inner_pid": procfs.inner_pid(pid),

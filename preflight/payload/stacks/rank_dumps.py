@@ -39,7 +39,7 @@ _NOT_THEIRS = "it is no regular file of the rank's own user"
 
 
 def read_files(ranks: list[Document], until: float, shares: int = 1) -> dict[str, Document]:
-    """Return a `Dump` by pid (as text) for each of `ranks`: "pid", "uid", "paths", "began_s".
+    """Return a `Dump` by pid (as text) for each of `ranks`: "pid", "uid", "dumps", "began_s".
 
     Only in a child: they may be on a file server. Of several paths the newest file counts.
     What is not read by `until` (monotonic clock) is left out, so that the others are returned.
@@ -51,7 +51,7 @@ def read_files(ranks: list[Document], until: float, shares: int = 1) -> dict[str
         if time.monotonic() >= until:
             dump_of[str(rank["pid"])] = _document(why=_LATE)
             continue
-        newest = [_newest(rank, path, until) for path in rank["paths"]]
+        newest = [_newest(rank, path, until) for path in rank["dumps"]]
         dumps = [dump for dump in newest if dump]
         if dumps:
             dump = max(dumps, key=lambda dump: float(dump["written_s"]))
@@ -82,7 +82,7 @@ def in_turn(ranks: list[Document], size: Callable[[Document], int] = lambda _: 0
 
 def _size(rank: Document) -> int:
     total = 0
-    for path in rank["paths"]:
+    for path in rank["dumps"]:
         for place in _places(rank, path):
             with suppress(OSError):
                 total += os.lstat(place).st_size

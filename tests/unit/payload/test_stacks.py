@@ -640,7 +640,7 @@ def test_each_user_has_a_dump_read_in_turn(tmp_path: Path, monkeypatch: pytest.M
         path = tmp_path / str(number)
         path.write_bytes(b"x" * size)
         os.chown(path, uid, uid)
-        wanted.append({"pid": 2**22 + number, "uid": uid, "paths": [str(path)], "began_s": 0.0})
+        wanted.append({"pid": 2**22 + number, "uid": uid, "dumps": [str(path)], "began_s": 0.0})
     passed = iter(range(1000))
     clock = SimpleNamespace(monotonic=lambda: float(next(passed)))
     monkeypatch.setattr("stacks.rank_dumps.time", clock)
