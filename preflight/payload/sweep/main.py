@@ -27,48 +27,44 @@ from . import Emit, Read, agent, cuda, plan, process_groups, supervisor
 from .plan import short
 
 
-class RailRelay:
-    """Relays the rails' events, and counts those that rest or are done."""
+def _relay(pipes: dict[int, int], emit: Emit) -> None:
+    """Relay the events of all rails, each from its pipe, and report when all rest or are done.
 
-    def __init__(self, count: int, emit: Emit) -> None:
-        self._count = count
-        self._emit = emit
-        self._resting: set[int] = set()
-        self._through = 0
-        self._lock = threading.Lock()
+    A rail that ends without "rail_done" is reported.
+    """
+    events: queue.Queue[tuple[int, dict[str, Any] | None]] = queue.Queue()
+    for rail, pipe in pipes.items():
+        _in_thread(_read_events, rail, pipe, events)
+    resting: set[int] = set()
+    done: set[int] = set()
+    while len(done) < len(pipes):
+        rail, event = events.get()
+        if event is None:
+            name = f"its rank of rail {rail}" if len(pipes) > 1 else "its rank"
+            emit({"event": "trouble", "error": f"{name} ended without a report"})
+        if event is None or event["event"] == "rail_done":
+            done.add(rail)
+        elif event["event"] == "rail_rest":
+            resting.add(rail)
+        else:
+            emit(event)
+            continue
+        if len(done) < len(resting | done) == len(pipes):
+            resting.clear()
+            emit({"event": "rest"})
+    emit({"event": "done"})
 
-    def relay(self, pipe: int, rail: int) -> None:
-        """Relay one rail's events to its end; an end without "rail_done" is reported."""
-        reader = start.Reader(pipe)
-        name = f"its rank of rail {rail}" if self._count > 1 else "its rank"
-        while True:
-            line = reader.next(None)
-            if line is None:
-                self._emit({"event": "trouble", "error": f"{name} ended without a report"})
-            if line is None or line["event"] == "rail_done":
-                self._count_in(pipe, through=True)
-                return
-            if line["event"] == "rail_rest":
-                self._count_in(pipe, through=False)
-            else:
-                self._emit(line)
 
-    def _count_in(self, pipe: int, *, through: bool) -> None:
-        """Count a rail that rests or is done; one that is done no longer counts as resting."""
-        with self._lock:
-            if through:
-                self._resting.discard(pipe)
-                self._through += 1
-            else:
-                self._resting.add(pipe)
-            all_through = self._through == self._count
-            all_rest = not all_through and len(self._resting) + self._through == self._count
-            if all_rest:
-                self._resting.clear()
-        if all_through:
-            self._emit({"event": "done"})
-        elif all_rest:
-            self._emit({"event": "rest"})
+def _read_events(
+    rail: int, pipe: int, events: queue.Queue[tuple[int, dict[str, Any] | None]]
+) -> None:
+    """Read one rail's events to its end."""
+    reader, event = start.Reader(pipe), None
+    while event is None or event["event"] != "rail_done":
+        event = reader.next(None)
+        events.put((rail, event))
+        if event is None:
+            return
 
 
 def _pass_on(more: queue.Queue[dict[str, Any]], pipes: list[int]) -> None:
@@ -184,9 +180,8 @@ def _sweep(
             gpu = place if job_rail is None else gpu_of_rank()
             rail_plan = plan.Rail(go, rail, local, store, gpu)
             start_rail(rail_plan, writing=accounts[place][1], orders=orders[place][0])
-        merged = RailRelay(len(rails), emit)
-        for place, rail in enumerate(rails):
-            _in_thread(merged.relay, accounts[place][0], rail)
+        pipes = {rail: accounts[place][0] for place, rail in enumerate(rails)}
+        _in_thread(_relay, pipes, emit)
         _in_thread(_pass_on, more, [into for _, into in orders])
     except OSError as error:  # no route to the others, or no new process
         emit({"event": "trouble", "error": f"{type(error).__name__}: {short(error)}"})

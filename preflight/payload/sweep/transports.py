@@ -234,12 +234,9 @@ class Transport:
     """A rail's transport, one per measuring process; call `prepare` before making a group."""
 
     def __init__(self, torch: Any, rail: plan.Rail, log: NcclLog | None = None) -> None:
-        """`log`: with NCCL its log."""
-        self._torch = torch
-        self._rail = rail
+        """Find the rail's own NIC and bind the library to it. `log`: with NCCL its log."""
         self._used: set[str] = set()
         """The words of the transports used, devices among them."""
-        self._ready = False
         self._log = log
         self._since = 0
         self._sockets: set[str] = set()
@@ -248,16 +245,14 @@ class Transport:
         self.interface = ""
         self.unplaced = ""
         """What is not checked because the GPU's PCI address is not known."""
+        if log is not None:
+            self._bind_nccl(torch, rail, log)
+        else:
+            interfaces = gloo_interfaces(rail)
+            self.interface = interfaces[0] if interfaces else interface_of(rail.local)
 
     def prepare(self) -> None:
-        """Find the rail's own NIC and bind the library to it; note the open sockets."""
-        if not self._ready:
-            self._ready = True
-            if self._log is not None:
-                self._prepare_nccl(self._log)
-            else:
-                interfaces = gloo_interfaces(self._rail)
-                self.interface = interfaces[0] if interfaces else interface_of(self._rail.local)
+        """Note the open sockets, and where the log of the next group begins."""
         self._sockets = set(_sockets())
         self._used = set()
         self._since = 0 if self._log is None else self._log.length
@@ -272,7 +267,7 @@ class Transport:
 
     def words(self) -> str:
         """The transport used, by the library's log or by the sockets that it opened."""
-        used = self._log.words() if self._log is not None and self._ready else self._tcp()
+        used = self._tcp() if self._log is None else self._log.words()
         self._used.update(re.split(r"[ +]+", used))
         return used
 
@@ -294,9 +289,8 @@ class Transport:
         """Why NCCL failed since `prepare`, in its own words; "" if it gave no reason."""
         return "" if self._log is None else self._log.reason(self._since)
 
-    def _prepare_nccl(self, log: NcclLog) -> None:
-        rail = self._rail
-        self.bus_id = bus_id(self._torch, rail.gpu)
+    def _bind_nccl(self, torch: Any, rail: plan.Rail, log: NcclLog) -> None:
+        self.bus_id = bus_id(torch, rail.gpu)
         spec = os.environ.get("NCCL_IB_HCA", "")
         if self.bus_id is None:
             self.unplaced = UNPLACED

@@ -107,16 +107,6 @@ class Wrong:
     wanted: int
     times: int = 1
 
-    def words(self, data: Data) -> str:
-        """Return a description in one line."""
-        digits = 2 * data.buffer.element_size()
-        got, wanted = (f"0x{value % 16**digits:0{digits}x}" for value in (self.got, self.wanted))
-        return (
-            f"{data.size_bytes} B: element {self.index} of {data.buffer.numel()} {data.dtype} came "
-            f"out as {got}, must be {wanted}, in operation {self.operation} of {data.operations}; "
-            f"{self.times} of them were wrong here"
-        )
-
 
 class Data:
     """One size's buffer, its data, and the expected result."""
@@ -175,7 +165,13 @@ class Data:
     def words(self) -> str:
         """Return what was wrong, in one line."""
         assert self.wrong is not None
-        return self.wrong.words(self)
+        wrong, digits = self.wrong, 2 * self.buffer.element_size()
+        got, wanted = (f"0x{value % 16**digits:0{digits}x}" for value in (wrong.got, wrong.wanted))
+        return (
+            f"{self.size_bytes} B: element {wrong.index} of {self.buffer.numel()} {self.dtype} "
+            f"came out as {got}, must be {wanted}, in operation {wrong.operation} of "
+            f"{self.operations}; {wrong.times} of them were wrong here"
+        )
 
     def right_alone(self, keys: list[int]) -> bool:
         """Whether this device computes the same sum again, without a network."""

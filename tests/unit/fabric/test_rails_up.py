@@ -81,12 +81,11 @@ def test_what_rails_say_becomes_what_their_node_says(
 ) -> None:
     """It rests when all that are not through do; a rank that dies without a word is a trouble."""
     events: list[dict[str, Any]] = []
-    both = main.RailRelay(2, events.append)
-    with ThreadPoolExecutor(2) as relays, ExitStack() as stack:
+    with ThreadPoolExecutor(1) as relay, ExitStack() as stack:
         pipes = [os.pipe() for _ in sent]
-        for rail, (reading, _) in enumerate(pipes):
+        for reading, _ in pipes:
             stack.callback(os.close, reading)
-            relays.submit(both.relay, reading, rail)
+        relay.submit(main._relay, {at: pipe[0] for at, pipe in enumerate(pipes)}, events.append)
         rests = []
         for (_, writing), words in reversed([*zip(pipes, sent, strict=True)]):
             first, _, rest = words.partition(b"\n")
@@ -96,7 +95,7 @@ def test_what_rails_say_becomes_what_their_node_says(
         for writing, rest in rests:
             os.write(writing, rest)
             os.close(writing)
-        relays.shutdown()
+        relay.shutdown()
     assert [one["event"] for one in events] == expected
     troubles = [one["error"] for one in events if one["event"] == "trouble"]
     assert all(error.startswith("its rank of rail ") for error in troubles)
@@ -105,16 +104,16 @@ def test_what_rails_say_becomes_what_their_node_says(
 def test_a_rail_that_rested_and_left_is_not_counted_twice() -> None:
     """The other still works: nothing is reported of the node until it ends, here by its death."""
     events: list[str] = []
-    both = main.RailRelay(2, lambda event: events.append(event["event"]))
     working, at_work = os.pipe()
+    resting, writing = os.pipe()
     with ThreadPoolExecutor(1) as relay, ExitStack() as stack:
         stack.callback(os.close, working)
-        ended = relay.submit(both.relay, working, 0)
-        resting, writing = os.pipe()
+        stack.callback(os.close, resting)
+        pipes = {0: working, 1: resting}
+        ended = relay.submit(main._relay, pipes, lambda event: events.append(event["event"]))
         os.write(writing, b'{"event":"rail_rest"}\n{"event":"rail_done"}\n')
-        both.relay(resting, 1)
-        os.close(resting)
         os.close(writing)
+        time.sleep(0.3)
         assert events == []
         os.close(at_work)
         ended.result(10)
