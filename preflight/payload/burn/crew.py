@@ -134,14 +134,11 @@ class Crew:
             work = partial(device.work, kind=kind, index=index, plan=plan, sides=sides)
             self._alive[index] = Worker(f"preflight-{kind}{index}", work)
 
-    def together(self, phase: str) -> None:
-        """Run a phase on all devices at once, as a job would."""
-        self._ask(list(self._alive), phase)
-
-    def in_turn(self, phase: str) -> None:
-        """Run a phase on one device after another: they share a path."""
-        for index in list(self._alive):
-            self._ask([index], phase)
+    def run(self, phase: str) -> None:
+        """Run a phase on all devices at once, as a job would; "pcie" in turn: they share a path."""
+        alive = list(self._alive)
+        for indices in [[index] for index in alive] if phase == "pcie" else [alive]:
+            self._ask(indices, phase)
 
     def dismiss(self) -> list[int]:
         """End all processes, which frees their memory; return the devices without a failure."""

@@ -9,6 +9,7 @@ import math
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, List, Tuple
 
 from probe import node_files
@@ -127,16 +128,12 @@ def across(bench: Bench, how: dict[str, Any], sides: Sides) -> list[dict[str, An
             host.fill_(2)
             buffers.append(host)
             for measure, to, source in (("h2d_gbs", own, host), ("d2h_gbs", host, own)):
-                seconds = bench.samples(_copying(to, source), how)
+                seconds = bench.samples(partial(to.copy_, source, non_blocking=True), how)
                 rates = [size / copy_s / 1e9 for copy_s in seconds]
                 events.append(reading(measure, rates, side=side))
     finally:
         os.sched_setaffinity(0, before)
     return events
-
-
-def _copying(to: Any, source: Any) -> Callable[[], object]:
-    return lambda: to.copy_(source, non_blocking=True)
 
 
 def measure(bench: Bench, how: dict[str, Any]) -> list[dict[str, Any]]:
@@ -152,11 +149,7 @@ def measure(bench: Bench, how: dict[str, Any]) -> list[dict[str, Any]]:
 
 def measure_launch(bench: Bench, how: dict[str, Any]) -> list[dict[str, Any]]:
     """Microseconds to launch and synchronize; each sample is the median of many."""
-    number = bench.torch.zeros(1, device=bench.device)
-
-    def once() -> None:
-        number.add_(1)
-
+    once = partial(bench.torch.zeros(1, device=bench.device).add_, 1)
     for _ in range(how["launches"]):
         once()
     samples = []
@@ -349,10 +342,7 @@ def measure_sustained(bench: Bench, how: dict[str, Any]) -> list[dict[str, Any]]
     left, right = small(bench, n, n, 4), small(bench, n, n, 5)
     expected = torch.mm(left, right)
     out = torch.empty_like(expected)
-
-    def work() -> None:
-        torch.mm(left, right, out=out)
-
+    work = partial(torch.mm, left, right, out=out)
     gauge = Gauge(bench)
     rates: list[float] = []
     looks, wrong, first = [gauge.look()], 0, ""

@@ -56,10 +56,7 @@ def _load(
     steps = len(phases) + len(beside)
     for done, phase in enumerate(phases):
         emit({"event": "step", "phase": phase, "done": done, "of": steps})
-        if phase == "pcie":
-            workers.in_turn(phase)
-        else:
-            workers.together(phase)
+        workers.run(phase)
     alive = workers.dismiss()
     for done, phase in enumerate(beside, len(phases)):
         emit({"event": "step", "phase": phase, "done": done, "of": steps})

@@ -86,21 +86,11 @@ def sides(sysfs: str) -> Sides:
     nodes = []
     for name in names(folder):
         match = _NODE.match(name)
-        cpus = expand(attempt(f"{folder}/{name}/cpulist")) if match else []
+        cpus = pci.cpus_in(attempt(f"{folder}/{name}/cpulist")) if match else []
         usable = [cpu for cpu in cpus if cpu in allowed]
         if match and usable:
             nodes.append((int(match.group(1)), usable))
     return sorted(nodes) or [(0, sorted(allowed))]
-
-
-def expand(cpulist: str) -> list[int]:
-    """The CPUs of a list of sysfs, "0-31,64-95"; [] for an invalid list."""
-    cpus: list[int] = []
-    for part in cpulist.split(","):
-        first, _, last = part.strip().partition("-")
-        if first.isdigit() and (not last or last.isdigit()):
-            cpus += range(int(first), min(int(last or first), int(first) + 65535) + 1)
-    return cpus
 
 
 TOOL = "ib_write_bw"

@@ -354,7 +354,7 @@ def read_stack(root: str) -> dict[str, Any]:
         "libc": _libc(),
         "architecture": clean(os.uname().machine),
         "cpu": cpu(lines("/proc/cpuinfo", _ENOUGH)),
-        "cpus_online": node_files.cpus_in(attempt(root + "/devices/system/cpu/online")),
+        "cpus_online": len(node_files.cpus_in(attempt(root + "/devices/system/cpu/online"))),
         "product": attempt(root + "/class/dmi/id/product_name"),
         "bios": attempt(root + "/class/dmi/id/bios_version"),
     }

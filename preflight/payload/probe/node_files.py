@@ -264,13 +264,14 @@ def numbered(folder: str, pattern: str) -> list[str]:
     return sorted(names, key=lambda name: [int(part) for part in re.findall(r"\d+", name)])
 
 
-def cpus_in(text: str) -> int:
-    """Count the CPUs of a list such as "0-31,64-95"; ValueError if it is none."""
-    total = 0
-    for part in filter(None, text.strip().split(",")):
-        first, _, last = part.partition("-")
-        total += int(last or first) - int(first) + 1
-    return total
+def cpus_in(cpulist: str) -> list[int]:
+    """Return the CPUs of a list of sysfs, "0-31,64-95"; [] for an invalid list."""
+    cpus: list[int] = []
+    for part in cpulist.split(","):
+        first, _, last = part.strip().partition("-")
+        if first.isdigit() and (not last or last.isdigit()):
+            cpus += range(int(first), min(int(last or first), int(first) + 65535) + 1)
+    return cpus
 
 
 def parse_key_values(rows: list[str]) -> dict[str, str]:

@@ -11,6 +11,7 @@ import pytest
 from burn import paths
 from hypothesis import given
 from hypothesis import strategies as st
+from probe import node_files
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -166,9 +167,9 @@ def test_without_nics_or_the_tool_it_says_which(
 @given(st.text(alphabet="0123456789-, x", max_size=40))
 def test_lists_of_cpus(text: str) -> None:
     """As sysfs writes them, and anything else."""
-    assert all(cpu >= 0 for cpu in paths.expand(text))
+    assert all(cpu >= 0 for cpu in node_files.cpus_in(text))
 
 
 def test_a_list_of_cpus() -> None:
     """Ranges, single ones, several."""
-    assert paths.expand("0-2,8,10-11\n") == [0, 1, 2, 8, 10, 11]
+    assert node_files.cpus_in("0-2,8,10-11\n") == [0, 1, 2, 8, 10, 11]
