@@ -14,8 +14,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import combinations
 from typing import Final, TypeVar
 
-from msgspec import Struct
-
 from preflight.checks.deviations import Deviation, on_most
 from preflight.facts.boards import (
     Codes,
@@ -292,33 +290,16 @@ _MOST_SHARE: Final = 0.75
 """With a smaller share alike, the machine is built unevenly, such as a mesh of eight."""
 
 
-class OddCell(Struct, frozen=True):
-    """A pair that is joined by `code`, while `usual` joins `alike` of all `of` pairs."""
+def odd_cells(printed: Topology) -> Iterator[tuple[str, str, str, str]]:
+    """Pairs of a machine whose other pairs are nearly all joined by the same number of NVLinks.
 
-    a: str
-    b: str
-    code: str
-    usual: str
-    alike: int
-    of: int
-
-    @property
-    def sentence(self) -> str:
-        """GPU0-GPU1 is joined by NV17, 27 of 28 pairs by NV18."""
-        most = f"{self.alike} of {self.of} pairs by {self.usual}"
-        return f"{self.a}-{self.b} is joined by {self.code}, {most}"
-
-
-def odd_cells(printed: Topology) -> tuple[OddCell, ...]:
-    """Pairs of a machine whose other pairs are nearly all joined by the same number of NVLinks."""
+    (a, b, code, sentence), as in "GPU0-GPU1 is joined by NV17, 27 of 28 pairs by NV18".
+    """
     codes = {(a, b): printed.link(a, b) for a, b in combinations(printed.gpus, 2)}
-    if not codes:
-        return ()
-    usual, alike = Counter(codes.values()).most_common(1)[0]
+    usual, alike = next(iter(Counter(codes.values()).most_common(1)), ("", 0))
     if not usual.startswith("NV") or alike < _MOST_SHARE * len(codes):
-        return ()
-    return tuple(
-        OddCell(a, b, code, usual, alike, len(codes))
-        for (a, b), code in codes.items()
-        if code != usual
-    )
+        return
+    for (a, b), code in codes.items():
+        if code != usual:
+            most = f"{alike} of {len(codes)} pairs by {usual}"
+            yield a, b, code, f"{a}-{b} is joined by {code}, {most}"

@@ -364,9 +364,9 @@ def disagreements(facts: Facts, printed: Topology, codes: Codes | None) -> Itera
         sentence = f"nvidia-smi joins {a} to {b} by {there}, but {b} to {a} by {back}"
         yield Deviation(sentence, "reload the driver or reboot, then recheck")
     if codes is None:
-        for cell in odd_cells(printed):
-            if printed.link(cell.b, cell.a) == cell.code:
-                yield Deviation(cell.sentence, RESEAT)
+        for a, b, code, sentence in odd_cells(printed):
+            if printed.link(b, a) == code:
+                yield Deviation(sentence, RESEAT)
         return
     if len(printed.gpus) != len(facts.gpus or ()):
         sentence = f"nvidia-smi prints {len(printed.gpus)} GPUs, NVML has {len(facts.gpus or ())}"

@@ -2,20 +2,27 @@
 
 That port alone proves little: a firewall between the master and one other node looks there as if
 the other node were cut off from all. So the attempts at data ports count too.
+
+A healthy node must never fail for its neighbour's firewall, so every conclusion rests on
+other connections. Most nodes fail at h1: h1 is at fault. Only h2 fails at h1: h2 is at fault, or
+the path, if h2 reaches most other nodes. Two nodes alone prove nothing: the pair h1-h2 is blamed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final
+
+from msgspec import Struct
 
 from preflight.check import Check
 from preflight.checks.deviations import Deviation, conclude_deviations
-from preflight.checks.net.port_blame import Fault, find_fault, master_without_report
 from preflight.core.text import count, natural, whole
 from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Net, Node, Ports
 from preflight.facts.gpu_users import kill_command, process
-from preflight.facts.model import MasterPort
+from preflight.facts.model import Attempt, MasterPort
 from preflight.facts.node_network import Network
 from preflight.verdict import Conclude, Outcome, Verdict, fail, not_run, ok, unknown, warn
 
@@ -174,3 +181,267 @@ def test_net_ephemeral_ports(node: Node, conclude: Conclude) -> None:
     """The kernel has enough ports for outgoing connections, and the master's is not among them."""
     port = node.job.master_port if node.net.is_master else None
     conclude(judge_ephemeral_ports(node.facts, port, node.job.master_port_origin, node.limit))
+
+
+_ByPeer = dict[str, list[Attempt]]
+"""Failed attempts by peer; an empty list for a peer with none."""
+
+_WORDS: Final[Mapping[str, str]] = {
+    "refused": "refused: a firewall rejects it, or the address leads to another host",
+    "timeout": "timed out: a firewall drops it, or there is no way back",
+    "unreachable": "no route, or a firewall rejects it",
+    "reset": "cut off by something on the way",
+    "wrong_answer": "answered by something that is not this run",
+}
+"""The meaning of a failed connection to a listener that surely existed."""
+
+_OPEN_PORTS: Final = (
+    "let the nodes reach each other on all TCP ports: look at nftables, security groups"
+)
+_SEVERAL: Final = 2
+"""A single failure is between two nodes, and may be the fault of either."""
+_UNRESOLVED: Final = re.compile(r"[Nn]ame or service|name resolution|hostname|[Nn]ame does not")
+"""Error texts of C libraries for a name without an address: the node's fault, not ours."""
+
+
+class Fault(Struct, frozen=True):
+    """A failed connection explained. `blame` is a node, "pair a-b", or "" if none is known."""
+
+    blame: str
+    sentence: str
+    advice: str = _OPEN_PORTS
+
+    @property
+    def cause(self) -> str:
+        """The same for all nodes with the same culprit, so that they are one finding."""
+        return f"ports of {self.blame}"
+
+
+def find_fault(name: str, net: Net) -> Fault | None:
+    """What is at fault for the failed connections of node `name`; None if nothing is.
+
+    On h2, if h2 and h3 fail at the master h1 and h4 does not, the fault is Fault("h1",
+    "2 of 3 other nodes cannot reach h1:29500 (no route, or a firewall rejects it)").
+    """
+    fault = None
+    if any(attempt.result != "ok" for _, attempt in net.others_to_master):
+        fault = _master_port_fault(name, net)
+    return fault or _data_port_fault(name, net) or _own_fault(name, net)
+
+
+def master_without_report(net: Net) -> str:
+    """The master, if this node cannot reach it and the master's port stage died; else ""."""
+    for attempt in net.own.attempts if net.own is not None else ():
+        if attempt.kind == "master" and attempt.result not in ("ok", "error"):
+            return attempt.target if _gave_no_report(attempt.target, net) else ""
+    return ""
+
+
+def _master_port_fault(name: str, net: Net) -> Fault | None:
+    """Why this node cannot reach the master port, or, on the master, why others cannot."""
+    attempts = _evidence(net, net.others_to_master)
+    failed = {source: attempt for source, attempt in attempts if attempt.result != "ok"}
+    if not failed:
+        return None
+    port = next(iter(failed.values())).port
+    how = _in_words(failed.values())
+    stranger_answers = any(attempt.result == "wrong_answer" for attempt in failed.values())
+    most_fail = len(failed) >= _SEVERAL and 2 * len(failed) > len(attempts)
+    if stranger_answers or most_fail:
+        nodes = f"{len(failed)} of {count(len(attempts), 'other node')}"
+        return Fault(net.master, f"{nodes} cannot reach {net.master}:{port} ({how})")
+    if len(attempts) == 1:
+        return _pair_fault(next(iter(failed)), net.master, port, how)
+    others = f"{len(attempts) - len(failed)} of {len(attempts)} other nodes can"
+    if name != net.master and name not in failed:
+        return None
+    seen_here = failed if name == net.master else {name: failed[name]}
+    path = _path_fault(name, net, seen_here, others)
+    if path is not None or name == net.master:
+        return path
+    sentence = f"cannot reach {net.master}:{failed[name].port} ({_in_words([failed[name]])})"
+    return Fault(name, f"{sentence}; {others}", f"on {name}: {_OPEN_PORTS}")
+
+
+def _evidence(net: Net, attempts: Iterable[tuple[str, Attempt]]) -> list[tuple[str, Attempt]]:
+    """The attempts that show something of the path between two nodes.
+
+    An attempt that its own node could not make shows nothing, nor does a failure at a node whose
+    port stage died: its listeners died with it.
+    """
+    valid = [(source, attempt) for source, attempt in attempts if attempt.result != "error"]
+    failed_at = {attempt.target for _, attempt in valid if attempt.result != "ok"}
+    dead = {target for target in failed_at if _gave_no_report(target, net)}
+    return [row for row in valid if row[1].result == "ok" or row[1].target not in dead]
+
+
+def _gave_no_report(target: str, net: Net) -> bool:
+    """Whether a node that others tried made no attempt itself."""
+    if not net.others_to or (net.is_master and target == net.master):
+        return False
+    return not any(source == target for rows in net.others_to.values() for source, _ in rows)
+
+
+def _in_words(attempts: Iterable[Attempt]) -> str:
+    """The kinds of failure in words, each once."""
+    failures = [attempt.result for attempt in attempts if attempt.result != "ok"]
+    return "; ".join(dict.fromkeys(_WORDS[result] for result in failures))
+
+
+def _pair_fault(
+    source: str, target: str, port: int, how: str, remark: str = "either end may be at fault"
+) -> Fault:
+    """Blame the path between two nodes, and neither of the two."""
+    first, second = sorted((source, target), key=natural)
+    sentence = f"{source} cannot reach {target}:{port} ({how}); {remark}"
+    return Fault(f"pair {first}-{second}", sentence, f"on {first} and {second}: {_OPEN_PORTS}")
+
+
+def _path_fault(name: str, net: Net, failed: Mapping[str, Attempt], others: str) -> Fault | None:
+    """Only the path to the master is cut: both ends report it, in the same words.
+
+    `failed`: node → its failed attempt at the master port.
+    """
+    outgoing = _data_attempts(failed, net)
+    source = next((node for node in failed if _only_master_is_cut(node, net, outgoing[node])), None)
+    if source is None:
+        return None
+    if shut := _shut_off(name, net):
+        return shut
+    port, how = failed[source].port, _in_words([failed[source]])
+    first, second = sorted((source, net.master), key=natural)
+    return Fault(
+        f"pair {first}-{second}",
+        f"{source} cannot reach the master port {net.master}:{port} ({how}), so a job with both "
+        f"would hang at its rendezvous; {others}, and {source} reaches other nodes",
+        f"open the firewall between {first} and {second} for port {port} and all other TCP ports: "
+        "look on both at nftables, security groups",
+    )
+
+
+def _data_attempts(sources: Iterable[str], net: Net) -> dict[str, list[tuple[str, Attempt]]]:
+    """What each of these nodes tried at the others' data ports: (target, attempt).
+
+    Only the master looks through the whole fleet, once; a node knows its own attempts.
+    """
+    if not net.is_master and net.own is not None:
+        return {name: _own_data_attempts(name, net) for name in sources}
+    by_source: dict[str, list[tuple[str, Attempt]]] = {source: [] for source in sources}
+    for target, attempts in net.others_to.items():
+        for source, attempt in _evidence(net, (row for row in attempts if row[0] in by_source)):
+            if attempt.kind == "data":
+                by_source[source].append((target, attempt))
+    return by_source
+
+
+def _own_data_attempts(name: str, net: Net) -> list[tuple[str, Attempt]]:
+    """What this node tried at the others' data ports: (target, attempt)."""
+    attempts = net.own.attempts if net.own is not None else ()
+    evidence = _evidence(net, ((name, attempt) for attempt in attempts))
+    return [(attempt.target, attempt) for _, attempt in evidence if attempt.kind == "data"]
+
+
+def _only_master_is_cut(source: str, net: Net, outgoing: Sequence[tuple[str, Attempt]]) -> bool:
+    """Whether this node reaches most others that it tried and only the master is out of its reach.
+
+    A node that reaches the master's data ports, but not the master port, is itself at fault; so is
+    a node that accepts no connection.
+    """
+    failures = _failures_by_peer(outgoing)
+    if failures.pop(net.master, None) == []:
+        return False
+    reachable = sum(not attempts for attempts in failures.values())
+    if 2 * reachable <= len(failures):
+        return False
+    to_source = (row for row in net.others_to.get(source, ()) if row[1].kind == "data")
+    incoming = _failures_by_peer(_evidence(net, to_source))
+    incoming.pop(net.master, None)
+    return not incoming or not all(incoming.values())
+
+
+def _failures_by_peer(attempts: Iterable[tuple[str, Attempt]]) -> _ByPeer:
+    """Sort out what failed: [("h2", ok), ("h3", timeout)] becomes {"h2": [], "h3": [timeout]}."""
+    failures: _ByPeer = {}
+    for peer, attempt in attempts:
+        failed = failures.setdefault(peer, [])
+        if attempt.result != "ok":
+            failed.append(attempt)
+    return failures
+
+
+def _shut_off(name: str, net: Net) -> Fault | None:
+    """A node that no partner in the sweep can connect to, or that can connect to none."""
+    incoming, outgoing = _failures_of(name, net)
+    directions = ((incoming, "cannot connect to it"), (outgoing, "cannot be reached from it"))
+    for failures, verb in directions:
+        if len(failures) >= _SEVERAL and all(failures.values()):
+            how = _in_words(attempt for attempts in failures.values() for attempt in attempts)
+            peers = ", ".join(sorted(failures, key=natural))
+            sentence = f"{peers} {verb} on random ports ({how})"
+            return Fault(name, sentence, f"on {name}: {_OPEN_PORTS}")
+    return None
+
+
+def _failures_of(name: str, net: Net) -> tuple[_ByPeer, _ByPeer]:
+    """Failed attempts at data ports by peer: incoming to this node, and outgoing from it."""
+    to_me = [row for row in _evidence(net, net.to_me) if row[1].kind == "data"]
+    return _failures_by_peer(to_me), _failures_by_peer(_own_data_attempts(name, net))
+
+
+def _data_port_fault(name: str, net: Net) -> Fault | None:
+    """Why this node and its partners in the sweep cannot connect to each other's data ports."""
+    if shut := _shut_off(name, net):
+        return shut
+    incoming, outgoing = _failures_of(name, net)
+    for peer in sorted(outgoing, key=natural):
+        attempts = outgoing[peer]
+        if not attempts:
+            continue
+        port, how = attempts[0].port, _in_words(attempts)
+        if "ok" in _others_results(name, peer, net):
+            return _pair_fault(name, peer, port, how, "others can reach it")
+        if _peer_is_at_fault(peer, net, incoming, outgoing):
+            sentence = f"{peer} cannot be reached on random ports ({how})"
+            return Fault(peer, sentence, f"on {peer}: {_OPEN_PORTS}")
+        return _pair_fault(name, peer, port, how)
+    return None
+
+
+def _others_results(name: str, peer: str, net: Net) -> set[str]:
+    """How other nodes' attempts at a peer's data ports ended: with an "ok" its firewall is open."""
+    attempts = net.others_to.get(peer, ())
+    return {
+        attempt.result for source, attempt in attempts if source != name and attempt.kind == "data"
+    }
+
+
+def _peer_is_at_fault(peer: str, net: Net, incoming: _ByPeer, outgoing: _ByPeer) -> bool:
+    """Whether a peer that is not reached is to blame.
+
+    It is when it cannot reach the master either, or when we reach others and it reaches us, so that
+    only its own firewall is left. If we are the master, its failure there is on the path in
+    question: it counts only once others have failed to connect too.
+    """
+    reaches_master = {source: attempt.result == "ok" for source, attempt in net.others_to_master}
+    cut_off = reaches_master.get(peer) is False and any(reaches_master.values())
+    if cut_off and not net.is_master:
+        return True
+    if cut_off and _others_results(net.master, peer, net):
+        return True
+    we_reach_others = any(not attempts for other, attempts in outgoing.items() if other != peer)
+    it_reaches_us = incoming.get(peer) == []
+    return we_reach_others and it_reaches_us
+
+
+def _own_fault(name: str, net: Net) -> Fault | None:
+    """An attempt that this node could not make: its own limits, or a name it cannot resolve."""
+    for attempt in net.own.attempts if net.own is not None else ():
+        if attempt.result != "error":
+            continue
+        sentence = f"its own attempt at {attempt.target}:{attempt.port} failed: {attempt.error}"
+        if _UNRESOLVED.search(attempt.error):
+            advice = f"on {name}: make {attempt.target} resolvable (DNS, /etc/hosts)"
+            return Fault(name, sentence, advice)
+        advice = f"on {name}: look at the limit of open files and at memory, and run again"
+        return Fault("", sentence, advice)
+    return None

@@ -302,7 +302,7 @@ def _gpus(printed: Topology, codes: Mapping[tuple[int, int], str]) -> tuple[Gpu,
         n == min(most[a], most[b]) for (a, b), n in links.items()
     )
     # An impossible cell is damage: sums over the cells would blame a GPU.
-    damaged = not switched and bool(odd_cells(printed))
+    damaged = not switched and any(odd_cells(printed))
     gpus = []
     for at, name in enumerate(printed.gpus):
         if switched:

@@ -14,8 +14,8 @@ measured, `PairResult` and `Digest` condensed, `PairJudgement` compared with its
 The files in the order of a run:
 
 - plan: `schedule` numbers the rounds, `planner` chooses some, `sweep_plan` has sizes and deadlines
-- measure: `launch` runs a sweep; `agents` are its sessions, `agent_gathering` says who takes part,
-  `roster` with which rails, `agent_events` are what they send, `collect` keeps it
+- measure: `launch` runs a sweep; `agents` are its sessions, `roster` says which rails take part,
+  `agent_events` are what they send, `collect` keeps it
 - look at it: `samples` (every iteration) and `observed` (condensed); `stored` reads both from files
   that `impossible_samples` accepts; `pair_summary` and `compare` judge a pair by itself
 - blame: `decoding`, then `phrases`, `outright_blame`, `statistical_blame`, `socket_fallback`;

@@ -1,5 +1,8 @@
 """Runs one sweep from the controller: gathers the agents, starts them, and collects their accounts.
 
+A node whose accounts have another digest follows another plan (a damaged or tampered order, another
+version of the payload), so its measurements do not count.
+
 Everything has a deadline, no node can stop the others, and what was measured before a failure is
 kept.
 
@@ -8,78 +11,54 @@ The deadlines are for hung nodes; a round of good nodes needs a small part of th
 
 from __future__ import annotations
 
+import hashlib
+import json
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from preflight.fabric.agent_events import (
+    Busy,
     DomainSeen,
     Done,
     Event,
     InsideSeen,
     Lapsed,
     NcclLog,
+    NoTorch,
     PairSeen,
+    Ready,
     Rest,
     Store,
+    Taken,
     Trouble,
 )
-from preflight.fabric.agent_gathering import PlanDigest, ReadyNodes
 from preflight.fabric.agents import Agents, Gone
-from preflight.fabric.collect import EarlyEnd, SweepAccounts
-from preflight.fabric.phrases import advice_on
+from preflight.fabric.collect import TIME_UP, EarlyEnd, SweepAccounts
+from preflight.fabric.phrases import OTHER_PLAN, advice_on
 from preflight.fabric.retest import MOST_ROUNDS, fitting, with_more
 from preflight.fabric.roster import Roster, go_order, measuring_order, roster
 from preflight.fabric.samples import Sweep
+from preflight.facts.gpu_users import BUSY_WORD
 from preflight.transport.payload_session import LEASE_S
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from preflight.fabric.agent_gathering import Progress
     from preflight.fabric.schedule import Pairing, Rounds
     from preflight.fabric.sweep_plan import SweepPlan
     from preflight.fleet.model import Host
     from preflight.transport.payload_session import MessageSession
 
+    Progress = Callable[[int, int, list[str]], None]
     Start = Callable[[Host, Mapping[str, object]], MessageSession]
     Suspects = Callable[[Sweep], Rounds]
-
-
-_TIMES = 2
-_PACE_MARGIN_S = 2.0
-
-
-class Pace:
-    """How long the rounds of one sweep have taken, seen from the controller."""
-
-    def __init__(self) -> None:
-        self.longest_s = 0.0
-        self._last: tuple[int, float] | None = None
-        """The latest round with an account, and when the first one came."""
-
-    def saw(self, number: int, now_s: float) -> None:
-        """Count an account of that round, which arrived at `now_s` of a steady clock."""
-        if self._last is not None and number <= self._last[0]:
-            return
-        if self._last is not None:
-            rounds = number - self._last[0]
-            self.longest_s = max(self.longest_s, (now_s - self._last[1]) / rounds)
-        self._last = number, now_s
-
-    def room_s(self, who: Roster) -> float:
-        """Return the time that must be left to try one more round of this launch.
-
-        A round that does not end in time costs only that time: it does not count.
-        """
-        measuring_s = who.limits.box_s * len(who.ladder) + who.limits.soak_s
-        likely_s = max(measuring_s, _TIMES * self.longest_s) + _PACE_MARGIN_S
-        return min(likely_s, _TIMES * who.limits.barrier_s)
 
 
 _STORE_S = 15.0
 _MARGIN_S = 5.0
 _STORELESS_S = 1.0
 _LAST_WORDS_S = 2.0
+_RETEST_MARGIN_S = 2.0
 _ITS_HOST = "which hosts the sweep's store, and no node is reached by more of the others"
 
 
@@ -150,7 +129,6 @@ class _Stage:
         no_accounts = SweepAccounts(self._who)
         self._cut = EarlyEnd(self._began + deadline_s, self.agents.own, no_accounts)
         self._nodes = ReadyNodes(self._hosts, self.agents, self._cut)
-        self._pace = Pace()
         self._unsettled: tuple[Pairing, ...] = ()
         self._whole: Sweep | None = None
 
@@ -233,8 +211,6 @@ class _Stage:
                     collected.give_up(waiting)
                 return
             name, event = message[0], self._plan_digest.verify(message[1], self._who)
-            if isinstance(event, PairSeen) and event.state != "not_run":
-                self._pace.saw(event.round, time.monotonic())
             if not self._cut.our_fault(event):
                 self._take(name, event, collected)
             elif isinstance(event, Gone | Lapsed):
@@ -257,7 +233,8 @@ class _Stage:
             if not rounds:
                 return
             more = with_more(self._who, self._plan, rounds)
-            if self._cut.left_s < self._pace.room_s(more):
+            measuring_s = more.limits.box_s * len(more.ladder) + more.limits.soak_s
+            if self._cut.left_s < measuring_s + _RETEST_MARGIN_S:
                 self._unsettled = tuple(dict.fromkeys(pair for around in rounds for pair in around))
                 return
             rounds_left -= len(rounds)
@@ -340,3 +317,139 @@ class _Stage:
             domains=self._plan.domains,
             domain=collected.domain.samples(),
         )
+
+
+_STRAGGLER_S = 10.0
+_NOTHING_CAME = (
+    "look at the link and the load of {0}, and at how fast its Python is read (network file "
+    "system?); then run again"
+)
+_NO_TORCH = "name the job's Python with --preflight-python"
+
+
+class ReadyNodes:
+    """The nodes that are ready, and why the others are not."""
+
+    def __init__(self, names: Iterable[str], agents: Agents, cut: EarlyEnd) -> None:
+        self.ready: dict[str, Ready] = {}
+        self.out: dict[str, str] = {}
+        """Node name → why it may not take part."""
+        self.advice: dict[str, str] = {}
+        self._names = list(names)
+        self._agents = agents
+        self._cut = cut
+        self._began = time.monotonic()
+        self._no_torch: set[str] = set()
+        self._excused: set[str] = set()
+        """Left out for reasons that are not their fault."""
+
+    def gather(self, within_s: float, progress: Progress) -> None:
+        """Wait until all nodes have torch; once half have, the rest get a bounded time more."""
+        patience = min(self._cut.ends, self._began + within_s)
+        while waiting := [n for n in self._names if n not in self.ready and n not in self.out]:
+            progress(len(self._names) - len(waiting), len(self._names), waiting)
+            message = self._agents.next(patience - time.monotonic())
+            if message is None:
+                break
+            name, event = message
+            if isinstance(event, Ready) and name in waiting:
+                self.ready[name] = event
+            elif name in waiting or name in self.ready:  # no node has orders yet: it has ended
+                self.leave_out(name, event)
+            if len(self.ready) * 2 >= len(self._names):
+                now = time.monotonic()
+                patience = min(patience, now + _STRAGGLER_S + 2 * (now - self._began))
+        for name in waiting:
+            self._never_came(name)
+
+    def leave_out(self, name: str, event: Event | Gone) -> None:
+        """Leave a node out because of its event or its end."""
+        self.ready.pop(name, None)
+        if isinstance(event, NoTorch):
+            self.out[name] = f"no usable torch in its Python: {event.error}"
+            self._no_torch.add(name)
+            self.advice[name] = _NO_TORCH
+        elif isinstance(event, Busy):
+            self._excuse(name, f"{BUSY_WORD}{event.error}")
+        elif self._cut.our_fault(event):
+            self._excuse(name, self._cut.why)
+        elif isinstance(event, Gone):
+            self.out[name] = event.reason
+            self.advice[name] = event.advice
+        elif isinstance(event, Taken):
+            self.out[name] = event.error
+            self.advice[name] = f"on {name}: {event.advice}"
+        else:
+            self.out[name] = "it sent an event out of turn"
+        self._agents.dismiss(name)
+
+    def give_up_as_host(self, name: str) -> None:
+        """Leave out the node that should host the store; a reason that it gave stays."""
+        self.ready.pop(name, None)
+        self.out.setdefault(name, "it could not host the sweep's store")
+        self._agents.dismiss(name)
+
+    def troubles(self, mismatched: dict[str, str]) -> dict[str, str]:
+        """Return the faults of nodes that were left out; none if no node has torch.
+
+        `mismatched`: nodes that were ready and do not match the others.
+        """
+        if not self.ready and self._no_torch == set(self._names):
+            return {}
+        own = {**self.out, **mismatched}
+        return {name: why for name, why in own.items() if name not in self._excused}
+
+    def _never_came(self, name: str) -> None:
+        if self._cut.time_is_up():
+            self._excuse(name, TIME_UP)
+            return
+        self.out[name] = (
+            f"it sent nothing for {time.monotonic() - self._began:.0f} s, within which "
+            "its Python should have imported torch"
+        )
+        self.advice[name] = _NOTHING_CAME.format(name)
+        self._agents.dismiss(name)
+
+    def _excuse(self, name: str, why: str) -> None:
+        self.out[name] = why
+        self._excused.add(name)
+
+
+_COMMON = (
+    "run", "nodes", "rails", "backend", "seed", "meet_s", "op_s", "box_s", "pair_s", "soak_s",
+    "barrier_s", "missing", "ladder", "soak",
+)  # fmt: skip
+
+
+class PlanDigest:
+    """The digest of the ordered plan, which all ends of each round must report."""
+
+    def __init__(self) -> None:
+        self._orders: list[tuple[int, dict[str, Any]]] = []
+        """(first round, order)."""
+
+    def add_order(self, order: Mapping[str, object], first: int = 0) -> None:
+        """Note an order to any node: its common part is the same for all."""
+        before = self._orders[-1][1] if self._orders else {}
+        common = {**before, **{name: order[name] for name in _COMMON if name in order}}
+        if not self._orders or self._orders[-1][0] < first:
+            self._orders.append((first, common))
+
+    def verify(self, event: Event | Gone, who: Roster) -> Event | Gone:
+        """Return the event, or `Trouble` if it is an account by another plan.
+
+        An account of a pair that was not ordered is passed on: `SweepAccounts` refuses it.
+        """
+        if not isinstance(event, PairSeen) or not {event.a, event.b} <= set(who.names):
+            return event
+        return event if event.plan == self._digest(event, who) else Trouble(OTHER_PLAN)
+
+    def _digest(self, pair: PairSeen, who: Roster) -> str:
+        plan: dict[str, Any] = {
+            **next((order for first, order in reversed(self._orders) if pair.round >= first), {}),
+            "round": pair.round,
+            "ends": [pair.a, pair.b],
+            "numbers": [who.names.index(pair.a), who.names.index(pair.b)],
+        }
+        text = json.dumps(plan, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode("ascii")).hexdigest()[:32]

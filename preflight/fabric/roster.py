@@ -20,8 +20,7 @@ from msgspec import Struct
 from preflight.core.statistics import grouped
 from preflight.core.thresholds import SHIPPED
 from preflight.fabric.samples import Rung
-from preflight.fabric.schedule import Pairing, Rounds
-from preflight.fabric.schedule import repair as schedule
+from preflight.fabric.schedule import Pairing, Rounds, repair
 from preflight.fabric.sweep_plan import Budget, SweepPlan
 
 if TYPE_CHECKING:
@@ -222,7 +221,7 @@ def roster(
         rails=rails.count,
         missing={name: own for name, own in rails.missing.items() if name in names},
         short={name: words for name, words in rails.short.items() if name in names},
-        rounds=schedule(plan.rounds, plan.nodes, set(plan.nodes) - set(names)).rounds,
+        rounds=repair(plan.rounds, plan.nodes, set(plan.nodes) - set(names)),
         ladder=ladder,
         soak=soak,
         limits=plan.limits(backend),

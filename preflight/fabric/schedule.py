@@ -217,14 +217,7 @@ def frame_of(nodes: Sequence[str], leaves: Mapping[str, str]) -> Frame:
     return frame if len(frame.numbers) <= DETOUR * len(one_circle.numbers) else one_circle
 
 
-class Repaired(Struct, frozen=True):
-    """A schedule without the nodes that are down, and its new pairs."""
-
-    rounds: Rounds
-    new: tuple[Pairing, ...]
-
-
-def repair(rounds: Rounds, nodes: Sequence[str], down: Collection[str]) -> Repaired:
+def repair(rounds: Rounds, nodes: Sequence[str], down: Collection[str]) -> Rounds:
     """Remove the nodes that are down from the rounds, and pair their partners with each other.
 
     `nodes`: the fleet in order. Only new pairs are made, so nothing is measured twice; a node
@@ -234,17 +227,15 @@ def repair(rounds: Rounds, nodes: Sequence[str], down: Collection[str]) -> Repai
     place = {name: at for at, name in enumerate(nodes)}
     up = [name for name in nodes if name not in down]
     repaired: list[tuple[Pairing, ...]] = []
-    new: list[Pairing] = []
     for around in rounds:
         intact = [pair for pair in around if pair[0] not in down and pair[1] not in down]
         if len(intact) < len(around):
             busy = {name for pair in intact for name in pair}
             matches = _match([name for name in up if name not in busy], pairs, place)
             pairs.update(matches)
-            new += matches
             intact += matches
         repaired.append(tuple(intact))
-    return Repaired(tuple(repaired), tuple(new))
+    return tuple(repaired)
 
 
 def fill(rounds: Rounds, nodes: Sequence[str]) -> Rounds:

@@ -111,20 +111,15 @@ def nvlink_gbs(gpus: Sequence[Gpu], rails: int) -> float | None:
     With switches, any number of GPUs gets it; with direct links only all of them together, so
     `rails` must be their number. None where links are down, lead elsewhere, or are not known.
     """
-    entries = [fully_linked_board(gpu) for gpu in gpus if not gpu.mig_enabled]
+    fully_linked = (fully_linked_board(gpu) for gpu in gpus if not gpu.mig_enabled)
+    entries = [entry for entry in fully_linked if entry is not None]
     links = [link for gpu in gpus for link in gpu.links or ()]
     if not entries or len(entries) < len(gpus) or not all(link.up for link in links):
         return None
     switched = all(link.remote_kind == "switch" for link in links)
     bus_ids = {gpu.bus_id.lower() for gpu in gpus}
     joined = rails == len(gpus) and all(link.remote.lower() in bus_ids for link in links)
-    if not (switched or joined):
-        return None
-    return (
-        min((entry.gbs for entry in entries if entry is not None), default=None)
-        if all(entries)
-        else None
-    )
+    return min(entry.gbs for entry in entries) if switched or joined else None
 
 
 def must_be_up(gpu: Gpu, gpus: Sequence[Gpu]) -> bool:

@@ -21,8 +21,7 @@ from preflight.fabric.launch import Hooks
 from preflight.fabric.planner import within
 from preflight.fabric.retest import suspects
 from preflight.fabric.samples import gc_paused
-from preflight.fabric.schedule import Planned, circle_rounds, pairs_of, unscheduled_pairs
-from preflight.fabric.schedule import repair as schedule
+from preflight.fabric.schedule import Planned, circle_rounds, pairs_of, repair, unscheduled_pairs
 from preflight.fabric.sweep_plan import SweepPlan
 from preflight.facts.burn import Burned, nvlink_domain
 from preflight.run.expected_verdicts import (
@@ -323,13 +322,14 @@ class Run:
         reasons = mismatches.reasons
         out |= {host.name: reasons[host.name] for host in loadable if host.name in reasons}
         names = [host.name for host in self.fleet.hosts]
-        repaired = schedule(self.rounds, names, out)
-        self._expect_unscheduled(repaired.new)
+        repaired = repair(self.rounds, names, out)
+        planned = pairs_of(self.rounds)
+        self._expect_unscheduled([p for around in repaired for p in around if p not in planned])
         plan = SweepPlan(
             nodes=(*(host.name for host in hosts), *out),
             rounds=tuple(
-                tuple(dict.fromkeys(planned + mended))
-                for planned, mended in zip(self.rounds, repaired.rounds, strict=True)
+                tuple(dict.fromkeys(scheduled + mended))
+                for scheduled, mended in zip(self.rounds, repaired, strict=True)
             ),
             left_out=out,
             interface=self.fleet.interface,

@@ -11,8 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from preflight.fabric.agent_events import PairSeen, Ready, Trouble
-from preflight.fabric.agent_gathering import PlanDigest
-from preflight.fabric.launch import sweep
+from preflight.fabric.launch import PlanDigest, sweep
 from preflight.fabric.phrases import OTHER_PLAN
 from preflight.fabric.retest import with_more
 from preflight.fabric.roster import go_order, measuring_order, roster

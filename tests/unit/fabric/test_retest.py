@@ -10,7 +10,7 @@ import pytest
 
 from preflight.fabric.agent_events import PairSeen, Ready
 from preflight.fabric.collect import SweepAccounts
-from preflight.fabric.launch import Hooks, Pace, sweep
+from preflight.fabric.launch import Hooks, sweep
 from preflight.fabric.observed import observe
 from preflight.fabric.retest import TIMES, fitting, with_more
 from preflight.fabric.roster import roster, turns_of
@@ -69,23 +69,6 @@ def test_a_retest_is_numbered_on_and_measures_more() -> None:
     assert once.limits == twice.limits
     assert twice.limits.box_s * len(who.ladder) < twice.limits.pair_s
     assert twice.limits.barrier_s > who.limits.barrier_s
-
-
-def test_time_for_a_retest_goes_by_what_rounds_really_took() -> None:
-    """Healthy rounds leave room in the default budget; slow ones ask for more, up to deadlines."""
-    asked = SweepPlan(nodes=NAMES, rounds=circle_rounds(NAMES))
-    who = roster(asked, dict.fromkeys(NAMES, CPU))
-    more, pace = with_more(who, asked, ((("h1", "h3"),),)), Pace()
-    quick_s = pace.room_s(more)
-    assert quick_s < more.limits.barrier_s / 2
-    for number, now_s in ((0, 100.0), (0, 100.9), (1, 101.0), (2, 102.0)):
-        pace.saw(number, now_s)
-    assert pace.room_s(more) == quick_s
-    pace.saw(3, 107.0)
-    assert pace.longest_s == pytest.approx(5.0)
-    assert pace.room_s(more) > quick_s
-    pace.saw(4, 1000.0)
-    assert pace.room_s(more) == 2 * more.limits.barrier_s
 
 
 def test_a_retest_that_was_cut_leaves_its_pair_in_doubt() -> None:

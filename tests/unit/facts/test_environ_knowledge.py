@@ -160,12 +160,12 @@ def test_allocator_settings_that_torch_takes_pass(settings: list[str]) -> None:
 
 
 @given(known=st.sampled_from(sorted(KNOWN)), at=st.data())
-def test_a_name_with_two_wrong_letters_is_near_some_known_name(
+def test_a_name_with_a_wrong_letter_in_seven_is_near_some_known_name(
     known: str, at: st.DataObject
 ) -> None:
-    """The quick sieve in front of the comparison loses no name that a typing error can make."""
+    """One in a name of eight letters, two in one of fourteen."""
     letters = list(known)
-    for _ in range(2):
+    for _ in range(min(2, len(letters) // 7)):
         where = at.draw(st.integers(0, len(letters) - 1))
         letters[where] = at.draw(st.sampled_from("ABCXYZ_09"))
     if len(known) >= 8:
