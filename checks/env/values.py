@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from difflib import get_close_matches
 from typing import Final, Literal
 
 from msgspec import Struct
@@ -280,24 +281,18 @@ def _or(value: int | None, default: int) -> int:
     return default if value is None else value
 
 
-def choice(variable: Variable, value: str) -> Remark | None:
-    """One word of a list."""
-    return None if not value or _is_one(variable, value) else _unknown_word(variable, value, value)
+def listed_words(variable: Variable, value: str) -> Remark | None:
+    """Words of a list; `^` in front inverts where the variable knows that.
 
-
-def word_list(variable: Variable, value: str) -> Remark | None:
-    """Words with commas between; `^` in front inverts where the variable knows that."""
-    text = value.removeprefix("^") if variable.invert else value
-    words = text.split(",")
-    wrong = next((word for word in words if word and not _is_one(variable, word)), None)
-    return None if wrong is None else _unknown_word(variable, value, wrong)
-
-
-def functions(variable: Variable, value: str) -> Remark | None:
-    """`ring,tree;allreduce:^tree`: lists, each for one function (since NCCL 2.24)."""
-    for part in value.split(";"):
-        _, _, text = part.rpartition(":")
-        for word in text.removeprefix("^").split(","):
+    `ring,tree;allreduce:^tree` are lists, each for one function (since NCCL 2.24).
+    """
+    texts = [value]
+    if variable.type == "functions":
+        texts = [part.rpartition(":")[2] for part in value.split(";")]
+    for text in texts:
+        inverts = variable.invert or variable.type == "functions"
+        words = (text.removeprefix("^") if inverts else text).split(",")
+        for word in words if variable.type != "choice" else texts:
             if word and not _is_one(variable, word):
                 return _unknown_word(variable, value, word)
     return None
@@ -353,9 +348,8 @@ def _unknown_word(variable: Variable, value: str, word: str) -> Remark:
         advice = f"write {word.upper()}"
     else:
         sentence += f"{word[:40]!a} is not one of {', '.join(variable.values)}"
-        near = did_you_mean(word.upper(), variable.values)
-        guess = near.partition("'")[2].partition("'")[0] if "did you mean" in near else ""
-        advice = f"write {guess}" if guess else f"unset {variable.name}, or give one of these"
+        near = get_close_matches(word.upper(), variable.values, 1)
+        advice = f"write {near[0]}" if near else f"unset {variable.name}, or give one of these"
     sentence += f"; {variable.beyond}" if variable.beyond else ""
     return Remark(sentence, advice, "warn" if variable.mild else "fail")
 
@@ -459,9 +453,7 @@ def _boolean(variable: Variable, value: str) -> Remark | None:
 _READERS: Final[Mapping[str, Callable[[Variable, str], Remark | None]]] = {
     **dict.fromkeys(("integer", "switch", "number_of", "bytes"), _number),
     "boolean": _boolean,
-    "choice": choice,
-    "list": word_list,
-    "functions": functions,
+    **dict.fromkeys(("choice", "list", "functions"), listed_words),
     "level": level,
     "float": float_number,
     "ifname": interfaces,

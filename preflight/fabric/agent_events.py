@@ -9,6 +9,7 @@ from msgspec import Meta, Struct
 
 from preflight.fabric.samples import Backend, End, Rail, Round
 from preflight.facts.basics import refused_as
+from preflight.facts.burn import Alive, Busy, Done, NoTorch
 
 _Error = Annotated[str, Meta(max_length=512)]
 _BusId = Annotated[str, Meta(pattern=r"^[0-9a-f]{1,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]\Z")]
@@ -26,18 +27,6 @@ class Ready(Struct, frozen=True, tag_field="event", tag="ready"):
     """How many rails it has, if each is a rank of the job; 0: the controller chooses."""
     bus_ids: Annotated[tuple[_BusId, ...], Meta(max_length=256)] = ()
     """PCI addresses of its GPUs, in CUDA's order; none if NVML does not know them."""
-
-
-class NoTorch(Struct, frozen=True, tag_field="event", tag="no_torch"):
-    """Its Python has no torch, or one that cannot be loaded."""
-
-    error: _Error
-
-
-class Busy(Struct, frozen=True, tag_field="event", tag="busy"):
-    """Another run measures this node; two at once would measure each other."""
-
-    error: _Error
 
 
 class Taken(Struct, frozen=True, tag_field="event", tag="taken"):
@@ -98,16 +87,8 @@ class Trouble(Struct, frozen=True, tag_field="event", tag="trouble"):
     error: _Error
 
 
-class Done(Struct, frozen=True, tag_field="event", tag="done"):
-    """All its rails have finished."""
-
-
 class Rest(Struct, frozen=True, tag_field="event", tag="rest"):
     """All its rails have finished what was ordered, and wait for more."""
-
-
-class Alive(Struct, frozen=True, tag_field="event", tag="alive"):
-    """Nothing new, but its connection works and it is not frozen."""
 
 
 class Lapsed(Struct, frozen=True, tag_field="event", tag="lapsed"):

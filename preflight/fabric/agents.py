@@ -18,12 +18,8 @@ from msgspec import Struct
 from preflight.core.remote_command import OUTPUT_LIMIT, ReachError
 from preflight.errors import WireError
 from preflight.fabric.agent_events import (
-    Alive,
-    Busy,
-    Done,
     Event,
     Lapsed,
-    NoTorch,
     Ready,
     Rest,
     Store,
@@ -31,6 +27,7 @@ from preflight.fabric.agent_events import (
     Trouble,
     decode_event,
 )
+from preflight.facts.burn import Alive, Busy, Done, NoTorch
 from preflight.transport.bundle import start_payload
 from preflight.transport.payload_session import LeasedSession, MessageSession, SuspendDetector
 

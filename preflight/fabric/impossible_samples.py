@@ -75,16 +75,11 @@ def _refuse_standout(where: str, standout: Standout, digest: Digest) -> None:
 
 def refuse_left_out(sweep: Sweep) -> None:
     """Refuse accounts of nodes in left_out, and nodes cut off but not left out; UsageError."""
-    for number, pair in enumerate(sweep.pairs):
-        for end in pair.ends:
-            if end.node in sweep.left_out and end.state != "not_run":
-                where = _where("pairs", number, pair)
-                what = f"{end.node} has an account of it and stands in left_out"
-                raise absurd(where, what, "leave one of them out")
-    for number, samples in enumerate(sweep.inside):
-        if samples.node in sweep.left_out:
-            where = f"inside[{number}] ({samples.node[:60]!a})"
-            raise absurd(where, "it stands in left_out too", "leave one of them out")
+    measured = {end.node for pair in sweep.pairs for end in pair.ends if end.state != "not_run"}
+    measured.update(samples.node for samples in sweep.inside)
+    if both := sorted(measured & sweep.left_out.keys()):
+        what = f"{both[0][:60]!a} stands there, and has an account"
+        raise absurd("left_out", what, "leave one of them out")
     paired = {name for around in sweep.rounds for pair in around for name in pair}
     # In a single round a node may have had no pair, and may have been the store's host.
     all_paired = sum(bool(around) for around in sweep.rounds) > 1

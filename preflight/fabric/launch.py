@@ -17,14 +17,11 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from preflight.fabric.agent_events import (
-    Busy,
     DomainSeen,
-    Done,
     Event,
     InsideSeen,
     Lapsed,
     NcclLog,
-    NoTorch,
     PairSeen,
     Ready,
     Rest,
@@ -38,6 +35,7 @@ from preflight.fabric.phrases import OTHER_PLAN, advice_on
 from preflight.fabric.retest import MOST_ROUNDS, fitting, with_more
 from preflight.fabric.roster import Roster, go_order, measuring_order, roster
 from preflight.fabric.samples import Sweep
+from preflight.facts.burn import Busy, Done, NoTorch
 from preflight.facts.gpu_users import BUSY_WORD
 from preflight.transport.payload_session import LEASE_S
 

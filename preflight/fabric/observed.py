@@ -58,34 +58,22 @@ def starts_s(started_s: float, timing: Timing) -> Iterator[float]:
         clock_s += (time_us + timing.check_us) / 1e6
 
 
-class StallOverlap:
-    """How long an end stood still during each of its operations and the one before it."""
-
-    def __init__(self, end: End | None, timing: Timing | None) -> None:
-        self._times: list[tuple[float, float]] = []
-        if end is None or timing is None or not end.stalls:
-            return
-        self._times = _merge(
-            [
-                (stall.at_s, stall.at_s + stall.ms / 1e3)
-                for stall in end.stalls
-                if stall.what != "starved"
-            ]
+def stalled_us(end: End | None, timing: Timing | None, numbers: Sequence[int]) -> list[float]:
+    """Return how long an end stood still in each of these operations and the one before it."""
+    stalls = end.stalls if end is not None else ()
+    times = [(s.at_s, s.at_s + s.ms / 1e3) for s in stalls if s.what != "starved"]
+    if end is None or timing is None or not times:
+        return [0.0] * len(numbers)
+    merged, start_s = _merge(times), list(starts_s(end.started_s, timing))
+    overlaps_us = []
+    for number in numbers:
+        since_s = start_s[max(0, number - 1)]
+        until_s = start_s[number] + timing.times_us[number] / 1e6
+        covered_s = sum(
+            max(0.0, min(until_s, ended_s) - max(since_s, began_s)) for began_s, ended_s in merged
         )
-        self._timing = timing
-        self._starts_s = list(starts_s(end.started_s, timing))
-
-    def us(self, number: int) -> float:
-        """Around that operation."""
-        if not self._times:
-            return 0.0
-        since_s = self._starts_s[max(0, number - 1)]
-        until_s = self._starts_s[number] + self._timing.times_us[number] / 1e6
-        covered = sum(
-            max(0.0, min(until_s, ended_s) - max(since_s, began_s))
-            for began_s, ended_s in self._times
-        )
-        return round(covered * 1e6, 1)
+        overlaps_us.append(round(covered_s * 1e6, 1))
+    return overlaps_us
 
 
 def _merge(times: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -211,7 +199,9 @@ def _standouts(
     ]
     longest = nlargest(KEPT, over, key=lambda number: min(times_us[number], others_us[number]))
     began_s = list(starts_s(end.started_s if end is not None else 0.0, timing))
-    still, their_still = StallOverlap(pair.first, first), StallOverlap(pair.second, second)
+    numbers = sorted(longest)
+    first_us = stalled_us(pair.first, first, numbers)
+    second_us = stalled_us(pair.second, second, numbers)
     return tuple(
         Standout(
             began_s[number],
@@ -220,10 +210,10 @@ def _standouts(
             others_us[number],
             timing.gaps_us[number],
             other.gaps_us[number],
-            still.us(number),
-            their_still.us(number),
+            still_us,
+            their_still_us,
         )
-        for number in sorted(longest)
+        for number, still_us, their_still_us in zip(numbers, first_us, second_us, strict=True)
     )
 
 

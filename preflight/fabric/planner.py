@@ -13,7 +13,6 @@ from collections import Counter
 from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from preflight.core.statistics import grouped, median
 from preflight.core.text import first_few
@@ -249,28 +248,26 @@ def coverage(
     pairs = len(nodes) * (len(nodes) - 1) // 2
     leaves = {name: leaf for name, leaf in planned.leaves.items() if name in set(nodes)}
     count = len(set(leaves.values()))
-    now = Coverage(
+    pairs_run, joined = len(tested), len(_count_leaf_pairs(tested, leaves))
+    pairs_known = runs_left = leaf_pairs_known = None
+    if past is not None:
+        frame = frame_of(nodes, planned.leaves)
+        met = sum(past.done[number].pairs for number in frame.numbers if number in past.done)
+        pairs_known = min(max(met, pairs_run), pairs)
+        runs_left = _runs_left(frame, past, len(planned.numbers or planned.rounds))
+        leaf_pairs_known = max(joined, _leaf_pairs_known(frame, past, leaves))
+    return Coverage(
         rounds=len(planned.rounds),
         rounds_total=planned.total,
         seed=planned.seed,
         pairs=pairs,
-        pairs_run=len(tested),
-        pairs_known=None,
-        runs_left=None,
+        pairs_run=pairs_run,
+        pairs_known=pairs_known,
+        runs_left=runs_left,
         topology=planned.topology,
         leaf_pairs=count * (count - 1) // 2,
-        leaf_pairs_run=len(_count_leaf_pairs(tested, leaves)),
-        leaf_pairs_known=None,
-    )
-    if past is None:
-        return now
-    frame = frame_of(nodes, planned.leaves)
-    pairs_known = sum(past.done[number].pairs for number in frame.numbers if number in past.done)
-    return replace(
-        now,
-        pairs_known=min(max(pairs_known, now.pairs_run), pairs),
-        runs_left=_runs_left(frame, past, len(planned.numbers or planned.rounds)),
-        leaf_pairs_known=max(now.leaf_pairs_run, _leaf_pairs_known(frame, past, leaves)),
+        leaf_pairs_run=joined,
+        leaf_pairs_known=leaf_pairs_known,
     )
 
 

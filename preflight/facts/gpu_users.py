@@ -108,8 +108,6 @@ def find_stale(processes: Processes, gpus: Sequence[Gpu], limit: Thresholds) -> 
     leftovers: list[Stale] = [
         *_zombies(notable, limit),
         *_stuck(notable, limit),
-        *_in_d_state_once(notable),
-        *_of_no_parent(notable),
         *_orphans(notable),
     ]
     reported = {proc.pid for stale in leftovers for proc in stale.culprits}
@@ -140,6 +138,9 @@ def _zombies(notable: Sequence[Process], limit: Thresholds) -> Iterator[Stale]:
             name = f" ({proc.parent_command[:_NAME_CHARS]})" if proc.parent_command else ""
             sentence = f"zombie {process(proc)}: its parent {proc.ppid}{name} never reaped it"
             yield Stale(sentence, f"harmless but untidy; {end}", (proc,), grave=False)
+        elif not proc.ppid and not proc.age_s:  # a captured listing without parents and ages
+            advice = f"harmless unless it holds a GPU; find its parent: ps -o ppid= -p {proc.pid}"
+            yield Stale(f"zombie {process(proc)}", advice, (proc,), grave=False)
     unreaped = tuple(proc for proc in zombies if proc.ppid == 1)
     if len(unreaped) >= limit("unreaped_zombies"):
         oldest = age(max(proc.age_s for proc in unreaped))
@@ -149,9 +150,9 @@ def _zombies(notable: Sequence[Process], limit: Thresholds) -> Iterator[Stale]:
 
 
 def _stuck(notable: Sequence[Process], limit: Thresholds) -> Iterator[Stale]:
-    for proc in notable:
-        if proc.state == "D" and (proc.stuck_s or 0) >= limit("stuck_s"):
-            where = f" in {proc.wchan}" if proc.wchan else ""
+    for proc in (proc for proc in notable if proc.state == "D"):
+        where = f" in {proc.wchan}" if proc.wchan else ""
+        if (proc.stuck_s or 0) >= limit("stuck_s"):
             in_driver = proc.wchan.startswith(_DRIVER_WAITS)
             holds = proc.holds_gpu or holds_memory(proc)
             grave = in_driver or (holds and is_orphan(proc, notable))
@@ -160,25 +161,11 @@ def _stuck(notable: Sequence[Process], limit: Thresholds) -> Iterator[Stale]:
                 advice = "look at its disk or network file system (cat /proc/PID/stack as root)"
             sentence = f"{process(proc)} is in D state{where}"
             yield Stale(sentence, advice.replace("PID", str(proc.pid)), (proc,), grave=grave)
-
-
-def _in_d_state_once(notable: Sequence[Process]) -> Iterator[Stale]:
-    """Processes in D state in the only sample: a disk may have been slow, or the driver hangs."""
-    for proc in notable:
-        if proc.state != "D" or proc.stuck_s != 0 or _is_kernels(proc):
-            continue
-        where = f" in {proc.wchan}" if proc.wchan else ""
-        advice = "run ps again; if it is still in D state, look for Xid in dmesg and reboot"
-        sentence = f"{process(proc)} is in D state{where} in the only sample"
-        yield Stale(sentence, advice, (proc,), grave=False)
-
-
-def _of_no_parent(notable: Sequence[Process]) -> Iterator[Stale]:
-    """Zombies in a captured listing that has neither their parents nor their age."""
-    for proc in notable:
-        if proc.state == "Z" and not proc.ppid and not proc.age_s and not holds_memory(proc):
-            advice = f"harmless unless it holds a GPU; find its parent: ps -o ppid= -p {proc.pid}"
-            yield Stale(f"zombie {process(proc)}", advice, (proc,), grave=False)
+        elif proc.stuck_s == 0 and not _is_kernels(proc):
+            # A disk may have been slow, or the driver hangs.
+            advice = "run ps again; if it is still in D state, look for Xid in dmesg and reboot"
+            sentence = f"{process(proc)} is in D state{where} in the only sample"
+            yield Stale(sentence, advice, (proc,), grave=False)
 
 
 def _is_kernels(proc: Process) -> bool:

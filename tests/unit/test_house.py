@@ -25,7 +25,7 @@ MOST_IN_ROOT = 7
 MOST_FLOORS = 10
 MOST_SHARED_NAMES = 2
 MOST_FILES = {
-    "checks": 53, "commands": 22, "core": 9, "fabric": 32, "facts": 12, "fleet": 14, "burn": 4,
+    "checks": 52, "commands": 22, "core": 9, "fabric": 32, "facts": 12, "fleet": 14, "burn": 4,
     "captured": 13, "hang": 41, "history": 7, "hook": 12, "lint": 7, "payload": 50, "report": 18,
     "run": 10, "session": 10, "transport": 16,
 }  # fmt: skip

@@ -118,13 +118,13 @@ LONG: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     ),
     "a node that was left out and measured": (
         lambda d: d.update(left_out={"h4": "no torch"}),
-        "pairs[0] ('h1-h4'): h4 has an account of it and stands in left_out",
+        "left_out: 'h4' stands there, and has an account",
     ),
     "the inside of a node that was left out": (
         lambda d: d.update(
             left_out={"h5": "x"}, inside=[{"node": "h5", "backend": "gloo", "rails": [None]}]
         ),
-        "inside[0] ('h5'): it stands in left_out too",
+        "left_out: 'h5' stands there, and has an account",
     ),
     "a pair over NVLink between two domains": (
         lambda d: d.update(

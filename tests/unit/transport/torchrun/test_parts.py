@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from preflight.core.remote_command import ReachError
 from preflight.errors import UsageError, WireError
-from preflight.fabric.agent_events import Alive, Done, Event, PairSeen, Ready, Rest, Store, Trouble
+from preflight.fabric.agent_events import Event, PairSeen, Ready, Rest, Store, Trouble
 from preflight.fabric.agent_events import decode_event as decode
 from preflight.fabric.agents import RankAgents
+from preflight.facts.burn import Alive, Done
 from preflight.session.ranks import refuse
 from preflight.transport.job_store import (
     CHUNK,
