@@ -65,29 +65,16 @@ def folder_among(arguments: argparse.Namespace) -> Path | None:
     paths = [word for word in words if "/" in word or word.isdecimal() or os.path.lexists(word)]
     if paths and len(words) > 1:
         raise UsageError(f"{paths[0]!a:.80} is taken for a path: give one folder, or only nodes")
-    if len(words) == 1 and not paths and (hint := _typo_hint(words[0])):
-        raise UsageError(f"there is no file or folder {words[0]!a:.80}; {hint}")
+    if len(words) == 1 and not paths and FILE_NAME.fullmatch(words[0]):
+        raise UsageError(
+            f"there is no file or folder {words[0]!a:.80}; give one that exists. To ask a node of "
+            f"this name, type --nodes={words[0]:.80}"
+        )
     return typed_path(paths[0]) if paths else None
 
 
 FILE_NAME: Final = re.compile(r".+\.(json|toml|ya?ml|html|gz|log|txt)")
 """What stands for a node, but was meant as a file."""
-
-
-def _typo_hint(word: str) -> str:
-    """Say what to type for a file's name, and one like that of a folder with JSON files; else "".
-
-    If only digits differ, it is another node.
-    """
-    from difflib import get_close_matches
-    from glob import escape, glob
-
-    alike = get_close_matches(word, glob("*"), cutoff=0.8)  # noqa: PTH207  no OSError
-    others = (name for name in alike if re.sub(r"\d", "", name) != re.sub(r"\d", "", word))
-    near = [name for name in others if glob(f"{escape(name)}/*.json")]  # noqa: PTH207
-    path = f"did you mean {near[0]!a}?" if near else "give one that exists."
-    hint = f"{path} To ask a node of this name, type --nodes={word:.80}"
-    return hint if near or FILE_NAME.fullmatch(word) else ""
 
 
 _LONG = re.compile(r"(?<!-m )pytest\s+--preflight(?![\w-])|--preflight-(?=[a-z])([a-z-]*)")

@@ -30,7 +30,6 @@ from preflight.fleet.leaf_switches import read_switches
 from preflight.fleet.model import Host
 from preflight.fleet.nodeset import fold
 from preflight.report.document import BlameRow
-from preflight.report.fabric_grid import LocatedBlame, locate_blames
 from preflight.report.fabric_page import fabric_page
 from preflight.report.findings import Finding, findings, suspicions
 from preflight.report.ready import Readiness, blame_row, exit_code, readiness, sensitivity_rows
@@ -152,8 +151,6 @@ class StoredVerdicts(Struct, frozen=True, kw_only=True):
 
     entries: tuple[Entry, ...] = ()
     blames: tuple[BlameRow, ...] = ()
-    accused: tuple[LocatedBlame, ...] = ()
-    """The blames, as the picture needs them."""
     systemic: dict[str, str] = {}
     """Check → why one shared cause is more likely, so that no node is to be drained."""
     notes: tuple[str, ...] = ()
@@ -212,7 +209,6 @@ def judge_stored(stored: StoredSamples, hosts: Sequence[Host]) -> StoredVerdicts
         entries=entries,
         systemic=suspicions(entries, len(observed.nodes)),
         blames=blames,
-        accused=locate_blames(blames, observed),
         notes=(
             *(f"{blame.sentence}; {blame.advice}" for blame in systemic),
             *_unjudged_words(observed),
@@ -329,7 +325,7 @@ def run(arguments: argparse.Namespace) -> int:
     document = blame_document(samples, verdicts)
     if arguments.picture is not None:
         page = fabric_page(
-            samples.observed, verdicts.accused, sweep=samples.sweep, origin=str(samples.path)
+            samples.observed, verdicts.blames, sweep=samples.sweep, origin=str(samples.path)
         )
         write_asked(typed_path(arguments.picture), page.encode())
     if document.exit == EMPTY and not arguments.json:

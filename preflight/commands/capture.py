@@ -45,7 +45,7 @@ from preflight.report.secret_names import secrets_of
 from preflight.run.expected_verdicts import BUDGET_S
 from preflight.run.measured import Measured
 from preflight.run.probe_stage import CONNECT_S, PROBE_S
-from preflight.session.options import LONGEST_BUDGET_S
+from preflight.session.options import refuse_out_of_range
 from preflight.transport.bundle import start_payload
 from preflight.transport.ways import Ways, fan_out
 
@@ -184,8 +184,7 @@ def run(arguments: argparse.Namespace) -> int:
     UsageError (exit 4), before any node is asked, for an unwritable folder or an invalid budget.
     """
     folder, budget_s = _folder(arguments.folder), arguments.budget
-    if budget_s is not None and not 1 <= budget_s <= LONGEST_BUDGET_S:
-        raise UsageError(f"--budget={budget_s:g}: give seconds, 1 to {LONGEST_BUDGET_S}")
+    refuse_out_of_range("budget", budget_s)
     fleet = fleet_of(arguments)
     names = [host.name for host in fleet.hosts]
     archive = ArchiveParts()

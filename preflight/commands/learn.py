@@ -25,16 +25,15 @@ from preflight.commands import (
 )
 from preflight.commands.learned_groups import HAS, LearnedGroup, learned_groups, why_not
 from preflight.core.command_line import FINE, FOUND, INTERRUPTED, UNCLEAR, some_path
-from preflight.core.files import parse_toml, read_regular, reason_of, typed_path, write_asked
+from preflight.core.files import parse_toml, typed_path, write_asked
 from preflight.core.text import count, printable
 from preflight.errors import UsageError
-from preflight.fabric.impossible_samples import refuse_absurd_sweep
 from preflight.fleet.baselines import UNITS
 from preflight.fleet.inventory import inventory_of
 from preflight.fleet.model import Host
 from preflight.fleet.nodeset import fold
 from preflight.fleet.sources import FleetRequest, resolve
-from preflight.run.measured import LARGEST, Measured
+from preflight.run.measured import Measured, read_measured
 from preflight.run.probe_stage import probe_fleet
 from preflight.transport.ways import SETUP_AT_MOST, Ways
 
@@ -117,7 +116,8 @@ def run(arguments: argparse.Namespace) -> int:
     text = inventory_text(groups, left_out, source.origin, datetime.now(UTC).date())
     inventory_of(output or Path("learned.toml"), text)  # it must be readable again
     if output is not None:
-        _write(text, output)
+        write_asked(output, text.encode())
+        remark(f"written: {output}; use it: preflight check -i {shlex.quote(str(output))}")
     if arguments.json:
         sys.stdout.write(json.dumps(parse_toml(text), indent=1, default=str) + "\n")
     elif output is None:
@@ -146,27 +146,14 @@ def _probe(arguments: argparse.Namespace) -> _Source:
 def _read_run(path: Path, inventory: str | None) -> _Source:
     """Read a run's folder or its measured.json; an inventory says how to reach its nodes."""
     path = path / "measured.json" if path.is_dir() else path
-    try:
-        measured = Measured.decode(read_regular(path, LARGEST))
-        if measured.sweep is not None:
-            refuse_absurd_sweep(measured.sweep)
-    except (OSError, ValueError, RecursionError, UsageError) as error:
-        raise UsageError(
-            f"cannot read the run's measurements {path}: {reason_of(error)}; give its folder or "
-            "measured.json"
-        ) from error
+    measured = read_measured(path)
     if not measured.reach:
         raise UsageError(f"{path} holds no nodes: give the folder of a run that checked nodes")
     origin = f"the run in {path.parent.name or path}"
-    return _Source(_hosts_of(measured, inventory), measured, origin)
-
-
-def _hosts_of(measured: Measured, inventory: str | None) -> tuple[Host, ...]:
-    names = tuple(measured.reach)
-    if inventory is not None:
-        wish = FleetRequest(nodes=",".join(names), inventory=inventory, ask_slurm=False)
-        return resolve(wish).hosts
-    return tuple(_host(name, measured) for name in names)
+    if inventory is None:
+        return _Source(tuple(_host(name, measured) for name in measured.reach), measured, origin)
+    wish = FleetRequest(nodes=",".join(measured.reach), inventory=inventory, ask_slurm=False)
+    return _Source(resolve(wish).hosts, measured, origin)
 
 
 def _host(name: str, measured: Measured) -> Host:
@@ -183,11 +170,6 @@ def _why_not(name: str, measured: Measured) -> str:
         return why_not(measured.facts[name])
     reach = measured.reach.get(name)
     return reach.sentence if reach and reach.sentence else "it sent no facts"
-
-
-def _write(text: str, output: Path) -> None:
-    write_asked(output, text.encode())
-    remark(f"written: {output}; use it: preflight check -i {shlex.quote(str(output))}")
 
 
 _EXAMPLES = """\

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from preflight.fabric.samples import Sweep
     from preflight.facts.burn import Burned
-    from preflight.facts.model import Facts, Gpu, NicPort
+    from preflight.facts.model import Facts, Gpu
 
 
 _T = TypeVar("_T")
@@ -73,7 +73,7 @@ def _rails(facts: Facts) -> tuple[int, list[int | None], str]:
     A front-end network of another layer, and ports without a cable, are not learned.
     """
     live = [
-        (nic.name, _LINKS.get(port.link_layer.lower(), ""), _gbits(port))
+        (nic.name, _LINKS.get(port.link_layer.lower(), ""), _RATE.match(port.rate))
         for nic in facts.nics or ()
         for port in nic.ports
         if "ACTIVE" in port.state.upper()
@@ -81,12 +81,8 @@ def _rails(facts: Facts) -> tuple[int, list[int | None], str]:
     layers = Counter(layer for _, layer, _ in live)
     layer = max(layers, key=lambda name: (layers[name], name == "ib"), default="")
     names = {name for name, its, _ in live if its == layer}
-    return len(names), [rate for _, its, rate in live if its == layer], layer
-
-
-def _gbits(port: NicPort) -> int | None:
-    match = _RATE.match(port.rate)
-    return int(match[1]) if match else None
+    rates = [int(rate[1]) if rate else None for _, its, rate in live if its == layer]
+    return len(names), rates, layer
 
 
 def _one(values: Iterable[_T | None]) -> _T | None:
@@ -246,7 +242,8 @@ def learned_groups(
     groups = []
     for way, has, members in alike:
         slug = _slug(way.group if way.group != "all" else _kind(has))
-        name = next(name for name in _candidates(slug) if name not in by_name)
+        others = (f"{slug}-{number}" for number in itertools.count(2))
+        name = next(name for name in itertools.chain([slug], others) if name not in by_name)
         remark = "" if name == slug else f"unlike {slug}: {_differences(has, by_name[slug])}"
         by_name[name] = has
         names = {host.name for host in members}
@@ -276,11 +273,6 @@ def _slug(name: str) -> str:
     """Return a bare key of TOML."""
     slug = re.sub(r"[^A-Za-z0-9_]+", "-", name.removeprefix("NVIDIA ")).strip("-")
     return slug[:60].lower() if name.startswith("NVIDIA ") else slug[:60] or "nodes"
-
-
-def _candidates(name: str) -> Iterator[str]:
-    yield name
-    yield from (f"{name}-{number}" for number in itertools.count(2))
 
 
 def _differences(has: Expected, usual: Expected) -> str:

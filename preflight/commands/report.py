@@ -10,7 +10,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from preflight.commands import print_lines, short_names
-from preflight.commands.blame import hosts_of, judge_stored
 from preflight.commands.nightly.state import WAVE
 from preflight.commands.nightly.united import fabric_of_waves
 from preflight.core.command_line import some_path
@@ -28,7 +27,7 @@ from preflight.report.exports import MODE, junit, metrics, refuse_unread
 from preflight.report.fabric_page import fabric_section
 from preflight.report.hide import Hider
 from preflight.report.outputs import earlier
-from preflight.report.page import PageContext, page
+from preflight.report.page import page
 from preflight.report.secret_names import secrets
 from preflight.report.since import RunSummary, found_in, nodes_in
 from preflight.report.terminal import summary, title
@@ -119,11 +118,10 @@ def fabric_of(
         return None  # a run that measured no pairs
     if not samples.observed.tried:
         return None
-    verdicts = judge_stored(samples, hosts_of(samples, None))
-    observed, accused, sweep = samples.observed, verdicts.accused, samples.sweep
+    observed, sweep = samples.observed, samples.sweep
     if hider is not None:
-        observed, accused, sweep = hider.all_of(observed), hider.all_of(accused), None
-    return lambda most: fabric_section(observed, accused, sweep=sweep, most=most)
+        observed, sweep = hider.all_of(observed), None
+    return lambda most: fabric_section(observed, blames, sweep=sweep, most=most)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -155,12 +153,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _page(folder: Path, report: Report, nights: tuple[RunSummary, ...], hider: Hider | None) -> str:
-    extras = PageContext(
-        found=found_in(report),
-        earlier=hider.all_of(nights) if hider else nights,
-        drains=draining(),
-    )
-    return page(report, extras, fabric_of(folder, report.blames, hider))
+    earlier_nights = hider.all_of(nights) if hider else nights
+    fabric = fabric_of(folder, report.blames, hider)
+    return page(report, found_in(report), fabric, earlier=earlier_nights, drains=draining())
 
 
 def _lines(report: Report, width: int) -> list[str]:

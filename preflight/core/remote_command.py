@@ -76,32 +76,6 @@ class Answer(Struct, frozen=True):
     seconds: float = 0.0
 
 
-class Remote(Protocol):
-    """One running remote command whose input and output are ours."""
-
-    def send(self, data: bytes, deadline_s: float = SEND_S) -> None:
-        """Write to its standard input, and drain its output meanwhile.
-
-        ReachError("answer") if it is gone; TimeoutError if it does not read for that long.
-        """
-
-    def finish_input(self) -> None:
-        """Close its standard input. Never raises."""
-
-    def read_line(self, deadline_s: float) -> bytes | None:
-        """Next line of standard output without its newline; None at its end.
-
-        Raises TimeoutError when the deadline (seconds from now) passes first, and
-        ReachError("answer") when the output exceeds the limit.
-        """
-
-    def wait(self, deadline_s: float) -> Answer:
-        """Collect the remaining output and the exit status; ends the command at the deadline."""
-
-    def kill(self) -> None:
-        """Close the channel, and end the process where we can. Never raises."""
-
-
 class Connection(Protocol):
     """A login on a node that can run several commands, one after another or at once."""
 
@@ -195,8 +169,8 @@ def deadlined(argv: Sequence[str], timeout_s: float) -> list[str]:
     return ["timeout", "-k", str(KILL_AFTER_S), str(max(1, math.ceil(timeout_s))), *argv]
 
 
-class StreamRemote(ABC):
-    """A `Remote` over any pair of byte streams."""
+class Remote(ABC):
+    """One running remote command whose input and output are ours, over any byte streams."""
 
     def __init__(self, timeout_s: float, limit: int) -> None:
         self._buffer = OutputBuffer(limit)
@@ -224,14 +198,17 @@ class StreamRemote(ABC):
 
     @abstractmethod
     def finish_input(self) -> None:
-        """Close the command's standard input."""
+        """Close the command's standard input. Never raises."""
 
     def kill(self) -> None:
-        """End the command and forget it."""
+        """Close the channel, and end the process where we can. Never raises."""
         self._leave()
 
     def send(self, data: bytes, deadline_s: float = SEND_S) -> None:
-        """Write all of it, and drain output meanwhile; see `Remote.send`."""
+        """Write to its standard input, and drain its output meanwhile.
+
+        ReachError("answer") if it is gone; TimeoutError if it does not read for that long.
+        """
         ends = self._ends(deadline_s)
         unsent = memoryview(data)
         while unsent:
@@ -246,7 +223,11 @@ class StreamRemote(ABC):
                 self._take(ends, writing=True)
 
     def read_line(self, deadline_s: float) -> bytes | None:
-        """Return the next line of standard output; see `Remote.read_line`."""
+        """Return the next line of standard output without its newline; None at its end.
+
+        Raises TimeoutError when the deadline (seconds from now) passes first, and
+        ReachError("answer") when the output exceeds the limit.
+        """
         ends = self._ends(deadline_s)
         quiet_since: float | None = None
         while (line := self._buffer.take_line()) is None:
@@ -258,7 +239,7 @@ class StreamRemote(ABC):
         return line
 
     def wait(self, deadline_s: float) -> Answer:
-        """Collect the rest and the status; see `Remote.wait`."""
+        """Collect the remaining output and the exit status; ends the command at the deadline."""
         ends = self._ends(deadline_s)
         quiet_since: float | None = None
         try:
@@ -394,7 +375,7 @@ def end_group(process: subprocess.Popen[bytes]) -> None:
     signal_group(process, signal.SIGKILL)
 
 
-class PipeRemote(StreamRemote):
+class PipeRemote(Remote):
     """One process and its three pipes."""
 
     def __init__(self, process: subprocess.Popen[bytes], timeout_s: float, limit: int) -> None:

@@ -9,7 +9,6 @@ import codecs
 import re
 import unicodedata
 from functools import lru_cache
-from os.path import commonprefix
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 if TYPE_CHECKING:
@@ -256,8 +255,8 @@ _STEP = 1024
 _UNITS = ("B", "KiB", "MiB", "GiB")
 _MS = 1000
 _FEW = 4
-_MOST_COMPARED = 1 << 20
-"""difflib takes time with the square of a word, and more."""
+_MOST_COMPARED, _MOST_COMPARED_WITH = 80, 4096
+"""Characters of a word, and words: difflib takes time with the square of a word, and more."""
 _MINUTE_S, _HOUR_S, _DAY_S, _TWO_DAYS_H = 60, 3600, 86400, 48
 
 
@@ -339,21 +338,12 @@ def first_of(sentences: Sequence[str]) -> str:
 def did_you_mean(word: str, known: Any) -> str:
     """The end of a sentence: the nearest known word, or all known words if they are few."""
     import difflib
-    import heapq
 
-    tried = names = list(known)
-    if len(names) * len(word) ** 2 > _MOST_COMPARED:
-        tried = heapq.nlargest(_FEW, names, key=lambda name: _in_common(word, name))
-    near = difflib.get_close_matches(word, tried, n=1)
+    names = list(known)
+    near = difflib.get_close_matches(word[:_MOST_COMPARED], names[:_MOST_COMPARED_WITH], n=1)
     if near:
         return f"; did you mean '{near[0]}'?"
     return f"; known: {', '.join(sorted(names))}" if 0 < len(names) <= 20 else ""  # noqa: PLR2004  a line
-
-
-def _in_common(word: str, other: str) -> int:
-    """The length of their common prefix plus that of their common suffix."""
-    ways = ((word, other), (word[::-1], other[::-1]))
-    return sum(len(commonprefix(way)) for way in ways)  # noqa: RUF071  characters are meant
 
 
 # Most are compiled on first use: that takes 4 ms, and many a start masks nothing.

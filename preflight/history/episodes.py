@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from msgspec import Struct
 from sqlalchemy import ColumnElement, Connection, and_, case, exists, func, or_, select
@@ -59,12 +59,11 @@ def episode_changes(
         .select_from(BLAMED.join(VERDICTS).join(STATES, STATES.c.node_id == BLAMED.c.node_id))
         .where(VERDICTS.c.episode_id == EPISODES.c.id, STATES.c.run_id.between(first, last))
     )
-    reader = _EpisodeReader(connection, last)
     return {
-        "new": reader.select_where(has_verdict, open_after, began >= first),
-        "still": reader.select_where(has_verdict, open_after, began < first),
-        "recovered": reader.select_where(ended.between(first, last)),
-        "unseen": reader.select_where(began < first, open_after, ~has_verdict, took_part),
+        "new": _episodes_where(connection, has_verdict, open_after, began >= first),
+        "still": _episodes_where(connection, has_verdict, open_after, began < first),
+        "recovered": _episodes_where(connection, ended.between(first, last)),
+        "unseen": _episodes_where(connection, began < first, open_after, ~has_verdict, took_part),
     }
 
 
@@ -82,11 +81,10 @@ def episodes_of(
     connection: Connection, node: int | None = None, gpu: int | None = None
 ) -> tuple[Episode, ...]:
     """Every episode that blames a node, or that names a GPU while it was in the blamed node."""
-    reader = _EpisodeReader(connection, None)
     blames = select(BLAMED.c.node_id).select_from(BLAMED.join(VERDICTS))
     if node is not None:
         of_node = blames.where(VERDICTS.c.episode_id == EPISODES.c.id, BLAMED.c.node_id == node)
-        return reader.select_where(exists(of_node))
+        return _episodes_where(connection, exists(of_node))
     ids: dict[int, None] = {}
     query = select(PLACES, GPUS.c.uuid).join(GPUS).where(PLACES.c.gpu_id == gpu)
     for place in connection.execute(query):
@@ -106,7 +104,7 @@ def episodes_of(
     return tuple(
         episode
         for piece in chunks(ids)
-        for episode in reader.select_where(EPISODES.c.id.in_(piece))
+        for episode in _episodes_where(connection, EPISODES.c.id.in_(piece))
     )
 
 
@@ -116,83 +114,66 @@ def _names_gpu(sentence: str, slot: int, uuid: str) -> bool:
     return uuid in sentence or ("GPU", str(slot)) in pairwise(words)
 
 
-class _EpisodeReader:
-    """Makes episodes from rows, as of the run `last` or as of now."""
+def _episodes_where(
+    connection: Connection, *conditions: ColumnElement[bool]
+) -> tuple[Episode, ...]:
+    first, final, end = RUNS.alias(), RUNS.alias(), RUNS.alias()
+    query = (
+        select(
+            EPISODES,
+            EPISODES.c.check_id.label("check"),
+            EPISODES.c.times.label("nights"),
+            TEXTS.c.text.label("sentence"),
+            first.c.started_s.label("first_s"),
+            final.c.started_s.label("last_s"),
+            end.c.started_s.label("ended_s"),
+        )
+        .select_from(
+            EPISODES.join(TEXTS)
+            .join(first, EPISODES.c.first_run == first.c.id)
+            .join(final, EPISODES.c.last_run == final.c.id)
+            .outerjoin(end, EPISODES.c.closed_run == end.c.id)
+        )
+        .where(*conditions)
+        .order_by(EPISODES.c.closed_run.desc().nulls_first(), EPISODES.c.last_run.desc(),
+                  EPISODES.c.id)
+        .limit(MOST)
+    )  # fmt: skip
+    rows = connection.execute(query).all()
+    blamed = _blamed_nodes(connection, [row.id for row in rows])
+    return tuple(as_struct(Episode, row, nodes=tuple(blamed.get(row.id, ()))) for row in rows)
 
-    def __init__(self, connection: Connection, last: int | None) -> None:
-        self._connection = connection
-        self._last = last
 
-    def select_where(self, *conditions: ColumnElement[bool]) -> tuple[Episode, ...]:
-        first, final, end = RUNS.alias(), RUNS.alias(), RUNS.alias()
+def _blamed_nodes(connection: Connection, episodes: Iterable[int]) -> dict[int, list[str]]:
+    """The nodes that each episode blamed when it was last found."""
+    by_episode: dict[int, list[str]] = {}
+    for piece in chunks(episodes):
+        latest = (
+            select(func.max(VERDICTS.c.id))
+            .where(VERDICTS.c.episode_id.in_(piece))
+            .group_by(VERDICTS.c.episode_id)
+        )
         query = (
-            select(
-                EPISODES,
-                EPISODES.c.check_id.label("check"),
-                EPISODES.c.times.label("nights"),
-                TEXTS.c.text.label("sentence"),
-                first.c.started_s.label("first_s"),
-                final.c.started_s.label("last_s"),
-                end.c.started_s.label("ended_s"),
-            )
-            .select_from(
-                EPISODES.join(TEXTS)
-                .join(first, EPISODES.c.first_run == first.c.id)
-                .join(final, EPISODES.c.last_run == final.c.id)
-                .outerjoin(end, EPISODES.c.closed_run == end.c.id)
-            )
-            .where(*conditions)
-            .order_by(EPISODES.c.closed_run.desc().nulls_first(), EPISODES.c.last_run.desc(),
-                      EPISODES.c.id)
-            .limit(MOST)
-        )  # fmt: skip
-        rows = self._connection.execute(query).all()
-        blamed = self._blamed_nodes([row.id for row in rows])
-        return tuple(as_struct(Episode, row, nodes=blamed.get(row.id, ())) for row in rows)
-
-    def _blamed_nodes(self, episodes: Iterable[int]) -> dict[int, tuple[str, ...]]:
-        """The nodes that each episode blamed when it was last found."""
-        by_episode: dict[int, list[str]] = {}
-        for piece in chunks(episodes):
-            latest = (
-                select(func.max(VERDICTS.c.id))
-                .where(VERDICTS.c.episode_id.in_(piece))
-                .group_by(VERDICTS.c.episode_id)
-            )
-            query = (
-                select(VERDICTS.c.episode_id, NODES.c.name)
-                .select_from(VERDICTS.join(BLAMED).join(NODES, BLAMED.c.node_id == NODES.c.id))
-                .where(VERDICTS.c.id.in_(latest))
-                .order_by(NODES.c.id)
-            )
-            for row in self._connection.execute(query):
-                by_episode.setdefault(row.episode_id, []).append(row.name)
-        return {episode: tuple(names) for episode, names in by_episode.items()}
+            select(VERDICTS.c.episode_id, NODES.c.name)
+            .select_from(VERDICTS.join(BLAMED).join(NODES, BLAMED.c.node_id == NODES.c.id))
+            .where(VERDICTS.c.id.in_(latest))
+            .order_by(NODES.c.id)
+        )
+        for row in connection.execute(query):
+            by_episode.setdefault(row.episode_id, []).append(row.name)
+    return by_episode
 
 
 COUNTING_OUTCOMES = ("fail", "flaky", "unknown")
 MOST_CHECKS = 4
 
 
-class KnownMachine(NamedTuple):
-    """A machine with its number in the history."""
-
-    id: int
-    name: str
-    serial: str
-    first_run: int
-    last_run: int
-
-
-def find_machines(connection: Connection, names: Sequence[str]) -> dict[str, KnownMachine]:
-    """The machines that had these names last; unknown names are left out."""
-    machines: dict[str, KnownMachine] = {}
+def find_machines(connection: Connection, names: Sequence[str]) -> dict[str, Any]:
+    """The rows of the machines that had these names last; unknown names are left out."""
+    machines: dict[str, Any] = {}
     for piece in chunks(dict.fromkeys(names)):
         query = select(NODES).where(NODES.c.name.in_(piece)).order_by(NODES.c.last_run)
-        for row in connection.execute(query):
-            machines[row.name] = KnownMachine(
-                row.id, row.name, row.serial or "", row.first_run, row.last_run
-            )
+        machines |= {row.name: row for row in connection.execute(query)}
     return machines
 
 

@@ -7,11 +7,11 @@ import re
 import stat
 from contextlib import suppress
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from msgspec import Struct
 
-from preflight.core.files import shipped_table, typed_path
-from preflight.core.text import whole
+from preflight.core.files import reason_of, shipped_table, typed_path
 from preflight.core.trust import user_name, who_may_add
 from preflight.errors import UsageError
 from preflight.history.run_record import HistoryError
@@ -29,8 +29,6 @@ _LEAST = 512
 """Bytes of the smallest valid database; SQLite would overwrite a shorter file."""
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+]*)://(.*)", re.DOTALL)
 _QUERY = re.compile(r"[?#]")
-_ADDRESS = re.compile(r"\[[0-9A-Fa-f:.]+(%\w+)?\](:.*)?")
-_LAST_PORT = 65535
 _SERVERS = ("postgresql",)
 _ANOTHER = "give another: --preflight-history=DIR"
 _OR_ELSE = f"or {_ANOTHER}"
@@ -47,11 +45,6 @@ class Place(Struct, frozen=True):
         """For messages: the file, or the server's kind, host and database."""
         return str(self.file) if self.file is not None else _hide_login(self.url)
 
-    @property
-    def folder(self) -> Path | None:
-        """The folder of the file; None for a server."""
-        return None if self.file is None else self.file.parent
-
 
 def parse_place(text: str, working: Path) -> Place:
     """Parse the option: a folder, sqlite:///FILE, or postgresql://...; UsageError for others."""
@@ -66,26 +59,17 @@ def parse_place(text: str, working: Path) -> Place:
             raise UsageError(f"{text[:80]!a} names no file: give sqlite:///DIR/history.sqlite")
         return Place(working / typed_path(rest[1:]))
     if kind.partition("+")[0] in _SERVERS:
-        if wrong := _wrong_server(rest):
-            raise UsageError(
-                f"--preflight-history={_hide_login(text)[:80]!a}: {wrong}; type "
-                "postgresql://USER@HOST:PORT/DATABASE"
-            )
-        return Place(None, text)
+        with suppress(ValueError):
+            # What stands before the last @ is a login, which may hold any character.
+            if urlsplit(f"//{rest.rpartition('@')[2]}").port != 0:
+                return Place(None, text)
+        raise UsageError(
+            f"--preflight-history={_hide_login(text)[:80]!a}: its host or port is invalid; type "
+            "postgresql://USER@HOST:PORT/DATABASE"
+        )
     raise UsageError(
         f"a history in {kind!a} is not supported: give a folder, sqlite:///FILE or postgresql://..."
     )
-
-
-def _wrong_server(rest: str) -> str:
-    """Say what is wrong with host and port of a URL, after its "//"; "" if nothing is."""
-    server = _QUERY.split(rest.rpartition("@")[2])[0].partition("/")[0]
-    if server.count("[") != server.count("]") or ("[" in server and not _ADDRESS.fullmatch(server)):
-        return "an IPv6 address stands in brackets, with nothing but a port behind"
-    port = server.rpartition("]")[2].partition(":")[2]
-    if port and (whole(port, _LAST_PORT) or 0) < 1:
-        return "the port must be a number, 1 to 65535"
-    return ""
 
 
 def exists(place: Place) -> bool:
@@ -98,20 +82,19 @@ def exists(place: Place) -> bool:
     except FileNotFoundError:
         return False
     except OSError as error:
-        raise HistoryError(
-            f"cannot use the history {place.words}: {error.strerror}; {_ANOTHER}"
-        ) from error
+        raise unusable(place, reason_of(error)) from error
     if not stat.S_ISREG(status.st_mode):
-        raise HistoryError(
-            f"cannot use the history {place.words}: it is not a regular file; {_ANOTHER}"
-        )
+        raise unusable(place, "it is not a regular file")
     if 0 < status.st_size < _LEAST:
         raise HistoryError(explain_refusal(place, "it is not a database"))
     if status.st_uid not in (0, os.geteuid()):
-        raise HistoryError(
-            f"cannot use the history {place.words}: another user owns it; {_ANOTHER}"
-        )
+        raise unusable(place, "another user owns it")
     return True
+
+
+def unusable(place: Place, reason: str, advice: str = _ANOTHER) -> HistoryError:
+    """Return the error for a history that cannot be used."""
+    return HistoryError(f"cannot use the history {place.words}: {reason}; {advice}")
 
 
 def refuse_others_files(place: Place) -> None:
@@ -122,7 +105,7 @@ def refuse_others_files(place: Place) -> None:
     """
     file = place.file
     if file is not None and (risk := who_may_add(file.parent) or _whose_log(file)):
-        raise HistoryError(f"cannot use the history {place.words}: {risk}; {_ANOTHER}")
+        raise unusable(place, risk)
 
 
 def _whose_log(file: Path) -> str:

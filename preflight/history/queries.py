@@ -10,6 +10,7 @@ import msgspec
 from sqlalchemy import ColumnElement, Connection, Row, Select, func, select
 
 from preflight.core.statistics import grouped
+from preflight.core.text import natural
 from preflight.history.episodes import (
     as_struct,
     episode_changes,
@@ -53,7 +54,6 @@ from preflight.history.tables import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from preflight.history.episodes import KnownMachine
     from preflight.history.run_record import NodeRecord
 
 
@@ -118,7 +118,7 @@ class NumberReader:
         return _as_trends(series)
 
     def series(
-        self, nodes: Mapping[str, KnownMachine], *, tier: str, since_s: float
+        self, nodes: Mapping[str, Any], *, tier: str, since_s: float
     ) -> dict[str, tuple[float, ...]]:
         """What the devices of these nodes reached in a tier's nights without burn-in failures."""
         values_by_key: dict[str, list[float]] = {}
@@ -225,15 +225,10 @@ def _as_trends(series: _Series) -> tuple[Trend, ...]:
             under=under,
             points=tuple(sorted(points, key=lambda point: point.started_s)),
         )
-        for (measure, under, unit), points in sorted(series.items(), key=_in_order)
+        for (measure, under, unit), points in sorted(
+            series.items(), key=lambda row: (*row[0][:2], natural(row[0][2]))
+        )
     )
-
-
-def _in_order(entry: tuple[_Key, list[Point]]) -> tuple[object, ...]:
-    from preflight.core.text import natural
-
-    measure, under, unit = entry[0]
-    return measure, under, natural(unit)
 
 
 def seats(

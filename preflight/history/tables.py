@@ -45,7 +45,7 @@ from sqlalchemy import (
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
-from preflight.history.place import Place, explain_refusal, refuse_others_files
+from preflight.history.place import Place, explain_refusal, refuse_others_files, unusable
 from preflight.history.run_record import HistoryError, PairCoverage
 
 if TYPE_CHECKING:
@@ -187,30 +187,23 @@ MEASURES = _numbered_table(
 
 
 SCHEMA = 5
+_OTHER_FOLDER = "give another folder: --preflight-history=DIR"
 
 
 def has_tables(connection: Connection, place: Place) -> bool:
     """Whether the database has our tables, or is empty; HistoryError for one that is not ours."""
     tables = inspect(connection).get_table_names()
     if place.file is not None and _computes(connection):
-        raise HistoryError(
-            f"cannot use the history {place.words}: it has views, triggers or expressions, and a "
-            "history has none; give another folder: --preflight-history=DIR"
-        )
+        why = "it has views, triggers or expressions, and a history has none"
+        raise unusable(place, why, _OTHER_FOLDER)
     if META.name not in tables:
         if tables and place.file is not None:
-            raise HistoryError(
-                f"cannot use the history {place.words}: another program made it; give "
-                "another folder: --preflight-history=DIR"
-            )
+            raise unusable(place, "another program made it", _OTHER_FOLDER)
         return False
     version = connection.execute(select(META.c.schema_version)).scalar_one()
     if version != SCHEMA:
-        raise HistoryError(
-            f"cannot use the history {place.words}: it is of schema {version}, this preflight "
-            f"knows {SCHEMA}; use the one that wrote it, or give another folder: "
-            "--preflight-history=DIR"
-        )
+        why = f"it is of schema {version}, this preflight knows {SCHEMA}"
+        raise unusable(place, why, f"use the one that wrote it, or {_OTHER_FOLDER}")
     return True
 
 
@@ -341,10 +334,8 @@ def _engine(place: Place, *, writes: bool) -> Engine:
             options = {"isolation_level": "REPEATABLE READ"} if as_of_one_moment else {}
             return engine.execution_options(**options)
         except (ImportError, NoSuchModuleError) as error:
-            raise HistoryError(
-                f"cannot use the history {place.words}: {error}; install the database's driver "
-                "beside preflight (psycopg for postgresql+psycopg://)"
-            ) from error
+            driver = "the database's driver beside preflight (psycopg for postgresql+psycopg://)"
+            raise unusable(place, str(error), f"install {driver}") from error
         except ArgumentError as error:
             raise HistoryError(explain_refusal(place, str(error))) from error
     engine = create_engine(

@@ -137,45 +137,23 @@ def compare_counts(
     `scatter`: the variance of healthy pairs' counts, in units of Poisson's. Within it a pair
     counts as equal to its peers, unless it is in `blamed`.
     """
-    sums = _Sums(events, blamed, late=late)
-    return {key: _compared(key, counts, sums, scatter) for key, counts in events.items()}
-
-
-class _Sums:
-    """Events and operations of the fabric, without blamed pairs where enough others are left."""
-
-    def __init__(
-        self, events: Mapping[MeetingKey, Events], blamed: Collection[MeetingKey], *, late: bool
-    ) -> None:
-        self.late = late
-        self.blamed = blamed
-        healthy = [counts for key, counts in events.items() if key not in blamed]
-        enough = len(healthy) > _LEAST_PEERS
-        peers = healthy if enough else list(events.values())
-        self._hits = sum(self.seen(counts) for counts in peers)
-        self._tries = sum(counts.operations for counts in peers)
-        self._excluded = frozenset(blamed) if enough else frozenset[str]()
-
-    def seen(self, counts: Events) -> int:
-        return counts.late if self.late else counts.wire
-
-    def expected(self, key: MeetingKey, counts: Events) -> float | None:
-        """The count expected by the others' rate; None if there are no others."""
-        included = key not in self._excluded
-        tries = self._tries - (counts.operations if included else 0)
-        hits = self._hits - (self.seen(counts) if included else 0)
-        return counts.operations * hits / tries if tries > 0 else None
-
-
-def _compared(key: MeetingKey, counts: Events, sums: _Sums, scatter: float) -> Comparison:
-    seen, expected = sums.seen(counts), sums.expected(key, counts)
-    if expected is None:
-        return Comparison(seen, None, None, of=counts.operations, longest_us=counts.longest_us)
-    ratio = (seen + _SEEN) / (expected + _SEEN)
-    chance = _CHANCE * math.sqrt(scatter * (expected + _SEEN))
-    if key not in sums.blamed and seen - expected <= chance:
-        ratio = min(1.0, ratio)
-    return Comparison(seen, expected, ratio, of=counts.operations, longest_us=counts.longest_us)
+    seen = {key: counts.late if late else counts.wire for key, counts in events.items()}
+    healthy = [key for key in events if key not in blamed]
+    peers = {*(healthy if len(healthy) > _LEAST_PEERS else events)}
+    hits, tries = sum(seen[key] for key in peers), sum(events[key].operations for key in peers)
+    compared = {}
+    for key, counts in events.items():
+        value, of = seen[key], counts.operations
+        others = tries - of * (key in peers)
+        expected = of * (hits - value * (key in peers)) / others if others > 0 else None
+        ratio = None
+        if expected is not None:
+            ratio = (value + _SEEN) / (expected + _SEEN)
+            chance = _CHANCE * math.sqrt(scatter * (expected + _SEEN))
+            if key not in blamed and value - expected <= chance:
+                ratio = min(1.0, ratio)
+        compared[key] = Comparison(value, expected, ratio, of=of, longest_us=counts.longest_us)
+    return compared
 
 
 MANY = 64

@@ -152,7 +152,9 @@ class Hider:
         return value
 
     def _replaced(self, match: re.Match[str]) -> str:
-        kind, text = _form_of(match), match[0]
+        # Groups inside of the alternative that matched come after it.
+        kind = next(name for name, part in match.groupdict().items() if part is not None)
+        text = match[0]
         if kind == "folded":
             if text not in self._sets:
                 self._sets[text] = self._unfolded(text)
@@ -237,11 +239,6 @@ _KINDS = (
 )
 _VALID = ("address", "guid")
 """Kinds that can be replaced by a valid address."""
-
-
-def _form_of(match: re.Match[str]) -> str:
-    """The alternative that matched; groups inside it come after it."""
-    return next(name for name, text in match.groupdict().items() if text is not None)
 
 
 def _stem(kind: Kind, names: Mapping[str, Kind]) -> str:

@@ -13,6 +13,7 @@ import tempfile
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,44 +52,33 @@ class Fallback:
     """A private folder elsewhere for files that the run's folder does not take."""
 
     def __init__(self) -> None:
-        self._folders: list[Path] = []
         self._names: dict[Path, list[str]] = {}
         self._lost: list[str] = []
 
     def write(self, name: str, content: bytes) -> None:
         """Write the file into the first place that takes it."""
-        own = [os.environ["TMPDIR"]] if os.environ.get("TMPDIR") else []
-        if not any(self._written(folder, name, content) for folder in self._folders) and not any(
-            self._made(Path(place), name, content) for place in (*own, *PLACES)
-        ):
-            self._lost.append(name)
+        for folder in chain(list(self._names), _new_private_folders()):
+            try:
+                write_atomically(folder / name, content)
+            except OSError:
+                if folder not in self._names:
+                    folder.rmdir()
+            else:
+                self._names.setdefault(folder, []).append(name)
+                return
+        self._lost.append(name)
 
     @property
     def words(self) -> str:
         """Where the files are instead, and which could be written nowhere."""
-        places = [
-            f"{' and '.join(names)} kept in {at}" for at, names in self._names.items() if names
-        ]
+        places = [f"{' and '.join(names)} kept in {at}" for at, names in self._names.items()]
         return "; ".join([*places, *(f"{name} is lost" for name in self._lost)])
 
-    def _made(self, place: Path, name: str, content: bytes) -> bool:
-        try:
-            folder = Path(tempfile.mkdtemp(prefix="preflight-", dir=place))
-        except OSError:
-            return False  # full as well, or missing
-        if self._written(folder, name, content):
-            self._folders.append(folder)
-            return True
-        folder.rmdir()
-        return False
 
-    def _written(self, folder: Path, name: str, content: bytes) -> bool:
-        try:
-            write_atomically(folder / name, content)
-        except OSError:
-            return False
-        self._names.setdefault(folder, []).append(name)
-        return True
+def _new_private_folders() -> Iterator[Path]:
+    for place in filter(None, (os.environ.get("TMPDIR"), *PLACES)):
+        with suppress(OSError):  # full as well, or missing
+            yield Path(tempfile.mkdtemp(prefix="preflight-", dir=place))
 
 
 def full(folder: Path) -> bool:
@@ -150,22 +140,19 @@ def point_at(path: Path) -> None:
         link_atomically(path.parent / LATEST, path.name)
 
 
-def tidy(path: Path, keep: int) -> list[str]:
-    """Keep this run and the newest ones beside it, `keep` in all; return the names removed.
+def tidy(path: Path, keep: int) -> None:
+    """Keep this run and the newest ones beside it, `keep` in all.
 
     A run without a report is still running, or was killed: it stays.
     """
     if not is_run(path) or keep < 1:
-        return []
-    names: list[str] = []
+        return
     with suppress(OSError), open_folder(path.parent, make=False) as above:
         others = [name for name in _stamps(above) if name != path.name]
         whole = [name for name in others if _removable(above, name)]
         for name in whole[: max(0, len(whole) - (keep - 1))]:
             with suppress(OSError):
-                if remove_folder(above, name, OURS, needs=REPORT):
-                    names.append(name)
-    return names
+                remove_folder(above, name, OURS, needs=REPORT)
 
 
 def _stamps(above: int) -> list[str]:
@@ -259,6 +246,10 @@ class Outputs:
     metrics: Path | None = None
     """The file of the run's numbers for Prometheus, if any."""
     trouble: str = field(default="", init=False)
+    metrics_trouble: str = field(default="", init=False)
+    """Why the file for Prometheus was not written, if so."""
+    unsaved: bool = field(default=False, init=False)
+    """Everything is ready, but not every file could be written where it belongs."""
     written: set[str] = field(default_factory=set, init=False)
     fallback: Fallback = field(default_factory=Fallback, init=False)
     events: Events = field(init=False)
@@ -348,7 +339,8 @@ class Outputs:
         if self.exclude_file is not None:
             nodes = excluded(report.fleet)
             self.write_asked(self.exclude_file, f"{nodes}\n".encode() if nodes else b"")
-        return replace(report, exit=UNCLEAR) if self.trouble and report.exit == FINE else report
+        self.unsaved = bool(self.trouble) and report.exit == FINE
+        return replace(report, exit=UNCLEAR) if self.unsaved else report
 
     def write_asked(self, path: Path, content: bytes, *, make: bool = False) -> None:
         """Write a file whose path the operator typed. `make`: make missing folders."""
@@ -359,31 +351,18 @@ class Outputs:
             self.trouble = self.trouble or f"cannot write {path}: {error.strerror}"
 
     @property
-    def trouble_words(self) -> str:
-        """What could not be written, where it is instead, and what to do; "" if all is well."""
-        if not self.trouble:
-            return ""
-        return (
+    def where(self) -> str:
+        """Where the report is, what could not be written, and what to do about that."""
+        trouble = self.trouble and (
             f"{self.trouble}; {self.fallback.words}; make room there, or give another folder: "
             "--preflight-report=DIR"
         )
+        return "; ".join(filter(None, (self.at(REPORT), trouble, self.metrics_trouble)))
 
-    def write_metrics(self, report: Report, found: Sequence[Finding]) -> str:
-        """Write the file for Prometheus if it is requested; return why it could not, else ""."""
-        if self.metrics is None:
-            return ""
-        try:
-            write_typed(self.metrics, metrics(report, found), MODE)
-        except OSError as error:
-            return f"cannot write {self.metrics}: {error.strerror}"
-        return ""
-
-    def put_away(self, *, latest: bool = True) -> None:
-        """Make `latest` point here, if it is to, and remove the oldest runs; ignores what fails.
-
-        What a run measured does not lie in the folder of its replay.
-        """
-        with suppress(OSError):
-            if latest:
-                point_at(self.path)
-        tidy(self.path, self.keep)
+    def write_metrics(self, report: Report, found: Sequence[Finding]) -> None:
+        """Write the file for Prometheus if it is requested."""
+        if self.metrics is not None:
+            try:
+                write_typed(self.metrics, metrics(report, found), MODE)
+            except OSError as error:
+                self.metrics_trouble = f"cannot write {self.metrics}: {error.strerror}"

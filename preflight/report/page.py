@@ -66,20 +66,19 @@ _MEANS = (
 """What each exit code means."""
 
 
-class PageContext(Struct, frozen=True, kw_only=True):
-    """What the page shows besides the report itself."""
-
-    found: tuple[Finding, ...]
-    earlier: tuple[RunSummary, ...] = ()
-    """Runs of the same folder before this one, oldest first."""
-    drains: frozenset[str] = frozenset()
-    """Checks for which a node may be drained."""
-
-
-def page(report: Report, context: PageContext, fabric: Callable[[int], str] | None = None) -> str:
+def page(
+    report: Report,
+    found: Sequence[Finding],
+    fabric: Callable[[int], str] | None = None,
+    *,
+    earlier: Sequence[RunSummary] = (),
+    drains: Collection[str] = (),
+) -> str:
     """Draw the whole page.
 
     `fabric` draws the sweep in at most the given number of bytes; None: there was no sweep.
+    `earlier`: runs of the same folder before this one, oldest first. `drains`: checks for which a
+    node may be drained.
     """
 
     def draw(others: Sequence[str]) -> str | None:
@@ -89,14 +88,16 @@ def page(report: Report, context: PageContext, fabric: Callable[[int], str] | No
         most = max(_LEAST_FABRIC, LARGEST - used - len(_STYLE) - 20_000)
         return fabric(most).replace("h2>", "h3>")
 
+    # If one shared cause is likelier than so many faults, no drain is offered.
+    drains = () if report.suspicions else drains
     kind, mark = _BY_EXIT.get(report.exit, ("open", "!"))
     headline = title(report)
-    now = summary_of(report, context.found)
-    last = before(context.earlier, now)
-    kin = (*alike(context.earlier, now), now)
+    now = summary_of(report, found)
+    last = before(earlier, now)
+    kin = (*alike(earlier, now), now)
     there = {
         "changes": last is not None,
-        "findings": bool(context.found),
+        "findings": bool(found),
         "fabric": fabric is not None,
         "trends": len(kin) >= _LEAST,
     }
@@ -117,15 +118,19 @@ def page(report: Report, context: PageContext, fabric: Callable[[int], str] | No
         ],
         figures=_figures(report),
         **_changes(since(last, now, report) if last else None),
-        **_nodes(report, context.found),
-        found=_causes(report, context),
+        **_nodes(report, found),
+        found=[_cause(finding, frozenset(report.fleet.nodes), drains) for finding in found],
         most_found=MOST,
         **_trends(kin),
         **_coverage(report),
         fabric=draw,
         parts=_PARTS,
         shown=[name for name, _ in _PARTS if there.get(name, True)],
-        pages=_pages(context.found[:MOST]),
+        pages={
+            check: Markup("\n").join(words.splitlines())
+            for check in dict.fromkeys(finding.check for finding in found[:MOST])
+            if (words := page_of(check))
+        },
         most_alike=_MOST_ALIKE,
         policy=_POLICY,
         style=_STYLE,
@@ -254,12 +259,6 @@ _MOST_ALIKE = 64
 """The most findings in their own words under one that stands for all."""
 
 
-def _pages(findings: Sequence[Finding]) -> dict[str, Markup]:
-    """What the checks of the findings test, why, and how to fix it: check id → its page."""
-    pages = {finding.check: page_of(finding.check) for finding in findings}
-    return {check: Markup("\n").join(text.splitlines()) for check, text in pages.items() if text}
-
-
 MOST = 200
 """The most findings on the page; if there are more, it says how many."""
 
@@ -268,17 +267,8 @@ _REASON = 120
 """Characters of a drain reason: Slurm's tools show one line of it."""
 
 
-def _causes(report: Report, context: PageContext) -> list[dict[str, Any]]:
-    """All findings, worst first, and what to paste for each.
-
-    If one shared cause is likelier than so many faults, no drain is offered.
-    """
-    fleet = frozenset(report.fleet.nodes)
-    drains = () if report.suspicions else context.drains
-    return [_cause(finding, fleet, drains) for finding in context.found]
-
-
 def _cause(finding: Finding, fleet: frozenset[str], drains: Collection[str]) -> dict[str, Any]:
+    """One finding, and what to paste for it."""
     letter, css, _ = _LOOK[finding.outcome]
     nodes = sorted({n for subject in finding.subjects for n in nodes_in(subject, fleet)})
     exclude = folded(nodes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
@@ -81,21 +82,14 @@ class Selection:
         return [*dict.fromkeys([*before, *self.keys])]
 
 
+@dataclass(frozen=True)
 class Eligibility:
     """Decides which nodes take part in a stage; `reached`: names of nodes with a connection."""
 
-    def __init__(
-        self,
-        hosts: Sequence[Host],
-        judgement: Judgement,
-        reached: Container[str],
-        *,
-        even_if_busy: bool,
-    ) -> None:
-        self._hosts = hosts
-        self._judgement = judgement
-        self._reached = reached
-        self._even_if_busy = even_if_busy
+    _hosts: Sequence[Host]
+    _judgement: Judgement
+    _reached: Container[str]
+    _even_if_busy: bool
 
     def eligible(self, stage: Stage) -> list[Host]:
         """The reached nodes on which no prerequisite of the stage has failed."""

@@ -10,6 +10,9 @@ from msgspec import Struct
 from msgspec.structs import asdict, replace
 
 from preflight.check import Stage
+from preflight.core.files import read_regular, reason_of
+from preflight.errors import UsageError
+from preflight.fabric.impossible_samples import refuse_absurd_sweep
 from preflight.fabric.samples import Sweep
 from preflight.fabric.schedule import Planned
 from preflight.facts.burn import Burned
@@ -21,6 +24,7 @@ from preflight.verdict import Verdict
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from collections.abc import Set as AbstractSet
+    from pathlib import Path
 
 
 LARGEST = 1 << 30
@@ -66,6 +70,23 @@ class Measured(Struct, frozen=True, kw_only=True):
         whole = replace(self, ports=tried, sweep=self.sweep and _swept(self.sweep, names))
         by_node = ("reach", "facts", "ports", "port_troubles", "burned")
         return replace(whole, **{field: _of(getattr(whole, field), names) for field in by_node})
+
+
+def read_measured(path: Path) -> Measured:
+    """Read a measured.json; UsageError if it is damaged, or holds numbers that no run measures."""
+    try:
+        measured = Measured.decode(read_regular(path, LARGEST))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UsageError(
+            f"cannot read the measurements {path}: {reason_of(error)}; give a run's folder, or its "
+            "measured.json"
+        ) from error
+    if measured.sweep is not None:
+        try:
+            refuse_absurd_sweep(measured.sweep)
+        except UsageError as error:
+            raise UsageError(f"{path}: sweep.{error}") from error
+    return measured
 
 
 def _of(table: dict[str, Any], names: AbstractSet[str]) -> dict[str, Any]:

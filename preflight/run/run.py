@@ -197,7 +197,9 @@ class Run:
                     if stage == "reach" and "fabric" in needed:
                         interface_mismatches(self.fleet, self.judgement.measured.facts)
                     if self._judge_stage(stage, watched, notify):
-                        self._skip_after(stage)
+                        why = f"stopped after the {stage} stage (fail-fast); {_TO_GO_ON}"
+                        for later in STAGES[STAGES.index(stage) + 1 :][:1]:
+                            self._skip_from(later, not_run(why, stopped=True))
                         break
         finally:
             self.close()
@@ -365,7 +367,7 @@ class Run:
 
     def _eligibility(self) -> Eligibility:
         busy = self.settings.even_if_busy
-        return Eligibility(self.fleet.hosts, self.judgement, self._connections, even_if_busy=busy)
+        return Eligibility(self.fleet.hosts, self.judgement, self._connections, busy)
 
     def _expect_unscheduled(self, pairs: Sequence[Pairing]) -> None:
         """Expect a verdict on each of these pairs: every measured pair is reported."""
@@ -427,11 +429,6 @@ class Run:
         self.stopped = [key for key in selected if key not in verdicts]
         for key in self.stopped:
             self.judgement.skip(*key, STOPPED_AT_FIRST)
-
-    def _skip_after(self, stage: Stage) -> None:
-        why = f"stopped after the {stage} stage (fail-fast); {_TO_GO_ON}"
-        if later := STAGES[STAGES.index(stage) + 1 :]:
-            self._skip_from(later[0], not_run(why, stopped=True))
 
     def _skip_from(self, stage: Stage, verdict: Verdict) -> None:
         """Skip this stage and all later ones; a reason that is already recorded stands."""

@@ -13,11 +13,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from preflight.core.files import read_regular, reason_of, typed_path
+from preflight.core.files import typed_path
 from preflight.core.registry import Registry, load_folder, shipped_folder
 from preflight.core.text import count
 from preflight.errors import UsageError
-from preflight.fabric.impossible_samples import refuse_absurd_sweep
 from preflight.fabric.planner import plan
 from preflight.fabric.schedule import default_rounds
 from preflight.fleet.inventory_tables import refuse_unknown
@@ -26,11 +25,11 @@ from preflight.fleet.sources import FleetRequest, resolve
 from preflight.history.place import VARIABLE
 from preflight.report.document import moment
 from preflight.report.events import reread
-from preflight.report.outputs import KEEP, Outputs
+from preflight.report.outputs import Outputs
 from preflight.run.estimate import workload
 from preflight.run.expected_verdicts import Settings
 from preflight.run.judgement import stages_needed
-from preflight.run.measured import LARGEST, Measured
+from preflight.run.measured import read_measured
 from preflight.session.ranks import leading
 from preflight.session.site import ask_nodes, ask_sections
 from preflight.session.stored_run import open_history
@@ -49,6 +48,7 @@ if TYPE_CHECKING:
     from preflight.fleet.sources import SiteNodes
     from preflight.report.document import Report
     from preflight.run.estimate import Workload
+    from preflight.run.measured import Measured
     from preflight.session.stored_run import HistorySession
     from preflight.transport.torchrun_ranks import JobRanks
 
@@ -67,7 +67,10 @@ def choose_rounds(
     to refuse a run that cannot fit, and is None if the operator gave the number of rounds.
     """
     nodes = tuple(host.name for host in fleet.hosts)
-    history = _history(config, fleet, settings)
+    place = config.getoption("preflight_history")
+    place = os.environ.get(VARIABLE) if place is None else place
+    working = config.invocation_params.dir
+    history = None if place is None else open_history(place, working, fleet, settings.tier)
     past, wall_s = history.past if history else None, settings.wall_s
     ahead = workload(
         fleet,
@@ -94,14 +97,6 @@ def choose_rounds(
     return planned, history, lines, ahead if extent == "auto" else None
 
 
-def refuse_odd_rounds(config: pytest.Config) -> None:
-    """Refuse an invalid number of rounds or seed, before any plugin or node is asked."""
-    _extent(config)
-    seed = config.getoption("preflight_seed")
-    if seed is not None and not 0 <= seed <= LARGEST_SEED:
-        raise UsageError(f"--preflight-seed={seed}: give a number, 0 to {LARGEST_SEED}")
-
-
 def _extent(config: pytest.Config) -> Extent:
     text = config.getoption("preflight_sweep")
     if text in (None, "auto"):
@@ -115,18 +110,16 @@ def _extent(config: pytest.Config) -> Extent:
     )
 
 
-def _history(config: pytest.Config, fleet: Fleet, settings: Settings) -> HistorySession | None:
-    text = config.getoption("preflight_history")
-    text = os.environ.get(VARIABLE) if text is None else text
-    if text is None:
-        return None
-    return open_history(text, config.invocation_params.dir, fleet, settings.tier)
-
-
 OPTION = "--preflight-kernel-log-since"
 LONGEST_S = 10 * 365 * 86400.0
-_AGO = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?) ?([smhd])")
+_SPAN = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?) ?([smhd])")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def seconds_in(text: str) -> float | None:
+    """Parse a span such as 90m, 1.5h or 3d; None for anything else."""
+    span = _SPAN.fullmatch(text)
+    return float(span[1]) * _UNITS[span[2]] if span else None
 
 
 def seconds_back(text: str | None) -> float | None:
@@ -136,13 +129,11 @@ def seconds_back(text: str | None) -> float | None:
     """
     if text is None or text == "boot":
         return None
-    seconds = 0.0
-    if ago := _AGO.fullmatch(text):
-        seconds = float(ago[1]) * _UNITS[ago[2]]
-    else:
-        with suppress(ValueError, OverflowError):
+    seconds = seconds_in(text)
+    with suppress(ValueError, OverflowError):
+        if seconds is None:
             seconds = time.time() - datetime.fromisoformat(text).astimezone().timestamp()
-    if not 0 < seconds <= LONGEST_S:
+    if seconds is None or not 0 < seconds <= LONGEST_S:
         raise UsageError(
             f"{OPTION} {text[:40]!a}: give boot, an age such as 90m, 2h or 3d, or a time in the "
             "past such as 2026-11-21T08:00"
@@ -187,8 +178,10 @@ def read_options(config: pytest.Config) -> Chosen:
     registry, typed = _registry(config), config.getoption("preflight_checks")
     wanted = None if typed is None else registry.select(typed)
     began_s = time.time()
-    replay = _replay_file(config)
-    past = None if replay is None else _report_beside(replay)
+    replay, past = _replay_file(config), None
+    if replay is not None:
+        with suppress(UsageError):
+            past = reread(replay.parent)
     need = config.getoption("preflight_need")
     settings = Settings(
         tier=config.getoption("preflight_tier") or (past.tier if past else "quick"),
@@ -206,7 +199,9 @@ def read_options(config: pytest.Config) -> Chosen:
         config.invocation_params.dir, config.getoption("preflight_report"), began_s
     )
     outputs.exclude_file = _file(config, "preflight_exclude_file")
-    outputs.keep, outputs.metrics = _keep(config), _file(config, "preflight_prometheus")
+    outputs.metrics = _file(config, "preflight_prometheus")
+    if (keep := config.getoption("preflight_keep")) is not None:
+        outputs.keep = keep
     if not config.option.collectonly and not handoff:
         outputs.refuse_unusable()
     rank_0 = leading(config)
@@ -255,30 +250,30 @@ _RANGES: Mapping[str, tuple[float, float, str]] = {
         "events per second of load, 0.001 to 100; rarer ones take more nights",
     ),
     "budget": (1, LONGEST_BUDGET_S, f"seconds, 1 to {LONGEST_BUDGET_S}"),
+    "keep": (0, math.inf, "how many runs stay, or 0 for all of them"),
+    "seed": (0, LARGEST_SEED, f"a number, 0 to {LARGEST_SEED}"),
 }
 """By option, its least and greatest value, and what to give."""
+
+
+def refuse_out_of_range(name: str, value: float | None) -> None:
+    """UsageError for a number that the option of that name does not take."""
+    lowest, highest, advice = _RANGES[name]
+    if value is not None and not lowest <= value <= highest:
+        option = f"--preflight-{name.replace('_', '-')}"
+        typed = f"{value:g}" if isinstance(value, float) else str(value)
+        raise UsageError(f"{option}={typed}: give {advice}")
 
 
 def _refuse_bad_values(config: pytest.Config) -> None:
     if config.getoption("reruns", None):
         raise UsageError("--reruns would hide flakiness: leave it out, preflight retests by itself")
-    for name, (lowest, highest, advice) in _RANGES.items():
-        value = config.getoption(f"preflight_{name}")
-        if value is not None and not lowest <= value <= highest:
-            option = f"--preflight-{name.replace('_', '-')}"
-            typed = f"{value:g}" if isinstance(value, float) else str(value)
-            raise UsageError(f"{option}={typed}: give {advice}")
+    for name in _RANGES:
+        refuse_out_of_range(name, config.getoption(f"preflight_{name}"))
     for name in ("report", "prometheus", "exclude_file", "replay"):
         if config.getoption(f"preflight_{name}") == "":
             raise UsageError(f"--preflight-{name.replace('_', '-')} is empty: give a path")
-    refuse_odd_rounds(config)
-
-
-def _keep(config: pytest.Config) -> int:
-    keep = config.getoption("preflight_keep")
-    if keep is not None and keep < 0:
-        raise UsageError(f"--preflight-keep={keep}: give how many runs stay, or 0 for all of them")
-    return KEEP if keep is None else int(keep)
+    _extent(config)
 
 
 def _file(config: pytest.Config, option: str) -> Path | None:
@@ -337,13 +332,6 @@ def _replay_file(config: pytest.Config) -> Path | None:
     return path / "measured.json" if path.is_dir() else path
 
 
-def _report_beside(replay: Path) -> Report | None:
-    """Read the report of the run that is judged again, if it is beside the measurements."""
-    with suppress(UsageError):
-        return reread(replay.parent)
-    return None
-
-
 def _replay_words(replay: Path, past: Report | None, run: str) -> str:
     when = f" of {moment(past.started):%Y-%m-%d %H:%M %Z}" if past and past.run == run else ""
     return f"the run{when} in {replay}, judged again; contacts no node"
@@ -352,18 +340,7 @@ def _replay_words(replay: Path, past: Report | None, run: str) -> str:
 def _replayed(path: Path | None, fleet: Fleet) -> Measured | None:
     if path is None:
         return None
-    try:
-        measured = Measured.decode(read_regular(path, LARGEST))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(
-            f"cannot read the measurements {path}: {reason_of(error)}; give a run's folder, or its "
-            "measured.json"
-        ) from error
-    if measured.sweep is not None:
-        try:
-            refuse_absurd_sweep(measured.sweep)
-        except UsageError as error:
-            raise UsageError(f"{path}: sweep.{error}") from error
+    measured = read_measured(path)
     unasked = fold(host.name for host in fleet.hosts if host.name not in measured.reach)
     if unasked and "reach" not in measured.skipped:
         advice = f"leave it out with --preflight-exclude={unasked}"

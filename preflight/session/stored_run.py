@@ -330,7 +330,7 @@ def _refuse_unsafe(place: Place) -> None:
         pass  # it is made when the run is added
     except OSError as error:
         raise UsageError(
-            f"--preflight-history={place.folder}: {error.strerror}: give a folder of your own"
+            f"--preflight-history={place.file.parent}: {error.strerror}: give a folder of your own"
         ) from error
 
 

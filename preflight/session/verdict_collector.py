@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,14 +25,12 @@ from preflight.fabric.schedule import count_by_round_kind, pairs_of
 from preflight.fabric.sweep_plan import measured_share
 from preflight.fleet.model import today
 from preflight.report.document import CoverageRow, Report, row_of
-from preflight.report.events import REPORT
 from preflight.report.exports import class_of
-from preflight.report.fabric_grid import locate_blames
 from preflight.report.fabric_page import fabric_section
 from preflight.report.findings import Finding, findings, suspicions
 from preflight.report.header import overrides
-from preflight.report.outputs import earlier
-from preflight.report.page import PAGE, PageContext, page
+from preflight.report.outputs import earlier, point_at, tidy
+from preflight.report.page import PAGE, page
 from preflight.report.ready import (
     Ending,
     blame_row,
@@ -75,17 +74,10 @@ class Conclusion:
     found: tuple[Finding, ...]
     outputs: Outputs
     hint: str
-    metrics_trouble: str = ""
-    """Why the file for Prometheus was not written, if so."""
-    unsaved: bool = False
-    """Everything is ready, but not every file could be written where it belongs."""
 
     def lines(self, width: int) -> list[str]:
         """Lay out the summary for a terminal of that width."""
-        outputs = self.outputs
-        places = (outputs.at(REPORT), outputs.trouble_words, self.metrics_trouble)
-        where = "; ".join(filter(None, places))
-        page_at = outputs.at(PAGE)
+        where, page_at = self.outputs.where, self.outputs.at(PAGE)
         return summary(
             self.report, self.found, where=where, page=page_at, hint=self.hint, width=width
         )
@@ -131,17 +123,17 @@ def conclude(
         overrides=overrides(run.fleet, today(), entries),
         measured_in=run.fleet.measured_in[0],
     )
-    is_ready, metrics_trouble = report.exit == 0, ""
     all_findings = findings(entries, blames, suspected)
     if entries:
         report = outputs.write_report(report)
         outputs.write(PAGE, _page(run, report, all_findings, outputs).encode())
         outputs.events.end(entries, summary_of(report, all_findings))
-        outputs.put_away(latest=not run.replayed)
-        metrics_trouble = outputs.write_metrics(report, all_findings)
-    hint = _hint(run, report, ready, ending)
-    unsaved = is_ready and report.exit != 0
-    return Conclusion(report, all_findings, outputs, hint, metrics_trouble, unsaved=unsaved)
+        if not run.replayed:  # what a run measured does not lie in the folder of its replay
+            with suppress(OSError):
+                point_at(outputs.path)
+        tidy(outputs.path, outputs.keep)
+        outputs.write_metrics(report, all_findings)
+    return Conclusion(report, all_findings, outputs, _hint(run, report, ready, ending))
 
 
 def _hint(run: Run, report: Report, ready: Readiness, ending: Ending) -> str:
@@ -158,17 +150,13 @@ def _hint(run: Run, report: Report, ready: Readiness, ending: Ending) -> str:
 def _page(run: Run, report: Report, all_findings: tuple[Finding, ...], outputs: Outputs) -> str:
     """The run's HTML page."""
     sweep, observed = run.judgement.measured.sweep, run.judgement.sweep.observed
-    context = PageContext(
-        found=all_findings,
-        earlier=earlier(outputs.path),
-        drains=frozenset(entry.check.id for entry in run.registry if entry.check.drains),
-    )
-    if sweep is None or observed is None or not sweep.pairs:
-        return page(report, context)
-    blamed = locate_blames(report.blames, observed)
-    limits = run.judgement.sweep_limits
-    fabric = partial(fabric_section, observed, blamed, sweep=sweep, limits=limits)
-    return page(report, context, lambda most: fabric(most=most))
+    drains = frozenset(entry.check.id for entry in run.registry if entry.check.drains)
+    draw = None
+    if sweep is not None and observed is not None and sweep.pairs:
+        limits = run.judgement.sweep_limits
+        fabric = partial(fabric_section, observed, report.blames, sweep=sweep, limits=limits)
+        draw = lambda most: fabric(most=most)  # noqa: E731  one of two
+    return page(report, all_findings, draw, earlier=earlier(outputs.path), drains=drains)
 
 
 def _coverage(run: Run, names: Sequence[str], past: Past | None) -> CoverageRow | None:
@@ -359,7 +347,7 @@ class VerdictCollector:
         if is_very_quiet(terminalreporter.config):
             print_excluded(conclusion.report.fleet, conclusion.report.exit)
             return
-        headline = title(conclusion.report, unsaved=conclusion.unsaved)
+        headline = title(conclusion.report, unsaved=conclusion.outputs.unsaved)
         colour = _BY_EXIT.get(conclusion.report.exit, "yellow")
         terminalreporter.section(headline, sep="=", bold=True, **{colour: True})
         width = min(terminalreporter._tw.fullwidth, 100)  # noqa: SLF001  pytest offers no other way

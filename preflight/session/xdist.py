@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
-import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import Struct
@@ -93,11 +92,6 @@ def give(workerinput: dict[str, Any], run: Run, outputs: Outputs, nodes: SiteNod
     workerinput[_KEY] = msgspec.msgpack.encode(handoff)
 
 
-FIRST_BAD_PYTEST: Final = (9, 2)
-LAST_BAD_XDIST: Final = (3, 8, 0)
-"""pytest this new with xdist this old ignores xdist_group (pytest-xdist issue 1386)."""
-
-
 def warnings(config: pytest.Config) -> list[str]:
     """Warnings for the header, none if all is well; each names the versions and what to do."""
     if getattr(config.option, "dist", "no") != "loadgroup" or not config.option.tx:
@@ -114,10 +108,9 @@ def warnings(config: pytest.Config) -> list[str]:
 
 
 def misgroups(pytest_version: str, xdist_version: str) -> bool:
-    """Whether `--dist loadgroup` is known to ignore groups with these two versions."""
-    return _read(pytest_version) >= FIRST_BAD_PYTEST and _read(xdist_version) <= LAST_BAD_XDIST
+    """Whether `--dist loadgroup` ignores groups with these versions (pytest-xdist issue 1386)."""
+    from packaging.version import Version  # pytest requires it
 
-
-def _read(version: str) -> tuple[int, ...]:
-    """Read the first three numbers; what follows them (rc1, .dev2) does not matter here."""
-    return tuple(int(number) for number in re.findall(r"\d+", version)[:3])
+    return Version(pytest_version) >= Version("9.2.dev0") and Version(xdist_version) < Version(
+        "3.9"
+    )

@@ -18,7 +18,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from preflight.core.remote_command import OUTPUT_LIMIT, ReachError, StreamRemote, deadlined
+from preflight.core.remote_command import OUTPUT_LIMIT, ReachError, Remote, deadlined
 from preflight.core.text import legible
 from preflight.transport import reach_error
 from preflight.transport.host_keys import kinds_known, read_known_hosts, verify
@@ -402,7 +402,7 @@ class ParamikoConnection:
         hang_up(self._transport)
 
 
-class ParamikoRemote(StreamRemote):
+class ParamikoRemote(Remote):
     """One command on one channel."""
 
     def __init__(self, channel: paramiko.Channel, timeout_s: float, limit: int) -> None:

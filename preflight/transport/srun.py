@@ -28,7 +28,7 @@ from msgspec import Struct
 from preflight.core.remote_command import (
     OUTPUT_LIMIT,
     ReachError,
-    StreamRemote,
+    Remote,
     deadlined,
     signal_group,
 )
@@ -73,7 +73,7 @@ class RelayConnection:
         """Do nothing: the relay serves this node until the run is over."""
 
 
-class RelayRemote(StreamRemote):
+class RelayRemote(Remote):
     """One command on one channel of a relay's connection."""
 
     def __init__(self, link: Link, argv: Sequence[str], timeout_s: float, limit: int) -> None:

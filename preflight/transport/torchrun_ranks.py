@@ -16,8 +16,8 @@ from preflight.core.remote_command import (
     OUTPUT_LIMIT,
     PipeRemote,
     ReachError,
+    Remote,
     Shortfall,
-    StreamRemote,
 )
 from preflight.core.statistics import grouped
 from preflight.errors import PreflightError, WireError
@@ -47,7 +47,7 @@ from preflight.transport.rank_follower import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from preflight.core.remote_command import Connection, HasPayload, Remote
+    from preflight.core.remote_command import Connection, HasPayload
     from preflight.fleet.model import Host
     from preflight.transport.bundle import Beside
     from preflight.transport.job_store import Decoder, JobStore, Reply
@@ -169,7 +169,7 @@ class OtherRank(_RankConnection):
         return RankRemote(self._hub, self._rank, self._words, Start(0, entry, timeout_s, limit))
 
 
-class RankRemote(StreamRemote):
+class RankRemote(Remote):
     """A child process of another rank; its input and output are notes in the store."""
 
     def __init__(self, hub: RankHub, rank: int, words: str, start: Start) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from preflight.core.remote_command import OUTPUT_LIMIT, SEND_S
 
@@ -63,10 +63,10 @@ class _Connection:
     def __init__(self, inner: Connection, said: Conversation) -> None:
         self._inner, self._said = inner, said
 
-    def start(self, argv: Sequence[str], *, timeout_s: float, limit: int = OUTPUT_LIMIT) -> _Remote:
+    def start(self, argv: Sequence[str], *, timeout_s: float, limit: int = OUTPUT_LIMIT) -> Remote:
         self._said.commands += 1
         remote = self._inner.start(argv, timeout_s=timeout_s, limit=limit)
-        return _Remote(remote, self._said)
+        return cast("Remote", _Remote(remote, self._said))
 
     def close(self) -> None:
         self._inner.close()

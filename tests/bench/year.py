@@ -124,7 +124,7 @@ def rows(year: Year, runs: int = _RUNS) -> Iterator[Row]:
             note="in a process that has loaded the library; each opens the file anew",
         )
     argv = [sys.executable, "-m", "preflight", "history", node, "--history"]
-    folder = Path(str(year.place.folder))
+    folder = Path(str(year.place.file)).parent
     whole = [cost([*argv, str(folder)], folder, exits=0).seconds for _ in range(runs)]
     yield Row(
         id="history.command",

@@ -316,7 +316,7 @@ def _nodes_of_a_verdict(folder: Path, length: int) -> None:
         other.executemany("INSERT INTO nodes VALUES (?, ?, NULL, 1, 1)", nodes)
         other.executemany("INSERT INTO blamed VALUES (?, ?)", ((at, verdict) for at, _ in nodes))
         other.commit()
-    assert cli.main(["history", f"--history={place.folder}", "h0"]) == 0
+    assert cli.main(["history", f"--history=sqlite:///{place.file}", "h0"]) == 0
 
 
 def _places_of_a_gpu(folder: Path, length: int) -> None:
@@ -332,7 +332,7 @@ def _places_of_a_gpu(folder: Path, length: int) -> None:
             ids = [(at,) for at in range(10, 10 + length)]
             other.executemany(f"INSERT INTO {table} VALUES {values}", ids)  # noqa: S608  our names
         other.commit()
-    assert cli.main(["history", f"--history={place.folder}", "--gpu=GPU-a"]) == 0
+    assert cli.main(["history", f"--history=sqlite:///{place.file}", "--gpu=GPU-a"]) == 0
 
 
 def _stars_of_a_host(folder: Path, length: int) -> None:

@@ -78,19 +78,14 @@ def test_wrong_usage_is_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("verb", ["diagnose", "learn"])
-def test_a_mistyped_folder_is_not_taken_for_a_node(tmp_path: Path, verb: str) -> None:
-    """The refusal names the folder and how to ask a node; a node numbered otherwise is asked."""
-    (tmp_path / "saved-n1.invalid").mkdir()
-    (tmp_path / "saved-n1.invalid" / "state.json").write_text("{}")
-    (tmp_path / "train").mkdir()
-    for word, hint in (("savd-n1.invalid", "did you mean 'saved-n1.invalid'?"),
-                       ("state.jsn.gz", "give one that exists.")):  # fmt: skip
-        told = run_verb(tmp_path, verb, word)
-        assert (told.returncode, told.stdout) == (4, "")
-        assert told.stderr == (
-            f"preflight: there is no file or folder '{word}'; {hint} "
-            f"To ask a node of this name, type --nodes={word}\n"
-        )
+def test_a_mistyped_file_is_not_taken_for_a_node(tmp_path: Path, verb: str) -> None:
+    """The refusal names the file and how to ask a node; another name is asked."""
+    told = run_verb(tmp_path, verb, "state.jsn.gz")
+    assert (told.returncode, told.stdout) == (4, "")
+    assert told.stderr == (
+        "preflight: there is no file or folder 'state.jsn.gz'; give one that exists. "
+        "To ask a node of this name, type --nodes=state.jsn.gz\n"
+    )
     for word in ("saved-n2.invalid", "trai"):
         assert "there is no" not in run_verb(tmp_path, verb, word).stderr
 

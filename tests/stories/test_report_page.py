@@ -8,9 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from preflight.fabric.observed import observe
-from preflight.report.fabric_grid import locate_blames
 from preflight.report.fabric_page import fabric_section
-from preflight.report.page import PAGE, PageContext, page
+from preflight.report.page import PAGE, page
 from preflight.report.ready import blame_row, sensitivity_rows
 from preflight.report.since import found_in, summary_of
 from preflight.verdict import fail, unknown, warn
@@ -50,15 +49,14 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     fleet = hosts(4)
     swept = sweep(fleet, lambda a, b: 0.05 if "h3" in (a, b) else 1.0)
     observed = observe(swept)
-    blamed = locate_blames(map(blame_row, blame(swept, fleet)), observed)
-    beside = PageContext(
-        found=found_in(told), earlier=tuple(nights), drains=frozenset({"gpu.count"})
-    )
+    blamed = [*map(blame_row, blame(swept, fleet))]
     path = tmp_path_factory.mktemp("page") / PAGE
     drawn = page(
         told,
-        beside,
+        found_in(told),
         lambda most: fabric_section(observed, blamed, sweep=swept, with_findings=False, most=most),
+        earlier=nights,
+        drains=["gpu.count"],
     )
     path.write_text(drawn, encoding="utf-8")
     return path
@@ -189,7 +187,7 @@ def test_a_healthy_fleet_is_one_screen(tmp_path: Path) -> None:
     told = replace(report([host.name for host in fleet]), sensitivity=sensitivity_rows(observed))
     html = page(
         told,
-        PageContext(found=()),
+        (),
         lambda most: fabric_section(observed, (), sweep=swept, most=most),
     )
     (tmp_path / PAGE).write_text(html)

@@ -361,31 +361,24 @@ def test_an_empty_path_is_not_the_current_folder(tmp_path: Path, words: str) -> 
     assert [path.name for path in tmp_path.iterdir()] == ["a.log"]
 
 
-_BRACKETS = "an IPv6 address stands in brackets"
-_PORT = "the port must be a number, 1 to 65535"
-
-
 @pytest.mark.parametrize(
-    ("verb", "server", "said"),
+    ("verb", "server"),
     [
-        ("history", "[::1", _BRACKETS),
-        ("check", "[::1/db", _BRACKETS),
-        ("history", "[::1]x/db", _BRACKETS),
-        ("check", "::1]/db", _BRACKETS),
-        ("history", "h:port/db", _PORT),
-        ("check", "h:0/db", _PORT),
-        ("history", "h:\u0665/db", _PORT),
-        ("check", "[::1]:99999/db?sslpassword=pw2-secret", _PORT),
-        ("history", "h:1:2/db", _PORT),
+        ("history", "[::1"),
+        ("check", "[::1/db"),
+        ("check", "::1]/db"),
+        ("history", "h:port/db"),
+        ("check", "h:0/db"),
+        ("history", "h:\u0665/db"),
+        ("check", "[::1]:99999/db?sslpassword=pw2-secret"),
+        ("history", "h:1:2/db"),
     ],
 )
-def test_a_wrong_address_of_a_server_is_named(
-    tmp_path: Path, verb: str, server: str, said: str
-) -> None:
+def test_a_wrong_address_of_a_server_is_named(tmp_path: Path, verb: str, server: str) -> None:
     """It read as if the history held values that no run wrote; no password is printed."""
     words = [verb, f"--history=postgresql://ann:pw-secret@{server}"]
     told = warm.run("preflight", words, cwd=tmp_path, env=dict(os.environ), timeout=60)
     assert (told.returncode, told.stdout) == (4, "")
     (line,) = _without_variables(told.stderr)
-    assert said in line
+    assert "its host or port is invalid; type postgresql://USER@HOST:PORT/DATABASE" in line
     assert "secret" not in line

@@ -15,8 +15,6 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
-from msgspec import Struct
-
 from preflight.core.text import last_line, natural
 from preflight.errors import PreflightError, UsageError
 from preflight.fabric.schedule import circle
@@ -105,13 +103,6 @@ Source = Literal["idle", "reservation", "all"]
 UNKNOWN_TO_SLURM = "Slurm does not know it"
 
 
-class Chosen(Struct, frozen=True):
-    """The nodes to check, in the given order, and why the others are left out."""
-
-    nodes: tuple[str, ...]
-    left_out: dict[str, str] = {}
-
-
 @dataclass(frozen=True, kw_only=True)
 class Chooser:
     """Chooses nodes; asks Slurm each time, as jobs start during a nightly run."""
@@ -122,21 +113,16 @@ class Chooser:
     ours: frozenset[str] = frozenset()
     """Nodes of the nightly run's own allocation: they are busy only with the nightly run."""
 
-    def choose(self, names: Iterable[str]) -> Chosen:
-        """Choose nodes; SlurmError without an answer, UsageError for an unusable reservation."""
+    def left_out(self, names: Iterable[str]) -> dict[str, str]:
+        """Return why nodes are not to be checked now; the others are.
+
+        SlurmError without an answer, UsageError for an unusable reservation.
+        """
         if self.source == "all":
-            return Chosen(tuple(names))
-        reservation = self.held()
-        uses = ask_nodes(self.environ)
-        free: list[str] = []
-        left_out: dict[str, str] = {}
-        for name in names:
-            why = "" if name in self.ours else _why_not(name, uses, reservation)
-            if why:
-                left_out[name] = why
-            else:
-                free.append(name)
-        return Chosen(tuple(free), left_out)
+            return {}
+        reservation, uses = self.held(), ask_nodes(self.environ)
+        others = (name for name in names if name not in self.ours)
+        return {name: why for name in others if (why := _why_not(name, uses, reservation))}
 
     def held(self) -> Reservation | None:
         """Return the reservation as it is now; None if none was named."""
@@ -157,18 +143,6 @@ class Chooser:
             return {}
         by_name = {name: _use_of(name, uses) for name in names if name not in self.ours}
         return {name: use.words for name, use in by_name.items() if use is not None and use.working}
-
-
-def chosen_way(*, idle: bool, reservation: str | None, whole: bool) -> Source | None:
-    """Return the source that the options name; None if they name none. UsageError for several."""
-    ways: list[Source] = ["idle"] if idle else []
-    ways += ["reservation"] if reservation is not None else []
-    ways += ["all"] if whole else []
-    if len(ways) > 1:
-        raise UsageError("give only one of --idle, --reservation and --whole-fleet")
-    if reservation == "":
-        raise UsageError("--reservation is empty: give a name: --reservation=NAME")
-    return ways[0] if ways else None
 
 
 def chooser(environ: Mapping[str, str], source: Source | None, reservation: str = "") -> Chooser:
@@ -288,7 +262,7 @@ class _Past:
 
     def waited(self, wave: Wave) -> float:
         """Return for how many nights the wave's nodes were not checked, on average."""
-        return sum(map(self._alone, wave)) / len(wave)
+        return sum(self._since(name, name) for name in wave) / len(wave)
 
     def _since(self, a: str, b: str) -> int:
         """Return how many nights ago two nodes shared a wave; if never, one more than is known."""
@@ -296,10 +270,6 @@ class _Past:
             if a in wave_of and wave_of[a] == wave_of.get(b):
                 return ago
         return len(self._wave_of) + 1
-
-    def _alone(self, name: str) -> int:
-        return next((at for at, wave_of in enumerate(self._wave_of) if name in wave_of),
-                    len(self._wave_of) + 1)  # fmt: skip
 
     def _leaf_pairs(self, wave: Wave) -> Iterator[tuple[str, str]]:
         leaves = sorted({self._leaves[name] for name in wave if name in self._leaves})

@@ -31,7 +31,6 @@ from preflight.commands.nightly.choice import (
     MOST,
     Chooser,
     chooser,
-    chosen_way,
     nights_to_all,
     plan_waves,
 )
@@ -45,23 +44,26 @@ from preflight.commands.nightly.state import (
     clock,
     former_nights,
     latest,
+    nodes_of,
 )
 from preflight.commands.nightly.wave_runner import LEAVE_S, WaveRunner, locked
 from preflight.core.command_line import EMPTY, UNCLEAR, USAGE, Interrupts, some_path, whole_number
 from preflight.core.files import typed_path
-from preflight.core.text import legible, plain_json, whole
+from preflight.core.text import legible, plain_json
 from preflight.errors import PreflightError, UsageError
 from preflight.fleet.nodeset import fold
 from preflight.fleet.sources import FleetRequest, resolve
 from preflight.report.outputs import KEEP, new_folder
 from preflight.run.expected_verdicts import BUDGET_S
+from preflight.session.options import refuse_out_of_range, seconds_in
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from preflight.check import Tier
     from preflight.commands.check import _Parser
-    from preflight.commands.nightly.state import Former
+    from preflight.commands.nightly.choice import Source
+    from preflight.commands.nightly.state import Night
 
 
 def main(argv: Sequence[str]) -> int:
@@ -113,7 +115,7 @@ def _run(
         )  # fmt: skip
 
 
-def _run_waves(runner: WaveRunner, former: tuple[Former, ...]) -> bool:
+def _run_waves(runner: WaveRunner, former: tuple[Night, ...]) -> bool:
     """Run the waves; return whether Ctrl-C or SIGTERM ended them."""
     interrupts = Interrupts()
     interrupts.hold()
@@ -197,9 +199,8 @@ class NightlyArguments(argparse.Namespace):
     """Options of a run that the nightly run reads itself, by name including the dashes."""
     folder: list[str]
     wave: int
-    idle: bool
+    source: Source | None
     reservation: str | None
-    whole_fleet: bool
     until: str | None
     budget: str | None
     into: str
@@ -220,6 +221,12 @@ class NightlyArguments(argparse.Namespace):
     def option(self, name: str) -> str | None:
         """Return the value of `--preflight-NAME`; None if it was not given."""
         return self.options.get(f"--preflight-{name.replace('_', '-')}")
+
+    def number(self, name: str, usual: float) -> float:
+        """Return the number of `--preflight-NAME`, which the parser has read; UsageError."""
+        number = float(self.option(name) or usual)
+        refuse_out_of_range(name, number)
+        return number
 
 
 def parser() -> _Parser:
@@ -264,11 +271,12 @@ def _add_own(parser: argparse.ArgumentParser) -> None:
     add("--wave", metavar="K", type=whole_number, default=WAVE,
         help=f"nodes at once, {LEAST} to {MOST} (default: {WAVE}; up to 16, all pairs of a wave "
         "are measured)")  # fmt: skip
-    add("--idle", action="store_true",
+    add_one = parser.add_mutually_exclusive_group().add_argument
+    add_one("--idle", dest="source", action="store_const", const="idle",
         help="only nodes that Slurm calls idle (default if sinfo is found); a node that gets a job "
         "meanwhile is released within half a minute")  # fmt: skip
-    add("--reservation", metavar="NAME", help="only nodes of this Slurm reservation")
-    add("--whole-fleet", action="store_true",
+    add_one("--reservation", metavar="NAME", help="only nodes of this Slurm reservation")
+    add_one("--whole-fleet", dest="source", action="store_const", const="all",
         help="do not ask Slurm (default without sinfo); "
         "GPUs in use are skipped all the same")  # fmt: skip
     add("--until", metavar="TIME", help="end by this time, as in 06:00")
@@ -280,8 +288,6 @@ def _add_own(parser: argparse.ArgumentParser) -> None:
         help=f"folder for nightly runs and their lock (default: {INTO})")  # fmt: skip
 
 
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-_SPAN = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?)([smhd])")
 _TIME = re.compile(r"([0-9]{1,2}):([0-9]{2})")
 
 LONGEST_S, SHORTEST_S = 30 * 86400, 60
@@ -294,17 +300,12 @@ def ends_at(until: str | None, budget: str | None, now: datetime) -> datetime | 
     """
     ends = [_until(until, now)] if until is not None else []
     if budget is not None:
-        ends.append(now + timedelta(seconds=span_s(budget)))
+        seconds = seconds_in(budget.strip()) or 0.0
+        if not SHORTEST_S <= seconds <= LONGEST_S:
+            give = "give 1 minute to 30 days, as in 90m, 5h or 1.5h"
+            raise UsageError(f"--budget={budget[:40]!a}: {give}")
+        ends.append(now + timedelta(seconds=seconds))
     return min(ends, default=None)
-
-
-def span_s(text: str) -> float:
-    """Read 90m, 5h, 1.5h or 2d as seconds; UsageError."""
-    match = _SPAN.fullmatch(text.strip())
-    seconds = float(match[1]) * _UNITS[match[2]] if match else 0
-    if not SHORTEST_S <= seconds <= LONGEST_S:
-        raise UsageError(f"--budget={text[:40]!a}: give 1 minute to 30 days, as in 90m, 5h or 1.5h")
-    return seconds
 
 
 def _until(text: str, now: datetime) -> datetime:
@@ -330,10 +331,10 @@ def _until(text: str, now: datetime) -> datetime:
 
 def chooser_for(asked: NightlyArguments, before: NightlyRun | None) -> Chooser:
     """Return how nodes are chosen: by the options, else as when the nightly run began."""
-    way = chosen_way(idle=asked.idle, reservation=asked.reservation, whole=asked.whole_fleet)
-    if way is None and before is not None:
+    source = asked.source if asked.reservation is None else "reservation"
+    if source is None and before is not None:
         return chooser(os.environ, before.source, before.reservation)
-    return chooser(os.environ, way, asked.reservation or "")
+    return chooser(os.environ, source, asked.reservation or "")
 
 
 def begin(asked: NightlyArguments, who: Chooser, into: Path) -> NightlyRun:
@@ -346,8 +347,9 @@ def begin(asked: NightlyArguments, who: Chooser, into: Path) -> NightlyRun:
             "to check this machine: preflight check"
         )
     names = tuple(host.name for host in fleet.hosts)
-    choice = who.choose(names)
-    nights = [night.waves for night in former_nights(into)]
+    left_out = who.left_out(names)
+    nodes = [name for name in names if name not in left_out]
+    waves = plan_waves(nodes, fleet.leaves, asked.wave, nodes_of(former_nights(into)))
     tier = cast("Tier", asked.option("tier") or "deep")
     return NightlyRun(
         preflight=__version__,
@@ -357,23 +359,20 @@ def begin(asked: NightlyArguments, who: Chooser, into: Path) -> NightlyRun:
         cwd=str(Path.cwd()),
         folders=asked.folders,
         tier=tier,
-        usual_s=_usual_s(asked, tier),
+        usual_s=asked.number("budget", BUDGET_S[tier]),
         most=asked.wave,
         source=who.source,
         reservation=who.reservation,
         strict="--preflight-strict" in asked.options,
         metrics=_file(asked, "prometheus"),
         exclude_file=_file(asked, "exclude_file"),
-        keep=_keep(asked.option("keep")),
+        keep=int(asked.number("keep", KEEP)),
         nodes=names,
         origin=fleet.origin,
         leaves=fleet.leaves,
         topology=fleet.topology,
-        left_out=choice.left_out,
-        waves=tuple(
-            WaveState(nodes=wave)
-            for wave in plan_waves(choice.nodes, fleet.leaves, asked.wave, nights)
-        ),
+        left_out=left_out,
+        waves=tuple(WaveState(nodes=wave) for wave in waves),
     )
 
 
@@ -384,33 +383,20 @@ def _file(arguments: NightlyArguments, option: str) -> str:
     return str(Path.cwd() / typed_path(name)) if name else ""
 
 
-def _keep(text: str | None) -> int:
-    if text is None:
-        return KEEP
-    number = whole(text)
-    if number is None:
-        raise UsageError(
-            f"--preflight-keep={text[:20]!a}: give how many nightly runs to keep, 0 for all"
-        )
-    return number
-
-
-def _usual_s(arguments: NightlyArguments, tier: Tier) -> float:
-    text = arguments.option("budget")
-    if text is None:
-        return BUDGET_S[tier]
-    seconds = float(text)  # the parser refused what is no number
-    if not 1 <= seconds <= 7 * 86400:
-        raise UsageError(
-            f"--preflight-budget={text[:40]!a}: give the seconds of one wave, 1 to {7 * 86400}"
-        )
-    return seconds
-
-
 def interrupted_nightly_run(asked: NightlyArguments, into: Path) -> tuple[Path, NightlyRun] | None:
     """Return the run to continue; None to begin a new one. UsageError if neither is possible."""
-    past = _latest(asked, into)
-    if past is None or past[1].finished or past[1].idle_s > TOO_OLD_S:
+    try:
+        past = latest(into)
+    except UsageError as error:
+        if not asked.names_a_fleet:
+            raise
+        remark(str(error).replace(ANEW, "so a new nightly run begins"))
+        return None
+    if (
+        past is None
+        or past[1].finished
+        or time.time() - max(past[1].started_s, past[1].written_s) > TOO_OLD_S
+    ):
         if asked.names_a_fleet:
             return None
         raise UsageError(
@@ -428,17 +414,6 @@ def interrupted_nightly_run(asked: NightlyArguments, into: Path) -> tuple[Path, 
         for wave in nightly.waves
     )
     return folder, replace(nightly, waves=waves)
-
-
-def _latest(arguments: NightlyArguments, into: Path) -> tuple[Path, NightlyRun] | None:
-    """Return the latest nightly run; ignore a damaged one if the options name a fleet."""
-    try:
-        return latest(into)
-    except UsageError as error:
-        if not arguments.names_a_fleet:
-            raise
-        remark(str(error).replace(ANEW, "so a new nightly run begins"))
-        return None
 
 
 def end_of(ends: datetime | None, nightly: NightlyRun, who: Chooser) -> float | None:

@@ -13,14 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from preflight.commands.nightly.state import WAVE, read_nightly_run, sweeps_in
-from preflight.commands.nightly.united import (
-    Part,
-    Whole,
-    covered,
-    fabric_of_waves,
-    missing_verdict,
-    unite,
-)
+from preflight.commands.nightly.united import fabric_of_waves, unite
 from preflight.commands.nightly.wave_runner import SCREEN, WaveError, read_report
 from preflight.core.files import open_folder
 from preflight.core.registry import draining
@@ -31,15 +24,15 @@ from preflight.fleet.nodeset import fold
 from preflight.report.document import Report, row_of
 from preflight.report.events import REPORT, SCHEMA, Began
 from preflight.report.outputs import OURS, Outputs, earlier, names_in, point_at, remove_folder
-from preflight.report.page import PAGE, PageContext, page
+from preflight.report.page import PAGE, page
 from preflight.report.since import Bad, RunSummary, before, since, summary_of
 from preflight.report.terminal import summary, title
-from preflight.verdict import Verdict, not_run
+from preflight.verdict import Outcome, Verdict, not_run
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
-    from preflight.commands.nightly.state import Former, NightlyRun, Screen
+    from preflight.commands.nightly.state import Night, NightlyRun, Screen
     from preflight.report.findings import Finding
 
 
@@ -81,22 +74,21 @@ def _fold(names: Sequence[str], nodes: Collection[str]) -> str:
     return ", ".join(filter(None, (plain, *(name for name in names if name not in nodes))))
 
 
-def parts_of(folder: Path, nightly: NightlyRun) -> list[Part]:
-    """Return the reports of the waves' latest tries, where there are any."""
-    parts = []
+def reports_of(folder: Path, nightly: NightlyRun) -> dict[int, Report]:
+    """Return the reports of the waves' latest tries by number, where there are any."""
+    reports = {}
     for number, wave in enumerate(nightly.waves, 1):
-        if not wave.folder or wave.stand in ("waiting", "left out"):
-            continue
-        try:
-            parts.append(Part(number=number, report=read_report(folder / wave.folder)))
-        except WaveError:
-            continue  # its nodes count as missing
-    return parts
+        if wave.folder and wave.stand not in ("waiting", "left out"):
+            with suppress(WaveError):  # its nodes count as missing
+                reports[number] = read_report(folder / wave.folder)
+    return reports
 
 
-def missing_nodes(nightly: NightlyRun, parts: Sequence[Part], stopped: str) -> dict[str, Verdict]:
+def missing_nodes(
+    nightly: NightlyRun, reports: Iterable[Report], stopped: str
+) -> dict[str, Verdict]:
     """Return a verdict for each node that is in no wave's report."""
-    names = {name for part in parts for name in part.report.fleet.nodes}
+    names = {name for report in reports for name in report.fleet.nodes}
     missing: dict[str, Verdict] = {}
     for number, wave in enumerate(nightly.waves, 1):
         where = f"wave {number}" + (f" ({wave.folder})" if wave.folder else "")
@@ -109,37 +101,34 @@ def missing_nodes(nightly: NightlyRun, parts: Sequence[Part], stopped: str) -> d
             elif wave.stand == "broken off" and "jobs" in wave.why:
                 missing[name] = not_run(f"{wave.why} repeatedly, in {where}", stopped=True)
             else:
-                missing[name] = missing_verdict(f"{where}: {wave.why or 'its report is missing'}")
+                missing[name] = Verdict(
+                    outcome=Outcome.MISSING,
+                    sentence=f"{where}: {wave.why or 'its report is missing'}",
+                    advice="see its wave's folder; to repeat it: preflight nightly --resume",
+                )
     return missing
 
 
 _WRITTEN = OURS | {SCREEN}
 
 
-def tidy_waves(folder: Path, keep: int) -> list[str]:
+def tidy_waves(folder: Path, keep: int) -> None:
     """Remove the waves of older nightly runs, except the latest `keep` nightly runs; 0 keeps all.
 
-    Returns the nightly runs of which something was removed. Files that cannot be removed stay.
+    Files that cannot be removed stay.
     """
-    if keep < 1:
-        return []
-    gone = []
     older = [path for path in sweeps_in(folder.parent) if path.name < folder.name]
-    for old in older[keep - 1 :]:
+    for old in older[keep - 1 :] if keep else ():
         with suppress(OSError, UsageError):
-            if (old / REPORT).is_file() and read_nightly_run(old).finished and _put_away(old):
-                gone.append(old.name)
-    return gone
+            if (old / REPORT).is_file() and read_nightly_run(old).finished:
+                _remove_waves(old)
 
 
-def _put_away(nightly: Path) -> bool:
-    """Remove the wave folders of a nightly run; return whether there were any."""
-    has_waves = False
+def _remove_waves(nightly: Path) -> None:
     with open_folder(nightly, make=False) as above:
         for name in filter(WAVE.fullmatch, names_in(above)):
             with suppress(OSError):
-                has_waves |= remove_folder(above, name, _WRITTEN)
-    return has_waves
+                remove_folder(above, name, _WRITTEN)
 
 
 _HISTORY_LINE = re.compile(r"^history +(\S.*(?:\n {9,}\S.*)*)", re.MULTILINE)
@@ -173,37 +162,23 @@ def _waves(numbers: list[str]) -> str:
 def conclude(
     folder: Path,
     nightly: NightlyRun,
-    former: Sequence[Former],
+    former: Sequence[Night],
     screen: Screen,
     *,
     stopped: str,
     interrupted: bool,
 ) -> int:
     """Write the united report and print its summary. `stopped`: why waves did not run, or ""."""
-    parts = parts_of(folder, nightly)
-    reports = [part.report for part in parts]
-    whole = Whole(
-        nightly=nightly,
-        missing=missing_nodes(nightly, parts, stopped),
-        interrupted=interrupted,
-        coverage=covered(
-            nightly.nodes,
-            nightly.leaves,
-            nightly.topology,
-            reports,
-            [night.whole for night in former],
-        ),
-    )
-    report, found = unite(whole, parts)
+    reports = reports_of(folder, nightly)
+    missing = missing_nodes(nightly, reports.values(), stopped)
+    report, found = unite(nightly, reports, missing, former, interrupted=interrupted)
     outputs = outputs_of(folder, nightly)
-    fine = report.exit == 0
-    report, unpublished = _write_outputs(report, found, outputs, nightly)
+    report = _write_outputs(report, found, outputs, nightly)
     tidy_waves(folder, nightly.keep)
     screen.line()
     changes = change_lines(report, found, earlier(folder))
-    screen.title(title(report, unsaved=fine and report.exit != 0))
-    where = "; ".join(filter(None, (outputs.at(REPORT), outputs.trouble_words, unpublished)))
-    drawn, hint = outputs.at(PAGE), _hint(nightly, report)
+    screen.title(title(report, unsaved=outputs.unsaved))
+    where, drawn, hint = outputs.where, outputs.at(PAGE), _hint(nightly, report)
     for line in summary(report, found, where=where, page=drawn, hint=hint, width=screen.width):
         screen.line(line)
     for label, text in changes:
@@ -222,19 +197,20 @@ def outputs_of(folder: Path, nightly: NightlyRun) -> Outputs:
 
 def _write_outputs(
     report: Report, found: tuple[Finding, ...], outputs: Outputs, nightly: NightlyRun
-) -> tuple[Report, str]:
-    """Write the files, as a run does; return also why the metrics could not be written, or ""."""
+) -> Report:
+    """Write the files, as a run does."""
     report = outputs.write_report(report)
-    extras = PageContext(found=found, earlier=earlier(outputs.path), drains=draining())
     waves = [outputs.path / wave.folder for wave in nightly.waves if wave.folder]
     drawn = fabric_of_waves(waves, report.blames)
-    outputs.write(PAGE, page(report, extras, drawn).encode())
+    html = page(report, found, drawn, earlier=earlier(outputs.path), drains=draining())
+    outputs.write(PAGE, html.encode())
     # What later nights compare with; single verdicts only if they are in no wave.
     outputs.events.begin(row_of(Began, report, report.fleet, schema=SCHEMA, expected={}))
     outputs.events.end((), summary_of(report, found))
     with suppress(OSError):
         point_at(outputs.path)
-    return report, outputs.write_metrics(report, found)
+    outputs.write_metrics(report, found)
+    return report
 
 
 def _hint(nightly: NightlyRun, report: Report) -> str:

@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import time
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
@@ -121,17 +121,6 @@ class NightlyRun(Struct, frozen=True, kw_only=True):
         content = msgspec.json.format(msgspec.json.encode(self), indent=1)
         write_atomically(folder / NAME, content + b"\n")
 
-    def having(self, number: int, **changes: object) -> NightlyRun:
-        """Return the state with one wave changed."""
-        waves = list(self.waves)
-        waves[number] = replace(waves[number], **changes)
-        return replace(self, waves=tuple(waves))
-
-    @property
-    def idle_s(self) -> float:
-        """Seconds since the nightly run last wrote its state."""
-        return datetime.now(UTC).timestamp() - max(self.started_s, self.written_s)
-
 
 class Standing:
     """The state of a running nightly run. Every change is written; OSError where that fails."""
@@ -146,7 +135,9 @@ class Standing:
 
     def set(self, number: int, **changes: object) -> None:
         """Change one wave."""
-        self.nightly = self.nightly.having(number, **changes)
+        waves = list(self.nightly.waves)
+        waves[number] = replace(waves[number], **changes)
+        self.nightly = replace(self.nightly, waves=tuple(waves))
         self.write()
 
     def leave_out(self, number: int, why: Mapping[str, str]) -> None:
@@ -205,23 +196,13 @@ class Standing:
         """Return a wave's number, counted from 1: "3/12"."""
         return f"{number + 1}/{len(self.nightly.waves)}"
 
-    def nodes_after(self, number: int) -> int:
-        """Return how many nodes come after a wave."""
-        waves = self.nightly.waves[number + 1 :]
-        return sum(len(wave.nodes) for wave in waves if wave.open)
-
 
 ANEW = "leave out --resume to begin a new nightly run"
 """What to do about a refused sweep.json; replaced where a new nightly run begins anyway."""
 
 
-class Former(Struct, frozen=True, kw_only=True):
-    """An earlier night."""
-
-    waves: Waves
-    """Its waves: the nodes that were checked together."""
-    whole: Waves = ()
-    """The waves of which every pair was measured."""
+Night = tuple[WaveState, ...]
+"""The waves of an earlier night that were done."""
 
 
 def read_nightly_run(folder: Path) -> NightlyRun:
@@ -246,21 +227,25 @@ def latest(into: Path) -> tuple[Path, NightlyRun] | None:
     return (folders[0], read_nightly_run(folders[0])) if folders else None
 
 
-def former_nights(into: Path, *, but: str = "") -> tuple[Former, ...]:
-    """Return the waves of earlier nights, the latest first; damaged files are skipped.
+def nodes_of(nights: Iterable[Night]) -> tuple[Waves, ...]:
+    """Return which nodes were checked together in each night."""
+    return tuple(tuple(wave.nodes for wave in night) for night in nights)
+
+
+def former_nights(into: Path, *, but: str = "") -> tuple[Night, ...]:
+    """Return the done waves of earlier nights, the latest first; damaged files are skipped.
 
     `but`: the id of the current nightly run, which is left out.
     """
-    nights: list[Former] = []
+    nights: list[Night] = []
     for folder in sweeps_in(into)[:MOST_LOOKED_AT]:
         try:
             night = msgspec.json.decode(read_regular(folder / NAME, LARGEST), type=NightlyRun)
         except (OSError, ValueError, RecursionError):
             continue
-        waves = [wave for wave in night.waves if wave.stand == "done"]
+        waves = tuple(wave for wave in night.waves if wave.stand == "done")
         if waves and night.sweep != but:
-            whole = tuple(wave.nodes for wave in waves if wave.whole)
-            nights.append(Former(waves=tuple(wave.nodes for wave in waves), whole=whole))
+            nights.append(waves)
     return tuple(nights)
 
 
@@ -304,11 +289,13 @@ class Screen:
             self.labelled(label, text)
         self.line()
 
-    def begins(self, at: str, nodes: Sequence[str], left: int, done_at: datetime | None) -> None:
+    def begins(self, number: int, nodes: Sequence[str], now: Standing) -> None:
         """Print which wave begins, how many nodes follow it, and when all will be done."""
+        left = sum(len(wave.nodes) for wave in now.nightly.waves[number + 1 :] if wave.open)
         after = f"{left} after them" if left else "the last ones"
-        about = f", all done at about {done_at:%H:%M}" if done_at else ""
-        self.labelled(f"wave {at}", f"{fold(nodes)}  {count(len(nodes), 'node')}, {after}{about}")
+        about = f", all done at about {now.done_at:%H:%M}" if now.done_at else ""
+        words = f"{fold(nodes)}  {count(len(nodes), 'node')}, {after}{about}"
+        self.labelled(f"wave {now.at(number)}", words)
 
     def goes_on(self, at: str, since_s: float, phase: str) -> None:
         """Rewrite the line of the running wave; does nothing without a terminal."""

@@ -12,11 +12,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from preflight.check import FLEET
-from preflight.commands.nightly.state import NightlyRun
 from preflight.core.command_line import EMPTY, FINE, FOUND, INTERRUPTED, UNCLEAR
 from preflight.core.registry import Entry
 from preflight.core.statistics import grouped
@@ -25,7 +23,6 @@ from preflight.fabric.observed import Observed
 from preflight.fabric.planner import UNTESTED
 from preflight.fabric.stored import read_stored
 from preflight.report.document import CoverageRow, FleetRow, Report
-from preflight.report.fabric_grid import locate_blames
 from preflight.report.fabric_page import fabric_section
 from preflight.report.findings import Finding, findings, suspicions
 from preflight.report.header import NumberRow, OffRow, Overrides, WaiverRow
@@ -38,12 +35,12 @@ from preflight.report.ready import (
     of_entries,
 )
 from preflight.report.since import entries_of
-from preflight.verdict import WORST_FIRST, Outcome, Verdict
+from preflight.verdict import WORST_FIRST, Verdict
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from preflight.commands.nightly.choice import Waves
+    from preflight.commands.nightly.state import Night, NightlyRun
     from preflight.fabric.decoding.sensitivity import SensitivityRow
     from preflight.report.document import BlameRow, PairRow, VerdictRow
     from preflight.report.hide import Hider
@@ -133,34 +130,25 @@ def _both(first: Iterable[str], second: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*first, *second)))
 
 
-class Part(Struct, frozen=True, kw_only=True):
-    """The report of one wave."""
+def unite(
+    nightly: NightlyRun,
+    by_wave: Mapping[int, Report],
+    missing: Mapping[str, Verdict],
+    former: Iterable[Night] = (),
+    *,
+    interrupted: bool = False,
+) -> tuple[Report, tuple[Finding, ...]]:
+    """Join the waves' reports into one of the same schema, and their findings by cause.
 
-    number: int
-    """Counted from 1."""
-    report: Report
-
-
-class Whole(Struct, frozen=True, kw_only=True):
-    """What the waves' reports do not hold: the state of the nightly run."""
-
-    nightly: NightlyRun
-    missing: Mapping[str, Verdict]
-    """Nodes without a report, because their wave left none or did not run, and their verdicts."""
-    interrupted: bool
-    coverage: CoverageRow | None
-
-
-def missing_verdict(why: str) -> Verdict:
-    """Return the verdict on a node whose wave left no report."""
-    advice = "see its wave's folder; to repeat it: preflight nightly --resume"
-    return Verdict(outcome=Outcome.MISSING, sentence=why, advice=advice)
-
-
-def unite(whole: Whole, parts: Sequence[Part]) -> tuple[Report, tuple[Finding, ...]]:
-    """Join the waves' reports into one of the same schema, and their findings by cause."""
-    nightly, reports = whole.nightly, [part.report for part in parts]
-    entries = _entries(whole, parts)
+    `by_wave`: the reports by the wave's number, counted from 1. `missing`: the verdicts on the
+    nodes without a report, because their wave left none or did not run.
+    """
+    reports = [*by_wave.values()]
+    entries = (
+        *(entry for report in reports for entry in entries_of(report) if entry.nodes),
+        *of_the_fleet(by_wave),
+        *(Entry(REACH_CHECK, name, (name,), verdict) for name, verdict in missing.items()),
+    )
     systemic = suspicions(entries, len(nightly.nodes) - len(nightly.left_out))
     blames = tuple(row for report in reports for row in report.blames)
     whole_report = Report(
@@ -169,28 +157,19 @@ def unite(whole: Whole, parts: Sequence[Part]) -> tuple[Report, tuple[Finding, .
         started=datetime.fromtimestamp(nightly.started_s, UTC).isoformat(timespec="seconds"),
         seconds=round(nightly.spent_s, 3),
         tier=nightly.tier,
-        exit=_exit(whole, reports, entries),
-        interrupted=whole.interrupted,
+        exit=INTERRUPTED if interrupted else _exit(nightly, reports, entries, missing),
+        interrupted=interrupted,
         fleet=_fleet(nightly, reports),
         **of_entries(entries),
         pairs=joined_pairs(reports),
         blames=blames,
-        suspicions=(*systemic.values(), *_of_waves(parts, systemic)),
-        coverage=whole.coverage,
+        suspicions=(*systemic.values(), *_of_waves(by_wave, systemic)),
+        coverage=covered(nightly, reports, former),
         sensitivity=least_sensitive(reports),
         overrides=joined_overrides([report.overrides for report in reports]),
         measured_in=tuple(sorted({name for report in reports for name in report.measured_in})),
     )
     return whole_report, findings(entries, blames, systemic)
-
-
-def _entries(whole: Whole, parts: Sequence[Part]) -> tuple[Entry, ...]:
-    """Return all verdicts: those on nodes and pairs unchanged, those on whole waves joined."""
-    entries = [entry for part in parts for entry in entries_of(part.report) if entry.nodes]
-    missing = [
-        Entry(REACH_CHECK, name, (name,), verdict) for name, verdict in whole.missing.items()
-    ]
-    return (*entries, *of_the_fleet({part.number: part.report for part in parts}), *missing)
 
 
 def _fleet(nightly: NightlyRun, reports: Sequence[Report]) -> FleetRow:
@@ -208,64 +187,61 @@ def _fleet(nightly: NightlyRun, reports: Sequence[Report]) -> FleetRow:
     return replace(row, left_out=out)
 
 
-def _exit(whole: Whole, reports: Sequence[Report], entries: Sequence[Entry]) -> int:
+def _exit(
+    nightly: NightlyRun,
+    reports: Sequence[Report],
+    entries: Sequence[Entry],
+    missing: Collection[str],
+) -> int:
     """Return the worst exit code of the waves, in the same order as for a run."""
     codes = {report.exit for report in reports}
-    if whole.interrupted:
-        return INTERRUPTED
-    if codes <= {EMPTY} and not whole.missing:
+    if codes <= {EMPTY} and not missing:
         return EMPTY
-    faulty = any(counts_as_failure(entry, strict=whole.nightly.strict) for entry in entries)
+    faulty = any(counts_as_failure(entry, strict=nightly.strict) for entry in entries)
     if faulty or FOUND in codes:
         return FOUND
-    return UNCLEAR if whole.missing or codes - {FINE, EMPTY} else FINE
+    return UNCLEAR if missing or codes - {FINE, EMPTY} else FINE
 
 
-def _of_waves(parts: Sequence[Part], systemic: Collection[str]) -> list[str]:
+def _of_waves(by_wave: Mapping[int, Report], systemic: Collection[str]) -> list[str]:
     """Return the waves' suspicions of a shared cause that the whole fleet does not repeat."""
     return [
-        f"wave {part.number}, of {len(part.report.fleet.nodes)} nodes: {note}"
-        for part in parts
-        for note in part.report.suspicions
+        f"wave {number}, of {len(report.fleet.nodes)} nodes: {note}"
+        for number, report in by_wave.items()
+        for note in report.suspicions
         if note.partition(" ")[0] not in systemic
     ]
 
 
 def covered(
-    nodes: Sequence[str],
-    leaves: Mapping[str, str],
-    topology: str,
-    tonight: Sequence[Report],
-    earlier: Iterable[Waves],
+    nightly: NightlyRun, tonight: Sequence[Report], former: Iterable[Night]
 ) -> CoverageRow | None:
-    """Count the measured pairs of the whole fleet; None where no wave measures pairs.
-
-    `earlier`: waves of earlier nights of which every pair was measured.
-    """
+    """Count the measured pairs of the whole fleet; None where no wave measures pairs."""
     rows = [report.coverage for report in tonight if report.coverage is not None]
     if not rows:
         return None
-    now, before = _Met(nodes, leaves), _Met(nodes, leaves)
-    for report in tonight:
-        now.pairs((row.a, row.b) for row in report.pairs if row.state not in UNTESTED)
-    for night in earlier:
-        for wave in night:
-            before.all_of(wave)
-    total = now.joined(before)
-    fresh = total.count - before.count
-    unseen = len(nodes) * (len(nodes) - 1) // 2 - total.count
+    nodes, leaves = nightly.nodes, nightly.leaves
+    total, now = _Met(nodes, leaves), _Met(nodes, leaves)
+    for wave in (wave for night in former for wave in night if wave.whole):
+        total.add_all_of(wave.nodes)
+    known_before = total.count
+    for row in (row for report in tonight for row in report.pairs if row.state not in UNTESTED):
+        now.add_all_of((row.a, row.b))
+        total.add_all_of((row.a, row.b))
+    pairs = len(nodes) * (len(nodes) - 1) // 2
+    fresh, unseen = total.count - known_before, pairs - total.count
     leaf_count = len({leaves[name] for name in nodes if name in leaves})
     shares = [row.measured_share for row in rows if row.measured_share is not None]
     return CoverageRow(
         rounds=sum(row.rounds for row in rows),
         rounds_total=sum(row.rounds_total for row in rows),
         seed=rows[0].seed,
-        pairs=len(nodes) * (len(nodes) - 1) // 2,
+        pairs=pairs,
         pairs_run=now.count,
         pairs_known=total.count,
         # How many nights with as many new pairs as this one are needed.
         runs_left=-(-unseen // fresh) if fresh > 0 else None if unseen else 0,
-        topology=topology,
+        topology=nightly.topology,
         leaf_pairs=leaf_count * (leaf_count - 1) // 2,
         leaf_pairs_run=now.leaf_pairs,
         leaf_pairs_known=total.leaf_pairs,
@@ -283,25 +259,12 @@ class _Met:
         self._at = {name: at for at, name in enumerate(nodes)}
         self._rows = [0] * len(nodes)
 
-    def pairs(self, met: Iterable[tuple[str, str]]) -> None:
-        """Add single pairs; nodes that have left the fleet are skipped."""
-        for a, b in met:
-            if a in self._at and b in self._at:
-                self._rows[self._at[a]] |= 1 << self._at[b]
-                self._rows[self._at[b]] |= 1 << self._at[a]
-
-    def all_of(self, wave: Iterable[str]) -> None:
-        """Add a wave in which every pair was measured."""
-        places = [self._at[name] for name in wave if name in self._at]
+    def add_all_of(self, met: Iterable[str]) -> None:
+        """Add every pair of these nodes; those that have left the fleet are skipped."""
+        places = [self._at[name] for name in met if name in self._at]
         together = sum(1 << at for at in places)
         for at in places:
             self._rows[at] |= together & ~(1 << at)
-
-    def joined(self, other: _Met) -> _Met:
-        """Return the pairs of both."""
-        union = _Met(self._nodes, self._leaves)
-        union._rows = [a | b for a, b in zip(self._rows, other._rows, strict=True)]
-        return union
 
     @property
     def count(self) -> int:
@@ -321,7 +284,7 @@ class _Met:
 
 
 def fabric_of_waves(
-    waves: Sequence[Path], blames: Iterable[BlameRow], hider: Hider | None = None
+    waves: Sequence[Path], blames: Sequence[BlameRow], hider: Hider | None = None
 ) -> Callable[[int], str]:
     """Return a function that draws the fabric in at most so many bytes, below links to the waves.
 
@@ -332,9 +295,8 @@ def fabric_of_waves(
     if samples is None:
         return lambda _: links
     observed = hider.all_of(samples) if hider else samples
-    marks = locate_blames(blames, observed)
     room = len(links.encode())
-    return lambda most: links + fabric_section(observed, marks, most=most - room)
+    return lambda most: links + fabric_section(observed, blames, most=most - room)
 
 
 def seen_in(waves: Iterable[Path]) -> Observed | None:

@@ -25,8 +25,15 @@ import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
-from preflight.commands.nightly.choice import Chooser, Chosen, SlurmError, plan_waves
-from preflight.commands.nightly.state import Former, NightlyRun, Screen, Standing
+from preflight.commands.nightly.choice import Chooser, SlurmError, plan_waves
+from preflight.commands.nightly.state import (
+    Night,
+    NightlyRun,
+    Screen,
+    Standing,
+    clock,
+    nodes_of,
+)
 from preflight.core.command_line import EMPTY, USAGE
 from preflight.core.files import open_folder, open_new, read_regular, reason_of
 from preflight.core.text import legible
@@ -222,7 +229,7 @@ class WaveRunner:
         """The current state."""
         return self._now.nightly
 
-    def run(self, former: tuple[Former, ...]) -> None:
+    def run(self, former: tuple[Night, ...]) -> None:
         """Run all waves, then waves of nodes that have become idle meanwhile.
 
         KeyboardInterrupt ends the running wave and is raised again; the state is written.
@@ -253,7 +260,7 @@ class WaveRunner:
         tries = self.nightly.waves[number].tries + 1
         name = f"wave-{number + 1:03}" + (f"-{tries}" if tries > 1 else "")
         now.set(number, stand="begun", folder=name, tries=tries, why="")
-        self._screen.begins(now.at(number), nodes, now.nodes_after(number), now.done_at)
+        self._screen.begins(number, nodes, now)
         began = time.monotonic()
         words = self._words(nodes, name, budget_s)
         process = WaveProcess(
@@ -271,19 +278,18 @@ class WaveRunner:
 
     def _still_free(self, number: int) -> tuple[str, ...]:
         """Leave busy nodes out of a wave; return the others."""
-        choice = self._ask(self.nightly.waves[number].nodes)
-        if choice is None:
-            return ()
-        if choice.left_out:
-            self._screen.left_out(choice.left_out, after=" of the next wave")
-            self._now.leave_out(number, choice.left_out)
-        return choice.nodes
+        nodes = self.nightly.waves[number].nodes
+        left_out = self._ask(nodes)
+        if left_out:
+            self._screen.left_out(left_out, after=" of the next wave")
+            self._now.leave_out(number, left_out)
+        return () if left_out is None else tuple(n for n in nodes if n not in left_out)
 
-    def _ask(self, nodes: tuple[str, ...]) -> Chosen | None:
-        """Return which of the nodes are idle now; None, and set `trouble`, without an answer."""
+    def _ask(self, nodes: tuple[str, ...]) -> dict[str, str] | None:
+        """Return which nodes are not idle now; None, and set `trouble`, without an answer."""
         for pause_s in (*(PAUSES_S if self._now.took_s else ()), None):
             try:
-                choice = self._chooser.choose(nodes)
+                left_out = self._chooser.left_out(nodes)
             except SlurmError as error:
                 self.trouble = str(error)
                 if pause_s is not None:
@@ -293,7 +299,7 @@ class WaveRunner:
                 return None
             else:
                 self.trouble = ""
-                return choice
+                return left_out
         return None
 
     def _look_after(
@@ -347,21 +353,20 @@ class WaveRunner:
 
     # -- around the waves
 
-    def _add_late(self, former: tuple[Former, ...]) -> bool:
+    def _add_late(self, former: tuple[Night, ...]) -> bool:
         """Plan waves of nodes that were busy and are idle now; return whether there are any."""
         nightly = self.nightly
         waiting = tuple(name for name in nightly.nodes if name in nightly.left_out)
         if not waiting or self._chooser.source == "all" or self._late_rounds >= _LATE_ROUNDS:
             return False
         self._late_rounds += 1
-        choice = self._ask(waiting)
-        if choice is None or not choice.nodes:
-            return False
-        nights = [night.waves for night in former]
-        late = plan_waves(choice.nodes, nightly.leaves, nightly.most, nights)
-        self._screen.labelled("idle now", f"{fold(choice.nodes)}  {len(choice.nodes)} more")
-        self._now.add(late, choice.nodes)
-        return True
+        busy = self._ask(waiting)
+        nodes = () if busy is None else tuple(name for name in waiting if name not in busy)
+        if nodes:
+            late = plan_waves(nodes, nightly.leaves, nightly.most, nodes_of(former))
+            self._screen.labelled("idle now", f"{fold(nodes)}  {len(nodes)} more")
+            self._now.add(late, nodes)
+        return bool(nodes)
 
     def _words(self, nodes: tuple[str, ...], name: str, budget_s: float) -> list[str]:
         options = {
@@ -388,10 +393,17 @@ def locked(folder: Path, *, wait_s: float = 0.0) -> Iterator[int]:
         ends = time.monotonic() + wait_s
         while not _try_lock(lock, folder):
             if time.monotonic() >= ends:
-                raise UsageError(f"{_holder(lock)} in {folder}: wait for its end, or end it")
+                holder = f" ({words})" if (words := legible(os.pread(lock, 200, 0), 100)) else ""
+                raise UsageError(
+                    f"another nightly run is active{holder} in {folder}: wait for its end, or end "
+                    "it"
+                )
             time.sleep(_POLL_S)
+        since = f"{clock(0):%Y-%m-%d %H:%M}"
         os.ftruncate(lock, 0)
-        os.pwrite(lock, f"{os.getpid()} {socket.gethostname()} {int(time.time())}\n".encode(), 0)
+        os.pwrite(
+            lock, f"process {os.getpid()} on {socket.gethostname()} since {since}\n".encode(), 0
+        )
         yield lock
 
 
@@ -429,16 +441,6 @@ def _try_lock(lock: int, folder: Path) -> bool:
             f"--into={folder} cannot be locked ({error.strerror}): give a folder on a local disk"
         ) from error
     return True
-
-
-def _holder(lock: int) -> str:
-    """Return which process holds the lock, as it wrote into the file."""
-    words = legible(os.pread(lock, 200, 0), 100).split()
-    since = ""
-    with suppress(ValueError, OverflowError, IndexError):
-        since = time.strftime(" since %Y-%m-%d %H:%M", time.localtime(int(words[2])))
-        return f"another nightly run is active (process {int(words[0])} on {words[1]}{since})"
-    return "another nightly run is active"
 
 
 if __name__ == "__main__":

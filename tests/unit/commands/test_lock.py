@@ -38,7 +38,7 @@ def test_a_second_sweep_is_refused_and_a_dead_ones_lock_is_none(tmp_path: Path) 
         holder.send_signal(signal.SIGKILL)
         holder.wait()
         with locked(tmp_path, wait_s=5):
-            assert (tmp_path / "lock").read_text().startswith(f"{os.getpid()} ")
+            assert (tmp_path / "lock").read_text().startswith(f"process {os.getpid()} on ")
 
 
 @pytest.mark.parametrize("mode", [None, 0o664])

@@ -29,12 +29,13 @@ def _night(into: Path, name: str, *, finished: bool = True) -> Path:
 def test_the_waves_of_old_nights_are_put_away(tmp_path: Path) -> None:
     """The latest stay whole; of older ones report and plan stay, so that nights still add up."""
     nights = [_night(tmp_path, f"2026112{day}-010000") for day in range(1, 5)]
-    assert tidy_waves(nights[-1], keep=2) == ["20261122-010000", "20261121-010000"]
+    tidy_waves(nights[-1], keep=0)
+    assert all((night / "wave-001").is_dir() for night in nights)
+    tidy_waves(nights[-1], keep=2)
     left = [(night / "wave-001").is_dir() for night in nights]
     assert left == [False, False, True, True]
     assert all((night / "report.json").is_file() for night in nights)
     assert len(former_nights(tmp_path)) == 4
-    assert tidy_waves(nights[-1], keep=0) == []
 
 
 def test_what_is_not_surely_ours_stays(tmp_path: Path) -> None:

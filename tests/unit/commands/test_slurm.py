@@ -9,12 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preflight.commands.nightly.choice import (
-    Chooser,
-    SlurmError,
-    chooser,
-    chosen_way,
-)
+from preflight.commands.nightly.choice import Chooser, SlurmError, chooser
+from preflight.commands.nightly.command import read_words
 from preflight.errors import UsageError
 from preflight.transport.slurm_allocation import parse_nodes, parse_reservation
 
@@ -56,8 +52,8 @@ def says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def _chosen(who: Chooser, *names: str) -> tuple[tuple[str, ...], dict[str, str]]:
-    chosen = who.choose(names)
-    return chosen.nodes, chosen.left_out
+    left_out = who.left_out(names)
+    return tuple(name for name in names if name not in left_out), left_out
 
 
 def test_only_idle_nodes_are_looked_at(says: Path) -> None:
@@ -116,13 +112,13 @@ def test_without_an_answer_no_node_counts_as_idle(says: Path) -> None:
     who = chooser(os.environ, "idle")
     (says / "scontrol").write_text("#!/bin/sh\necho 'no contact' >&2\nexit 1\n")
     with pytest.raises(SlurmError, match="scontrol failed and printed: no contact"):
-        chooser(os.environ, "reservation", "night").choose(["h1"])
+        chooser(os.environ, "reservation", "night").left_out(["h1"])
     (says / "sinfo.txt").write_text("")
     with pytest.raises(SlurmError, match="lists no node"):
-        who.choose(["h1"])
+        who.left_out(["h1"])
     (says / "sinfo").write_text("#!/bin/sh\necho 'sinfo: error: no contact' >&2\nexit 1\n")
     with pytest.raises(SlurmError, match="printed: sinfo: error: no contact; run it by hand"):
-        who.choose(["h1"])
+        who.left_out(["h1"])
     assert who.arrived(["h1"]) == {}
 
 
@@ -135,7 +131,7 @@ def test_commands_of_a_slurm_that_is_not_configured_are_reported_as_that(says: P
     lines = "".join(f"echo '{line}' >&2\n" for line in errors)
     (says / "sinfo").write_text(f"#!/bin/sh\n{lines}exit 1\n")
     with pytest.raises(SlurmError, match=r"found no cluster .* set SLURM_CONF .* --whole-fleet"):
-        chooser(os.environ, "idle").choose(["h1"])
+        chooser(os.environ, "idle").left_out(["h1"])
 
 
 @pytest.mark.parametrize(
@@ -155,18 +151,21 @@ def test_a_reservation_of_no_use_is_refused(says: Path, output: str, match: str)
     if "not found" in output:
         (says / "scontrol").write_text(f"#!/bin/sh\ncat {says}/scontrol.txt\nexit 1\n")
     with pytest.raises(UsageError, match=match):
-        chooser(os.environ, "reservation", "night").choose(["h1"])
+        chooser(os.environ, "reservation", "night").left_out(["h1"])
 
 
-def test_without_slurm_the_whole_fleet_is_swept_unless_slurm_was_named() -> None:
+def test_without_slurm_the_whole_fleet_is_swept_unless_slurm_was_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """No sinfo: all nodes; --idle and --reservation then are wrong usage, as are two of them."""
     bare = {"PATH": "/nonexistent"}
-    assert chooser(bare, None).choose(["a", "b"]).nodes == ("a", "b")
+    assert chooser(bare, None).left_out(["a", "b"]) == {}
     for source in ("idle", "reservation"):
         with pytest.raises(UsageError, match="sinfo is not on PATH"):
             chooser(bare, source, "x")
-    with pytest.raises(UsageError, match="give only one of"):
-        chosen_way(idle=True, reservation="x", whole=False)
+    with pytest.raises(SystemExit, match="4"):
+        read_words(["--idle", "--reservation=x"])
+    assert "--reservation: not allowed with argument --idle" in capsys.readouterr().err
 
 
 @given(st.text())

@@ -18,6 +18,7 @@ from preflight.commands.nightly.state import (
     Screen,
     WaveState,
     former_nights,
+    nodes_of,
     read_nightly_run,
 )
 from preflight.commands.nightly.wave_runner import WaveRunner, locked
@@ -121,7 +122,7 @@ def test_whoever_becomes_idle_meanwhile_gets_a_wave(
     assert (code, done.nightly.finished) == (0, True)
     ready = [line for line in prom.read_text().splitlines() if "node_ready{" in line]
     assert [line.rpartition(" ")[2] for line in ready][:2] == ["1.0", "1.0"]
-    assert [night.waves for night in former_nights(tmp_path)] == [(("n1",), ("n2",))]
+    assert nodes_of(former_nights(tmp_path)) == ((("n1",), ("n2",)),)
     with reading(parse_place(str(tmp_path / "nights"), tmp_path)) as history:
         assert [(one.fleet, one.sweep) for one in runs_of(history)] == [("n2", "s"), ("n1", "s")]
 

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from preflight.fabric.observed import Digest, Observed, PairResult, Standout, observe
 from preflight.fabric.schedule import circle_rounds
-from preflight.report.fabric_grid import locate_blames
 from preflight.report.fabric_page import fabric_page
 from preflight.report.ready import blame_row
 
@@ -97,4 +96,4 @@ def _standout(number: int, a: str, b: str, late: str) -> Standout:
 def picture_of(sweep: Sweep, blames: Iterable[Blame]) -> str:
     """The page of a sweep by itself, as it is drawn with every iteration at hand."""
     observed = observe(sweep)
-    return fabric_page(observed, locate_blames(map(blame_row, blames), observed), sweep=sweep)
+    return fabric_page(observed, [*map(blame_row, blames)], sweep=sweep)

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from preflight.fabric.decoding import find
 from preflight.fabric.observed import EndResult, Observed, observe
-from preflight.report.fabric_grid import LocatedBlame, locate_blames
+from preflight.report.document import BlameRow
 from preflight.report.fabric_page import LARGEST, fabric_page
 from preflight.report.markup import LEGEND, STEPS, step
 from tests.cases import draws
@@ -57,17 +57,17 @@ def frames(page: str) -> list[str]:
     ]
 
 
-def slow(name: str, observed: Observed, rail: int | None = None) -> LocatedBlame:
+def slow(name: str, observed: Observed, rail: int | None = None) -> BlameRow:
     """A finding against one node or endpoint."""
-    pairs = frozenset((one.a, one.b) for one in observed.tried if name in (one.a, one.b))
-    component = name if rail is None else f"{name} rail {rail}"
-    return LocatedBlame(
-        component=component,
+    pairs = {f"{one.a}-{one.b}": None for one in observed.tried if name in (one.a, one.b)}
+    return BlameRow(
+        kind="node" if rail is None else "endpoint",
+        component=name,
         sentence="it is slow",
+        confidence=1.0,
         advice="exclude it",
-        nodes=(name,),
         rail=rail,
-        pairs=pairs,
+        pairs=tuple(pairs),
     )
 
 
@@ -323,7 +323,7 @@ def test_a_sweep_without_any_result_is_drawn() -> None:
 def test_two_nodes_have_no_peers_and_that_has_its_own_colour() -> None:
     """Without peers no cell looks good or bad."""
     swept = sweep(hosts(2), lambda _a, _b: 1.0)
-    page = fabric_page(observe(swept), locate_blames((), observe(swept)))
+    page = fabric_page(observe(swept), ())
     assert {css for css, _ in panel(page, "Bandwidth")} == {"cp"}
     assert "No node or path is blamed." in page
 

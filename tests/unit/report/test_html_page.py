@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from preflight.report.page import LARGEST, PageContext, page
+from preflight.report.page import LARGEST, page
 from preflight.report.since import RunSummary, found_in, summary_of
 from preflight.verdict import fail, unknown, warn
 from tests.cases import draws
@@ -28,8 +28,7 @@ NODES = [f"gpu{n:03}" for n in range(1, 9)]
 
 def drawn(told: Report, *earlier: RunSummary, fabric: Callable[[int], str] | None = None) -> str:
     """The page of a report, as a run draws it."""
-    beside = PageContext(found=found_in(told), earlier=earlier, drains=frozenset({"gpu.count"}))
-    return page(told, beside, fabric)
+    return page(told, found_in(told), fabric, earlier=earlier, drains=["gpu.count"])
 
 
 def tree(html: str) -> ET.Element:

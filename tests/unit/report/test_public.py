@@ -17,7 +17,7 @@ from preflight.report import hide
 from preflight.report.document import encode
 from preflight.report.exports import junit, metrics
 from preflight.report.hide import Hider, any_of
-from preflight.report.page import PageContext, page
+from preflight.report.page import page
 from preflight.report.secret_names import secrets, secrets_of
 from preflight.report.since import found_in
 from preflight.report.terminal import summary
@@ -62,7 +62,7 @@ def written(one: Report) -> dict[str, str]:
     found = found_in(one)
     return {
         "json": encode(one).decode(),
-        "html": page(one, PageContext(found=found, drains=frozenset({"gpu.count"}))),
+        "html": page(one, found, drains=["gpu.count"]),
         "junit": junit(one).decode(),
         "prometheus": metrics(one, found).decode(),
         "text": "\n".join(summary(one, found, where="", hint="", width=80)),

@@ -48,7 +48,7 @@ def test_only_files_that_somebody_relies_on_change_the_exit(
     monkeypatch.setenv("TMPDIR", str(elsewhere))
     told = concluded(folder)
     assert told.report.exit == code
-    assert told.unsaved is (code == 3)
+    assert told.outputs.unsaved is (code == 3)
     said = " ".join(" ".join(told.lines(4000)).split())
     assert f"cannot write {folder / name}: it is a folder; {name} kept in {elsewhere}" in said
     assert (folder / "ready.hosts").is_file() is (name != "ready.hosts")
