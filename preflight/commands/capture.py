@@ -5,6 +5,7 @@ Each node sends its facts and its tools' output; a run measures as usual and kee
 
 from __future__ import annotations
 
+import errno
 import getpass
 import os
 import re
@@ -32,7 +33,7 @@ from preflight.core.command_line import (
     Interrupts,
     decimal_number,
 )
-from preflight.core.files import open_folder, read_regular, write_typed
+from preflight.core.files import file_errors, open_folder, read_regular, write_typed
 from preflight.core.text import plain_json
 from preflight.errors import PreflightError, UsageError, WireError
 from preflight.facts.basics import Line, refused_as
@@ -216,7 +217,10 @@ def run(arguments: argparse.Namespace) -> int:
         preflight=__version__, captured=f"{now:%Y-%m-%dT%H:%M:%SZ}", public=arguments.public,
         tier=arguments.tier, run_exit=run_exit, parts=tuple(archive.parts),
     )  # fmt: skip
-    _write(path, pack(manifest, archive.files))
+    with file_errors(f"cannot write {path}", "give another folder, or run the command again"):
+        if path.exists():
+            raise FileExistsError(errno.EEXIST, "it exists already")
+        write_typed(path, pack(manifest, archive.files))
     _print_summary(path, manifest, len(archive.files))
     if arguments.json:
         sys.stdout.write(plain_json(CaptureDocument(file=str(path), manifest=manifest)))
@@ -227,28 +231,16 @@ def run(arguments: argparse.Namespace) -> int:
 def _folder(name: str) -> Path:
     """Return the folder with this name; UsageError if it takes no new file."""
     folder = Path(name).absolute()
-    try:
-        # Through the open folder: another user may replace a folder above by a link.
-        with (
-            open_folder(folder, make=False) as fd,
-            tempfile.TemporaryFile(dir=f"/proc/self/fd/{fd}"),
-        ):
-            why = "" if name else "DIR is empty"
-    except OSError as error:
-        why = f"cannot write into {folder}: {error.strerror}"
-    if why:
-        advice = "give a folder that takes a new file, as in: preflight capture ."
-        raise UsageError(f"{why}; {advice}")
-    return folder
-
-
-def _write(path: Path, content: bytes) -> None:
-    try:
-        if path.exists():
-            raise UsageError(f"{path} exists already: run the command again")
-        write_typed(path, content)
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}; give another folder") from error
+    advice = "give a folder that takes a new file, as in: preflight capture ."
+    if not name:
+        raise UsageError(f"DIR is empty; {advice}")
+    # Through the open folder: another user may replace a folder above by a link.
+    with (
+        file_errors(f"cannot write into {folder}", advice),
+        open_folder(folder, make=False) as fd,
+        tempfile.TemporaryFile(dir=f"/proc/self/fd/{fd}"),
+    ):
+        return folder
 
 
 def _take_node(archive: ArchiveParts, name: str, capture: NodeCapture) -> None:
@@ -343,7 +335,9 @@ def _logs(measured: Measured) -> dict[str, str]:
 
 def in_public(taken: ArchiveParts, names: list[str]) -> tuple[ArchiveParts, list[str]]:
     """Replace every name of a person or machine by a number, the same one in all files."""
-    kinds = {name: _kind(name) for name in taken.files}
+    kinds = {
+        name: Facts if name.endswith("/facts.json") else _RUN.get(name) for name in taken.files
+    }
     values = {name: _value(content, kinds[name]) for name, content in taken.files.items()}
     own_names = {"user": getpass.getuser(), "host": os.uname().nodename}
     hider = Hider(secrets_of(names, *values.values(), [*taken.parts], own_names), Addresses())
@@ -352,18 +346,15 @@ def in_public(taken: ArchiveParts, names: list[str]) -> tuple[ArchiveParts, list
     for part in taken.parts:
         place = "/".join(map(_file, map(hider.words, part.name.split("/"))))
         public = replace(hider.all_of(part), name=place)
-        content = _encode(hider.all_of(values.get(part.name, "")))
+        value = hider.all_of(values.get(part.name, ""))
+        content = value.encode() if isinstance(value, str) else msgspec.json.encode(value)
         if content and part.node and part.node not in with_facts:
             why = "its names are unknown without its facts: capture again without --public"
             public, content = replace(public, error=why), b""
-        elif content and not _legible(content, kinds[part.name]):
+        elif content and kinds[part.name] and isinstance(_value(content, kinds[part.name]), str):
             public, content = replace(public, error="it could not be hidden without damage"), b""
         hidden.add(public, content)
     return hidden, [hider.words(name) for name in names]
-
-
-def _kind(name: str) -> type | None:
-    return Facts if name.endswith("/facts.json") else _RUN.get(name)
 
 
 def _value(content: bytes, kind: type | None) -> object:
@@ -372,14 +363,6 @@ def _value(content: bytes, kind: type | None) -> object:
         return msgspec.json.decode(content, type=kind) if kind else content.decode()
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return content.decode("utf-8", "replace")
-
-
-def _encode(value: object) -> bytes:
-    return value.encode() if isinstance(value, str) else msgspec.json.encode(value)
-
-
-def _legible(content: bytes, kind: type | None) -> bool:
-    return kind is None or not isinstance(_value(content, kind), str)
 
 
 def _file(name: str) -> str:

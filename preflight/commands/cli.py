@@ -286,10 +286,8 @@ def _checks(check_id: str | None, *, as_json: bool) -> int:
         print(for_terminal(_page(matches[0]), columns()))  # noqa: T201
     else:
         checks = [registered.check for registered in matches]
-        wide, tiers = (
-            max(map(len, names))
-            for names in zip(*((check.id, check.tier) for check in checks), strict=True)
-        )
+        wide = max(len(check.id) for check in checks)
+        tiers = max(len(check.tier) for check in checks)
         for registered in matches:
             check = registered.check
             start = f"{check.id:<{wide}}  {check.tier:<{tiers}}  {check.stage:<6}  "

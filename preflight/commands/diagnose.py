@@ -34,7 +34,7 @@ from preflight.core.command_line import (
     some_path,
     whole_number,
 )
-from preflight.core.files import read_regular, reason_of, typed_path, write_atomically
+from preflight.core.files import file_errors, read_regular, typed_path, write_atomically
 from preflight.core.text import natural, printable
 from preflight.errors import UsageError
 from preflight.fleet.nodeset import fold
@@ -116,7 +116,10 @@ def run(arguments: argparse.Namespace) -> int:
     print_answer(arguments, diagnosis, lambda width: lines(diagnosis, width), indent=2)
     if arguments.save is not None:
         sys.stdout.flush()  # the answer first: saving may fill the disk
-        _save(state, typed_path(arguments.save))
+        folder = typed_path(arguments.save)
+        with file_errors(f"cannot write {folder / STATE}", "give another"):
+            write_atomically(folder / STATE, msgspec.json.encode(state))
+        remark(f"saved in {folder}")
     return _EXITS.get(diagnosis.category, FOUND)
 
 
@@ -142,30 +145,15 @@ def _here(arguments: argparse.Namespace) -> JobState:
 
 
 def _read_saved(path: Path, job: str) -> JobState:
-    try:
+    hint = f"; for a process use --pid={path}" if path.name.isdecimal() else ""
+    advice = f"give a folder that --save made{hint}"
+    with file_errors(f"cannot read the saved state {path}", advice):
         if path.is_dir():  # else the newest state of a watch
             looks = sorted(path.glob("state-*.json"), key=lambda look: natural(look.name))
             states = [path / STATE, *looks]
             path = states[0 if states[0].exists() else -1]
         state = msgspec.json.decode(read_regular(path, LARGEST), type=JobState)
-    except FileNotFoundError as error:
-        hint = f"; for a process use --pid={path}" if path.name.isdecimal() else ""
-        raise UsageError(f"there is no {path}: give a folder that --save made{hint}") from error
-    except (OSError, ValueError, RecursionError) as error:
-        why = printable(reason_of(error))[:200]
-        raise UsageError(
-            f"cannot read the saved state {path}: {why}; give a folder that --save made"
-        ) from error
     return replace(state, job=job or state.job)
-
-
-def _save(state: JobState, folder: Path) -> None:
-    path = folder / STATE
-    try:
-        write_atomically(path, msgspec.json.encode(state))
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {reason_of(error)}; give another") from error
-    remark(f"saved in {folder}")
 
 
 _EXAMPLES = """\

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from preflight.history.queries import History
-    from preflight.history.run_record import Episode, GpuPlacement, Trend
+    from preflight.history.run_record import Episode, GpuPlacement, PairCoverage, Trend
 
 
 def day(seconds: float | None) -> str:
@@ -157,7 +157,7 @@ def _fleet(document: HistoryDocument, last: PastRun) -> Iterator[tuple[str, str]
     runs = document.night
     yield ("last run" if len(runs) == 1 else "last night"), _run_words(runs)
     if last.covered is not None and len(runs) == 1:
-        yield "coverage", _coverage(last)
+        yield "coverage", _coverage_words(last.covered)
     if document.changes is not None:
         yield from _changes(document.changes)
     yield from _worst(document.worst or (), document.nights)
@@ -181,10 +181,7 @@ def _run_words(runs: Sequence[PastRun]) -> str:
     )
 
 
-def _coverage(last: PastRun) -> str:
-    now = last.covered
-    if now is None:
-        return ""
+def _coverage_words(now: PairCoverage) -> str:
     pairs = f"{now.pairs_known:,} of {now.pairs:,} pairs measured in its runs, {now.pairs_run:,} "
     leaves = ""
     if now.leaf_pairs:
@@ -250,7 +247,8 @@ def _node(past: NodePast, nights: int) -> Iterator[tuple[str, str]]:
         yield "", f"another machine had this name before: {numbers}; not shown here"
     yield "seen", f"{day(past.first_s)} to {day(past.last_s)}"
     yield f"{nights} nights", _standing(record)
-    yield from _rows("GPUs", [_placement(place) for place in past.seats], most=len(past.seats))
+    seats = [f"{at.slot}  {at.uuid}  {at.model}, {_period(at)}" for at in past.seats]
+    yield from _rows("GPUs", seats, most=len(seats))
     yield from _episodes(past.episodes)
     yield from trend_lines(past.trends)
 
@@ -296,10 +294,6 @@ def _episode(episode: Episode, *, with_about: bool = False) -> str:
     span = f"on {first}" if first == last else f"{first} to {last}"
     when = f"since {first}" if episode.ended_s is None else f"{span}, ok on {day(episode.ended_s)}"
     return f"{about}{episode.check} {episode.outcome}, {runs} {when}: {episode.sentence}"
-
-
-def _placement(placement: GpuPlacement) -> str:
-    return f"{placement.slot}  {placement.uuid}  {placement.model}, {_period(placement)}"
 
 
 def _period(placement: GpuPlacement) -> str:
@@ -438,5 +432,4 @@ def _document(arguments: argparse.Namespace, history: History, words: str) -> Hi
     worst = history.worst(nights, _MOST if arguments.worst else _FEW)
     if arguments.worst:
         return replace(base, worst=worst)
-    changes = history.changes(last, since=history.since(last))
-    return replace(base, first=history.first_run(), changes=changes, worst=worst)
+    return replace(base, first=history.first_run(), changes=history.changes(last), worst=worst)

@@ -21,9 +21,9 @@ from msgspec import Struct
 from preflight.commands import add_json, print_answer
 from preflight.core.command_line import FINE, UNCLEAR
 from preflight.core.files import (
+    file_errors,
     open_folder,
     read_regular,
-    reason_of,
     remove,
     typed_path,
     write_typed,
@@ -197,7 +197,7 @@ def _refuse_untrusted(files: Sequence[HookFile], program: Path) -> None:
 
 
 def _carry_out(file: HookFile, path: Path) -> None:
-    try:
+    with file_errors(f"cannot write {path}", "what was written so far stays"):
         if file.action == "remove":
             remove(path)
             with suppress(OSError), open_folder(path.parent.parent, make=False) as above:
@@ -205,10 +205,6 @@ def _carry_out(file: HookFile, path: Path) -> None:
             return
         os.umask(0o022)  # users read the inventory in a folder that is made here
         write_typed(path, file.content.encode(), int(file.mode, 8), make=True, folders=0o755)
-    except OSError as error:
-        raise UsageError(
-            f"cannot write {path}: {reason_of(error)}; what was written so far stays"
-        ) from error
 
 
 def _try(arguments: argparse.Namespace) -> Trial:

@@ -110,17 +110,11 @@ _EXPECTED_MODES: Final = ("default", "exclusive_process")
 _GpusByNode = dict[str, "list[Gpu]"]
 
 
-class CommonModes(Struct, frozen=True):
-    """The settings that all GPUs of a group share, and why others are not learned."""
+def common_modes(has: Expected, facts: Mapping[str, Facts]) -> tuple[Expected, tuple[str, ...]]:
+    """Add the settings that can be expected of these nodes.
 
-    expectation: Expected
-    """The given expected values, with the settings."""
-    left_open: tuple[str, ...] = ()
-    """One sentence per setting that is not learned although GPUs report it."""
-
-
-def common_modes(has: Expected, facts: Mapping[str, Facts]) -> CommonModes:
-    """Add the settings that can be expected of these nodes."""
+    Return also one sentence per setting that is not learned although GPUs report it.
+    """
     gpus = {name: list(node.gpus) for name, node in facts.items() if node.gpus}
     common: dict[str, Any] = {}
     left_open = []
@@ -132,7 +126,7 @@ def common_modes(has: Expected, facts: Mapping[str, Facts]) -> CommonModes:
             left_open.append(f"{key} is left open: {why}")
         else:
             common[key] = max(values)
-    return CommonModes(replace(has, **common), tuple(left_open))
+    return replace(has, **common), tuple(left_open)
 
 
 def gpu_value(gpu: Gpu, key: str) -> Any:
@@ -249,11 +243,11 @@ def learned_groups(
         names = {host.name for host in members}
         baselines = dict(_load_baselines(burned or {}, facts, names))
         baselines |= dict(_sweep_baselines(sweep, names)) if sweep else {}
-        modes = common_modes(has, {host.name: facts[host.name] for host in members})
+        expected, left_open = common_modes(has, {host.name: facts[host.name] for host in members})
         groups.append(
             LearnedGroup(
-                name=name, hosts=tuple(members), has=modes.expectation, baselines=baselines,
-                remark=remark, left_open=modes.left_open,
+                name=name, hosts=tuple(members), has=expected, baselines=baselines, remark=remark,
+                left_open=left_open,
             )
         )  # fmt: skip
     return tuple(groups)

@@ -138,7 +138,11 @@ _UNREAD: Final = Captured(
 
 
 def _refuse_crowd(output: Captured) -> Captured:
-    if (many := _crowd(output.facts)) <= _MOST_PORTS:
+    """Refuse a list of a whole fabric, which may have any number of ports."""
+    facts, switches = output.facts, (SWITCH, ADAPTER)
+    ports = sum(len(nic.ports) for nic in facts.nics or () if nic.hca_type not in switches)
+    many = max(ports, len((facts.network and facts.network.interfaces) or ()))
+    if many <= _MOST_PORTS:
         return output
     damaged = f"it lists {many} ports, a node has at most {_MOST_PORTS}"
     advice = "give each node's own text"
@@ -147,12 +151,6 @@ def _refuse_crowd(output: Captured) -> Captured:
 
 _MOST_PORTS: Final = 1024
 """RDMA ports or interfaces of one node, virtual ones included: each is compared with all others."""
-
-
-def _crowd(facts: Facts) -> int:
-    """Return how many ports a text shows; a list of a whole fabric may have any number."""
-    nics = sum(len(nic.ports) for nic in facts.nics or () if nic.hca_type not in (SWITCH, ADAPTER))
-    return max(nics, len((facts.network and facts.network.interfaces) or ()))
 
 
 _PROVE_NOTHING = frozenset((Outcome.OK, Outcome.WARN, Outcome.NOT_RUN))
@@ -226,16 +224,12 @@ def document(
     read: Mapping[str, Captured | None], entries: Sequence[Entry], code: int
 ) -> ReadDocument:
     """Return the document, with the verdicts of each file."""
-    by_file, files = _by_file(entries), []
+    by_file, files = grouped((entry.nodes, entry) for entry in entries), []
     for name, text in read.items():
         kind, damaged = (text.kind, text.damaged) if text else ("", "")
         verdicts = tuple(map(verdict_row, by_file.get((name,), ())))
         files.append(ReadRow(file=name, kind=kind, damaged=damaged, verdicts=verdicts))
     return ReadDocument(exit=code, files=tuple(files))
-
-
-def _by_file(entries: Sequence[Entry]) -> dict[tuple[str, ...], list[Entry]]:
-    return grouped((entry.nodes, entry) for entry in entries)
 
 
 def _limit(verdict: Verdict, text: Captured) -> Verdict:
@@ -425,7 +419,7 @@ _UNKNOWN = (
 def _lines(
     texts: Mapping[str, Captured | None], entries: Sequence[Entry], code: int, width: int
 ) -> Iterator[str]:
-    by_file, rows = _by_file(entries), findings(entries)
+    by_file, rows = grouped((entry.nodes, entry) for entry in entries), findings(entries)
     file_of = {entry.subject: entry.nodes[0] for entry in entries}
     of_file: dict[str, list[Finding]] = {}
     for finding in rows:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from preflight.commands import add_ras
 from preflight.core.command_line import Parser, decimal_number, some_path
-from preflight.core.files import reason_of, typed_path
+from preflight.core.files import file_errors, typed_path
 from preflight.errors import UsageError
 from preflight.hang.watch.evidence import (
     DEBUGS,
@@ -144,13 +144,8 @@ def _number(option: str, text: str, least: float) -> float:
 
 def _exports(options: Options) -> Iterator[str]:
     """Yield the shell's lines, for `eval "$(preflight watch --print-env)"`."""
-    try:
+    with file_errors(f"cannot write evidence into {options.base}", "give another --folder=DIR"):
         base = safe_base(options.base)
-    except OSError as error:
-        raise UsageError(
-            f"cannot write evidence into {options.base} ({reason_of(error)}): give another "
-            "--folder=DIR"
-        ) from error
     folder = str(base / folder_name())
     settings = plan(options.environ, set_in_files(options.environ), folder, options.debug)
     for setting in settings.left:

@@ -277,6 +277,15 @@ def reason_of(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error)
 
 
+@contextmanager
+def file_errors(what: str, advice: str) -> Iterator[None]:
+    """Raise UsageError "WHAT: why; ADVICE" for a file that cannot be read, decoded or written."""
+    try:
+        yield
+    except (OSError, ValueError, RecursionError) as error:
+        raise UsageError(f"{what}: {reason_of(error)}; {advice}") from error
+
+
 ANYWAY, SWELLS = 32 << 20, 100
 
 

@@ -5,7 +5,7 @@
 
     with reading(parse_place("/srv/nightly", Path.cwd())) as history:  # or "postgresql://..."
         ran = history.last_run()  # a PastRun, None if there is none
-        history.changes(ran, since=history.since(ran))  # Changes; a sweep's waves are one night
+        history.changes(ran)  # Changes; a sweep's waves are one night
 
 A folder without a history has no runs: `last_run()` is None, and so on. A history that cannot be
 read raises `HistoryError` (a UsageError of one line): a run or a report prints the line and goes on

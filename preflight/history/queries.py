@@ -297,10 +297,10 @@ class History:
         return next(iter(self._select_runs(_RUNS.order_by(RUNS.c.id.desc()).limit(1))), None)
 
     def changes(self, last: PastRun | None, since: PastRun | None = None) -> Changes:
-        """What changed from the run `since` (default: `last`) to `last`; empty for None."""
+        """What changed from the run `since` (default: the night's first) to `last`."""
         if last is None:
             return Changes(runs=(), before=None)
-        first = since.id if since is not None else last.id
+        first = (since or self.night(last)[0]).id
         runs = self._select_runs(_RUNS.where(RUNS.c.id.between(first, last.id)).order_by(RUNS.c.id))
         before = run_before(self._connection, first, last.id)
         return Changes(
@@ -314,10 +314,6 @@ class History:
         if not last.sweep:
             return (last,)
         return self._select_runs(_RUNS.where(RUNS.c.sweep == last.sweep).order_by(RUNS.c.id))
-
-    def since(self, last: PastRun) -> PastRun:
-        """The first run of the night whose last run is `last`."""
-        return self.night(last)[0]
 
     def worst(self, nights: int = NIGHTS, most: int = 20) -> tuple[NodeRecord, ...]:
         """The nodes that were not ready most often in the last `nights`, worst first."""

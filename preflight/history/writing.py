@@ -86,7 +86,9 @@ class EpisodeWriter:
         blamed: list[dict[str, int]] = []
         for finding in night.findings:
             text = self._known_texts[_short(finding.sentence)]
-            key = (finding.check, finding.about, fleet if _of_fleet(finding) else 0)
+            # What is about neither a node nor a pair, each fleet has for itself.
+            of_fleet = finding.about == FLEET or not finding.own
+            key = (finding.check, finding.about, fleet if of_fleet else 0)
             episode = self._open.get(key)
             if episode is None:
                 episode = self._begin(key, finding, run, text)
@@ -171,11 +173,6 @@ _ENDS = (
 
 def _short(sentence: str) -> str:
     return sentence if len(sentence) <= LONGEST else sentence[: LONGEST - 3] + "..."
-
-
-def _of_fleet(finding: NightFinding) -> bool:
-    """Whether it is about neither a node nor a pair: then each fleet has its own finding."""
-    return finding.about == FLEET or not finding.own
 
 
 _LARGEST = 1e300

@@ -9,6 +9,7 @@ What a killed run had not judged yet is `not_run`, and its exit code is that of 
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 
 import msgspec
@@ -16,7 +17,7 @@ from msgspec import Struct
 
 from preflight.check import Tier, subject
 from preflight.core.command_line import INTERRUPTED
-from preflight.core.files import open_new, read_regular
+from preflight.core.files import file_errors, open_new, read_regular
 from preflight.core.registry import Entry, Ledger
 from preflight.core.statistics import grouped
 from preflight.core.text import escaped
@@ -188,18 +189,14 @@ def reread(folder: Path) -> Report:
         if content is None:
             raise UsageError(f"{folder} holds no {REPORT} and no {NAME}: {_instead(folder)}")
         report = _of_events(path, read_events(content))
-    try:
+    with file_errors(f"{path} is not a report of this preflight", "give another run"):
         refuse_odd_names(report)
-    except ValueError as error:
-        raise UsageError(
-            f"{path} is not a report of this preflight ({error}): give another run"
-        ) from error
     return report
 
 
 def decode_report(path: Path, content: bytes) -> Report:
     """Decode a report.json of this schema; UsageError for any other content."""
-    try:
+    with file_errors(f"{path} is not a report of this preflight", "give another run"):
         dated = msgspec.json.decode(content, type=_Dated)
         if dated.schema != DOCUMENT_SCHEMA:
             raise UsageError(
@@ -207,10 +204,6 @@ def decode_report(path: Path, content: bytes) -> Report:
                 f"{DOCUMENT_SCHEMA}: use the one that wrote it ({dated.preflight})"
             )
         return msgspec.json.decode(content, type=Report)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise UsageError(
-            f"{path} is not a report of this preflight ({error}): give another run"
-        ) from error
 
 
 def _instead(folder: Path) -> str:
@@ -224,12 +217,9 @@ def _instead(folder: Path) -> str:
 
 def _content(path: Path) -> bytes | None:
     """The file's content; None if there is no such file."""
-    try:
+    with file_errors(f"cannot read {path}", "give another run"), suppress(FileNotFoundError):
         return read_regular(path, _LARGEST)
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise UsageError(f"cannot read {path}: {error}; give another run") from error
+    return None
 
 
 def _of_events(path: Path, events: Sequence[Event]) -> Report:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 
 _BASELINE = "baseline "
+_NOTHING_WAIVED = " (nothing to waive in this run)"
 
 
 class WaiverRow(Struct, frozen=True, kw_only=True):
@@ -126,36 +127,27 @@ def _numbers(hosts: Sequence[Host]) -> Iterable[NumberRow]:
 def before(fleet: Fleet, day: date) -> list[str]:
     """Lines of the header: an operator must see what will not count against a node in this run."""
     rows = overrides(fleet, day)
-    lines = [f"{label:<8} {_waiver(row)}{end}" for row, label, end in _waivers(rows)]
-    lines += [f"off      {words}" for words in _switches(rows)]
+    lines = [f"{label:<8} {words}" for label, words in override_rows(rows, is_over=False)]
     for row in rows.numbers:
         number = describe_override(row.name, Override(row.value, row.by))
         lines.append(f"number   {number} for {fold(row.nodes)}")
     return lines
 
 
-def after(found: Overrides) -> list[tuple[str, str]]:
-    """(label, line) of each for the summary; a waiver says how many verdicts it covered."""
+def override_rows(rows: Overrides, *, is_over: bool = True) -> list[tuple[str, str]]:
+    """(label, line) of each waiver and each check that is off.
+
+    `is_over`: the run has ended, so a waiver says how many verdicts it covered.
+    """
     lines = []
-    for row, label, end in _waivers(found):
-        covered = count(row.verdicts, "verdict") if row.verdicts else "nothing to waive in this run"
-        lines.append((label, f"{_waiver(row)}{end or f' ({covered})'}"))
-    return lines + [("off", words) for words in _switches(found)]
-
-
-def _waivers(rows: Overrides) -> Iterable[tuple[WaiverRow, str, str]]:
-    """Each waiver with its label, and what to do if it has expired."""
     for row in rows.waivers:
-        expired = "; it has no effect: remove or renew it" if row.expired else ""
-        yield row, "expired" if expired else "waived", expired
-
-
-def _switches(rows: Overrides) -> list[str]:
-    return [f"{row.check} for {fold(row.nodes)} ({row.by})" for row in rows.off]
-
-
-def _waiver(row: WaiverRow) -> str:
-    return f"{row.check} on {fold(row.nodes)} until {row.until}: {row.reason}"
+        words = f"{row.check} on {fold(row.nodes)} until {row.until}: {row.reason}"
+        if row.expired:
+            words += "; it has no effect: remove or renew it"
+        elif is_over:
+            words += f" ({count(row.verdicts, 'verdict')})" if row.verdicts else _NOTHING_WAIVED
+        lines.append(("expired" if row.expired else "waived", words))
+    return lines + [("off", f"{row.check} for {fold(row.nodes)} ({row.by})") for row in rows.off]
 
 
 LOGINS = 1000

@@ -90,7 +90,8 @@ class Hider:
     def __init__(self, known: Mapping[str, Kind], addresses: Addresses | None = None) -> None:
         """`addresses`: replaces addresses by valid ones, which checks can still judge."""
         self._addresses = addresses
-        self._stems = {kind: _stem(kind, known) for kind in {*known.values(), *_KINDS}}
+        self._known_names = tuple(known)
+        self._stems: dict[Kind, str] = {}
         self._counted: dict[Kind, int] = {}
         self._given: dict[str, str] = {}
         self._done: dict[str, str] = {}
@@ -183,11 +184,8 @@ class Hider:
         name = match[group]
         if kind == "mail":
             return f"{self._number(name, stem)}@{self._host(match['mail_host'])}"
-        if kind == "server":
-            return self._host(name)
-        if kind == "jump":
-            return match[0].removesuffix(name) + self._host(name)
-        return match[0].removesuffix(name) + self._number(name, stem)
+        hidden = self._host(name) if stem == "host" else self._number(name, stem)
+        return match[0].removesuffix(name) + hidden
 
     def _host(self, name: str) -> str:
         """Replace a host's name; one outside the fleet gets a number of its own."""
@@ -222,6 +220,11 @@ class Hider:
         if low not in self._given and kind in _VALID and self._addresses is not None:
             self._given.update({low: other} if (other := self._addresses.other(low)) else {})
         if low not in self._given:
+            if kind not in self._stems:
+                # No real name may look like a numbered one.
+                taken = re.compile(rf"{kind}-\d+", re.IGNORECASE)
+                is_taken = any(map(taken.fullmatch, self._known_names))
+                self._stems[kind] = f"some-{kind}" if is_taken else kind
             self._counted[kind] = self._counted.get(kind, 0) + 1
             self._given[low] = f"{self._stems[kind]}-{self._counted[kind]}"
         return self._given[low]
@@ -233,18 +236,8 @@ _PART_OF = {
 }
 """By form, the group that is hidden, and its kind."""
 
-_KINDS = (
-    *("node", "leaf", "host", "domain", "user", "serial", "uuid", "guid", "address"),
-    *("reason", "other"),
-)
 _VALID = ("address", "guid")
 """Kinds that can be replaced by a valid address."""
-
-
-def _stem(kind: Kind, names: Mapping[str, Kind]) -> str:
-    """The stem of the numbered names; no real name may look like one of them."""
-    pattern = re.compile(rf"{kind}-\d+", re.IGNORECASE)
-    return f"some-{kind}" if any(pattern.fullmatch(name) for name in names) else kind
 
 
 def _is_address(text: str) -> bool:

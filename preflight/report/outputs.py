@@ -21,6 +21,7 @@ from msgspec.structs import replace
 
 from preflight.core.command_line import FINE, UNCLEAR
 from preflight.core.files import (
+    file_errors,
     link_atomically,
     open_folder,
     remove,
@@ -280,15 +281,12 @@ class Outputs:
             raise UsageError(
                 f"the disk of {there} is full: make room, or give --preflight-report=DIR"
             )
-        try:
-            with open_folder(self.path, make=False):
-                return
-        except FileNotFoundError:
-            return  # the existing folders above it are fine
-        except OSError as error:
-            raise UsageError(
-                f"--preflight-report: {error.strerror}: give a folder of your own"
-            ) from error
+        with (
+            file_errors("--preflight-report", "give a folder of your own"),
+            suppress(FileNotFoundError),  # the existing folders above it are fine
+            open_folder(self.path, make=False),
+        ):
+            pass
 
     def _refuse_exclude_file(self) -> None:
         file = self.exclude_file

@@ -25,7 +25,7 @@ from preflight.core.text import natural
 from preflight.report.document import Report, moment
 from preflight.report.fabric_page import sharpness
 from preflight.report.findings import COUNTED, Finding
-from preflight.report.header import after
+from preflight.report.header import override_rows
 from preflight.report.markup import date_of, escaped, file, folded, many, span_of, style, template
 from preflight.report.since import RunSummary, Since, alike, before, nodes_in, since, summary_of
 from preflight.report.terminal import count_words, coverage_words, missed_words, title
@@ -359,7 +359,7 @@ def _line(values: Sequence[float | None], low: float, high: float) -> tuple[str,
 
 def _coverage(report: Report) -> dict[str, Any]:
     """Coverage, sensitivity, what was not run and why, the inventory's overrides, every check."""
-    rows = after(report.overrides)
+    rows = override_rows(report.overrides)
     rows.append(("coverage", coverage_words(report)))
     if words := missed_words(report.sensitivity):
         rows.append(("missed", words))

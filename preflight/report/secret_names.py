@@ -112,8 +112,10 @@ def secrets_of(
         if value not in _PUBLIC and len(value) > 1 and not in_the_fleet:
             kinds.setdefault(value, kind)
     hosts = [*nodes, *(value for value, kind in values if kind == "host")]
-    for domain in filter(None, map(domain_of, hosts)):
-        kinds.setdefault(domain, "domain")
+    for host in filter(short_of, hosts):
+        # A domain of a single word is no secret.
+        if "." in (domain := host.partition(".")[2]):
+            kinds.setdefault(domain, "domain")
     return kinds
 
 
@@ -121,12 +123,6 @@ def short_of(name: str) -> str:
     """A host's name without its domain; empty for an address, and for a name without a domain."""
     first, dot, _ = name.partition(".")
     return first if dot and not first.isdecimal() and ":" not in name else ""
-
-
-def domain_of(name: str) -> str:
-    """The domain of a host: `corp.example`; empty if it is a single word, which is no secret."""
-    rest = name.partition(".")[2] if short_of(name) else ""
-    return rest if "." in rest else ""
 
 
 def _from_people(report: Report) -> Iterator[tuple[str, Kind]]:

@@ -21,7 +21,7 @@ from preflight.core.text import (
 )
 from preflight.fleet.nodeset import fold
 from preflight.report.findings import COUNTED, Finding, fold_reasons
-from preflight.report.header import after
+from preflight.report.header import override_rows
 from preflight.verdict import Outcome
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
         CoverageRow,
         FleetRow,
         Report,
-        VerdictRow,
     )
     from preflight.report.ready import Readiness
 
@@ -75,17 +74,13 @@ def title(report: Report, *, unsaved: bool = False) -> str:
         return "nothing to check"
     if not_ready:
         return f"{not_ready} of {len(report.fleet.nodes)} nodes not ready"
-    if any(map(_is_about_whole_fleet, report.verdicts)):
+    of_fleet = (row for row in report.verdicts if row.subject == FLEET)
+    if any(row.makes_not_ready and not (row.culprits or row.blame) for row in of_fleet):
         return "the fleet as a whole is not ready"
     if report.fleet.apart:
         return "all nodes ready, but not every pair of them"
     rest = "everything was judged, but not saved where it belongs" if unsaved else _UNJUDGED
     return "ready" if report.exit == 0 else rest
-
-
-def _is_about_whole_fleet(row: VerdictRow) -> bool:
-    bad = row.outcome in (Outcome.FAIL, Outcome.FLAKY, Outcome.UNKNOWN)
-    return bad and row.subject == FLEET and not (row.culprits or row.blame)
 
 
 def summary(
@@ -127,7 +122,7 @@ def labelled(label: str, words: str, width: int) -> list[str]:
 
 def _extent(report: Report, width: int) -> list[str]:
     """The waivers, how much of the fabric was measured, and what could have been missed."""
-    rows = after(report.overrides)
+    rows = override_rows(report.overrides)
     if report.exit != EMPTY:
         rows.append(("coverage", coverage_words(report)))
     if words := missed_words(report.sensitivity):
@@ -334,7 +329,9 @@ def coverage_words(report: Report) -> str:
     deeper = {row.subject for row in judged if not row.check.startswith("reach.")}
     worked = {row.subject for row in judged if row.outcome is not Outcome.FAIL}
     nodes, every = len(candidates & deeper or candidates & worked), len(report.fleet.nodes)
-    gpus = sum(len(_list_of(row.evidence.get("bus_ids"))) for row in judged if row.check == _COUNT)
+    # Evidence may have any type in a report that is read again.
+    bus_ids = [row.evidence.get("bus_ids") for row in judged if row.check == _COUNT]
+    gpus = sum(len(ids) for ids in bus_ids if isinstance(ids, list | tuple))
     of_all = "" if nodes == every else f"{nodes:,} of "
     of_all += f"{every:,} node{'s' * (every != 1)}"
     has = f" with {gpus:,} GPU{'s' * (gpus != 1)}" if gpus else ""
@@ -350,11 +347,6 @@ def coverage_words(report: Report) -> str:
 
 _COUNT = "gpu.count"
 _JUDGED = (Outcome.OK, Outcome.WARN, Outcome.FAIL, Outcome.FLAKY, Outcome.UNKNOWN, Outcome.WAIVED)
-
-
-def _list_of(value: object) -> Sequence[object]:
-    """Evidence may have any type in a report that is read again."""
-    return value if isinstance(value, list | tuple) else ()
 
 
 def _pairs_covered(row: CoverageRow) -> str:

@@ -10,7 +10,7 @@ from msgspec import Struct
 from msgspec.structs import asdict, replace
 
 from preflight.check import Stage
-from preflight.core.files import read_regular, reason_of
+from preflight.core.files import file_errors, read_regular
 from preflight.errors import UsageError
 from preflight.fabric.impossible_samples import refuse_absurd_sweep
 from preflight.fabric.samples import Sweep
@@ -74,13 +74,9 @@ class Measured(Struct, frozen=True, kw_only=True):
 
 def read_measured(path: Path) -> Measured:
     """Read a measured.json; UsageError if it is damaged, or holds numbers that no run measures."""
-    try:
+    advice = "give a run's folder, or its measured.json"
+    with file_errors(f"cannot read the measurements {path}", advice):
         measured = Measured.decode(read_regular(path, LARGEST))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(
-            f"cannot read the measurements {path}: {reason_of(error)}; give a run's folder, or its "
-            "measured.json"
-        ) from error
     if measured.sweep is not None:
         try:
             refuse_absurd_sweep(measured.sweep)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -168,14 +169,12 @@ def _ask(
     request = {**request, **deadlines}
     began = time.monotonic()
     asked_at_s = _EPOCH_S + began
-    talk = start_payload(connection, host, "probe", request, timeout_s, beside=beside)
-    try:
+    session = start_payload(connection, host, "probe", request, timeout_s, beside=beside)
+    with closing(session) as talk:
         talk.finish()
         document = talk.read(timeout_s + 2)
         round_trip_s = time.monotonic() - began
         facts = decode_document(Facts, document, request["nonce"])
-    finally:
-        talk.close()
     return facts, clock_of(facts, asked_at_s, round_trip_s)
 
 

@@ -324,6 +324,7 @@ class Run:
         reasons = mismatches.reasons
         out |= {host.name: reasons[host.name] for host in loadable if host.name in reasons}
         names = [host.name for host in self.fleet.hosts]
+        domains = {name: nvlink_domain(node.gpus or ()) for name, node in facts.items()}
         repaired = repair(self.rounds, names, out)
         planned = pairs_of(self.rounds)
         self._expect_unscheduled([p for around in repaired for p in around if p not in planned])
@@ -338,7 +339,7 @@ class Run:
             leaves=self.planned.leaves,
             seed=self.planned.seed,
             inside=self._selection.inside,
-            domains=self._domains() if self._selection.inside else {},
+            domains={n: d for n, d in domains.items() if d and self._selection.inside},
             stop_early=self.settings.fail_fast == "first",
             cut=cut_links(self.judgement.measured.ports),
             unpinned=self._unpinned(),
@@ -383,12 +384,6 @@ class Run:
             or (node := facts.get(host.name)) is None
             or "NCCL_SOCKET_IFNAME" in settings(node.nccl_conf or ())
         )
-
-    def _domains(self) -> dict[str, str]:
-        """Node → its NVLink domain, if NVML reports one."""
-        facts = self.judgement.measured.facts
-        domains = {name: nvlink_domain(node.gpus or ()) for name, node in facts.items()}
-        return {name: domain for name, domain in domains.items() if domain}
 
     def _keep(self, sweep: Sweep) -> None:
         self.swept_s = self.seconds

@@ -59,15 +59,6 @@ def modules(sections: Sequence[LoadedSection]) -> tuple[tuple[str, bytes], ...]:
 
 def add(loaded: dict[str, LoadedSection], section: Section, root: Path) -> None:
     """Load a section and add it; UsageError begins with what its plugin did."""
-    entry = _load(section, root)
-    if entry.id in loaded:
-        raise UsageError(f"names {entry.id} a second time: rename one")
-    if len(loaded) == MOST:
-        raise UsageError(f"names more than {MOST} sections: join some")
-    loaded[entry.id] = entry
-
-
-def _load(section: Section, root: Path) -> LoadedSection:
     if not isinstance(section, Section):
         raise UsageError(f"returned {section!r:.80}, expected preflight.run.site_sections.Section")
     if (
@@ -79,7 +70,12 @@ def _load(section: Section, root: Path) -> LoadedSection:
     seconds = section.deadline_s
     if not isinstance(seconds, int | float) or not 0 < seconds <= LONGEST_S:
         raise UsageError(f"gives {section.id} {seconds!r:.20} s: give more than 0, at most 10")
-    return LoadedSection(section.id, _source(section.id, root / section.path), float(seconds))
+    source = _source(section.id, root / section.path)
+    if section.id in loaded:
+        raise UsageError(f"names {section.id} a second time: rename one")
+    if len(loaded) == MOST:
+        raise UsageError(f"names more than {MOST} sections: join some")
+    loaded[section.id] = LoadedSection(section.id, source, float(seconds))
 
 
 def _source(section_id: str, path: Path) -> bytes:

@@ -10,6 +10,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
+from contextlib import closing
 from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeVar
 
 import msgspec
@@ -180,6 +181,7 @@ class BurnStage(_Stage):
 
     def _talk(self, name: str) -> None:
         host, collected = self._hosts[name], self._collected[name]
+        facts = self._facts.get(name)
         left_s = max(1.0, self._ends - time.monotonic()) + _GRACE_S
         request = {
             "nonce": self._nonce,
@@ -188,7 +190,7 @@ class BurnStage(_Stage):
             "lease_s": LEASE_S,
             "plan": self._plan,
             "slots": self._slots,
-            "gpus": self._has_gpus(host),
+            "gpus": bool(host.expected.gpus or (facts is not None and facts.gpus)),
         }
         environ = self._job.measured_in(name)
         connection = self._connections[name]
@@ -198,15 +200,13 @@ class BurnStage(_Stage):
         with self._moved:
             self._talks[name] = talk
             over = self._over
-        try:
+        with closing(talk):
             while not (over or collected.done or collected.busy or collected.no_torch):
                 if time.monotonic() > self._ends:
                     raise TimeoutError
                 document = talk.hear(_TURN_S)
                 if document is not None:
                     self._take(collected, talk, document)
-        finally:
-            talk.close()
 
     def _take(self, collected: Collected, talk: LeasedSession, document: bytes) -> None:
         event = decode_burned(document)
@@ -217,10 +217,6 @@ class BurnStage(_Stage):
         with self._moved:
             collected.take(event)
             self._moved.notify_all()
-
-    def _has_gpus(self, host: Host) -> bool:
-        facts = self._facts.get(host.name)
-        return bool(host.expected.gpus or (facts is not None and facts.gpus))
 
     def _seconds(self) -> float:
         return time.monotonic() - self._began
@@ -365,12 +361,9 @@ class PortStage(_Stage):
             "master_port": self._plan.master_port if name == self._plan.master else None,
             "data_ports": DATA_PORTS if len(self._hosts) > 1 else 0,
         }
-        talk = LeasedSession(
-            start_payload(
-                self._connections[name], self._hosts[name], "ports", request, self._left_s()
-            )
-        )
-        try:
+        connection, host = self._connections[name], self._hosts[name]
+        session = start_payload(connection, host, "ports", request, self._left_s())
+        with closing(LeasedSession(session)) as talk:
             listening = _decode(self._next_answer(talk), _Listening)
             self._arrive(self._listening, name, listening)
             self._wait(self._may_try, talk)
@@ -383,8 +376,6 @@ class PortStage(_Stage):
             report = decode_document(Ports, self._next_answer(talk), self._nonce)
             _refuse_unasked(report, targets)
             return report
-        finally:
-            talk.close()
 
     def _next_answer(self, talk: LeasedSession) -> bytes:
         """Return its next answer; TimeoutError when the stage's time is up."""

@@ -205,7 +205,12 @@ def read_options(config: pytest.Config) -> Chosen:
     if not config.option.collectonly and not handoff:
         outputs.refuse_unusable()
     rank_0 = leading(config)
-    site_nodes = handoff.found if handoff else None if rank_0 else _ask_site(config)
+    is_fleet_typed = "PREFLIGHT_NODES" in os.environ or any(
+        config.getoption(f"preflight_{how}") is not None for how in ("nodes", "inventory")
+    )
+    site_nodes = handoff.found if handoff else None
+    if not (handoff or rank_0 or is_fleet_typed):
+        site_nodes = ask_nodes(config)
     fleet = resolve(_fleet_request(config, site_nodes, rank_0.crew if rank_0 else None))
     refuse_unknown(fleet.mentioned_checks, [entry.check.id for entry in registry])
     if need is not None and need > len(fleet.hosts):
@@ -290,12 +295,6 @@ def _registry(config: pytest.Config) -> Registry:
     return Registry(
         [check for folder in (shipped_folder(), *site) for check in load_folder(folder)]
     )
-
-
-def _ask_site(config: pytest.Config) -> SiteNodes | None:
-    """Call the site's plugins, unless the operator named the nodes."""
-    typed = any(config.getoption(f"preflight_{how}") is not None for how in ("nodes", "inventory"))
-    return None if typed or "PREFLIGHT_NODES" in os.environ else ask_nodes(config)
 
 
 _TYPED = (

@@ -39,12 +39,11 @@ from preflight.session.site import pass_on
 from preflight.session.verdict_collector import VerdictCollector
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping, Sequence
+    from collections.abc import Generator, Sequence
     from pathlib import Path
 
     from preflight.core.registry import Registered
     from preflight.run.judgement import Key
-    from preflight.transport.ways import Way
     from preflight.verdict import Verdict
 
 
@@ -320,17 +319,14 @@ class Session:
         for finding in findings(new, tuple(blames)):
             self.run.progress.line(finding_line(finding, names, width))
 
-    def _ways(self) -> Mapping[str, Way]:
-        """Find out how each node will be reached; not for --co and replays, which contact none."""
-        looks_only = self._config.option.collectonly or self._chosen.replayed is not None
-        return {} if looks_only else self.run.ways.known(WAYS_S)
-
     def pytest_report_header(self) -> list[str]:
         """The nodes, how they are reached, what will run, how long, and where the report goes."""
         run, keys = self.run, self.run.expected(self._chosen.wanted)
+        contacts_none = self._config.option.collectonly or self._chosen.replayed is not None
+        ways = {} if contacts_none else run.ways.known(WAYS_S)
         lines = header(
             run.fleet,
-            reach_words(run.fleet.hosts, self._ways(), slurm_job(run.fleet)),
+            reach_words(run.fleet.hosts, ways, slurm_job(run.fleet)),
             keys,
             run.planned,
             tier=run.settings.tier,

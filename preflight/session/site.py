@@ -22,7 +22,7 @@ import msgspec
 import pytest
 from _pytest.config.findpaths import locate_config
 
-from preflight.core.files import read_regular
+from preflight.core.files import file_errors, read_regular
 from preflight.core.registry import load_folder
 from preflight.core.trust import code_in, folders_below, roots_paths, who_may_plant
 from preflight.errors import UsageError
@@ -208,10 +208,8 @@ def _is_pytests(path: Path) -> bool:
             f"root would take orders from {path}, and {writer}: go to a folder of root's, or "
             "chown root: and chmod go-w it, with the folders above"
         )
-    try:
+    with file_errors(f"cannot read {path}", "remove it"):
         return path.name in _ALWAYS or bool(_TABLE.search(read_regular(path, _LARGEST)))
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}; remove it") from error
 
 
 _WRITTEN = ("log_file", "basetemp", "debug", "report_log", "htmlpath", "json_report_file")
@@ -259,12 +257,10 @@ def _would_write(config: pytest.Config) -> Iterator[Path]:
 
 
 def _refuse(files: Iterable[Path], remedy: str) -> None:
-    try:
+    with file_errors("root cannot look for code", remedy):
         for path in files:
             if writer := who_may_plant(path):
                 raise UsageError(f"root would run the code of {path}, and {writer}: {remedy}")
-    except OSError as error:
-        raise UsageError(f"root cannot look for code: {error}; {remedy}") from error
 
 
 def refuse_other_settings(config: pytest.Config) -> None:

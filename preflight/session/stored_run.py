@@ -6,6 +6,7 @@ The history never decides how a run ends: if it cannot be read or written, one l
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ from msgspec.structs import replace
 
 from preflight.burn.units import FAR, FASTER_IS_LESS, conditions, units
 from preflight.check import FLEET
-from preflight.core.files import open_folder, reason_of
+from preflight.core.files import file_errors, open_folder, reason_of
 from preflight.core.statistics import grouped, median
 from preflight.core.text import size
 from preflight.errors import UsageError
@@ -323,15 +324,13 @@ def _reason(error: Exception) -> str:
 def _refuse_unsafe(place: Place) -> None:
     if place.file is None:
         return
-    try:
-        with open_folder(place.file.parent, make=False):
-            pass
-    except FileNotFoundError:
-        pass  # it is made when the run is added
-    except OSError as error:
-        raise UsageError(
-            f"--preflight-history={place.file.parent}: {error.strerror}: give a folder of your own"
-        ) from error
+    folder = place.file.parent
+    with (
+        file_errors(f"--preflight-history={folder}", "give a folder of your own"),
+        suppress(FileNotFoundError),  # it is made when the run is added
+        open_folder(folder, make=False),
+    ):
+        pass
 
 
 def _past(place: Place, nodes: tuple[str, ...], fleet: Fleet, tier: Tier) -> Past:

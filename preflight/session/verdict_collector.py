@@ -15,9 +15,8 @@ from _pytest.junitxml import xml_key
 
 from preflight import __version__
 from preflight.core.command_line import EMPTY
-from preflight.core.files import refuse_typed
+from preflight.core.files import file_errors, refuse_typed
 from preflight.core.registry import Entry, Ledger
-from preflight.errors import UsageError
 from preflight.fabric.planner import coverage, pairs_tested, unread_words
 from preflight.fabric.retest import unsettled_words
 from preflight.fabric.samples import gc_paused
@@ -217,12 +216,8 @@ class VerdictCollector:
         if self._xml is None or os.geteuid() != 0:
             return
         self._junit = Path(self._xml.logfile)
-        try:
+        with usage_errors(), file_errors(f"--junitxml={self._junit}", "give another file"):
             refuse_typed(self._junit)
-        except OSError as error:
-            words = f"--junitxml={self._junit}: {error.strerror}; give another file"
-            with usage_errors():
-                raise UsageError(words) from error
         self._xml.logfile = f"/proc/self/fd/{os.memfd_create('junit')}"
 
     def _write_junit(self) -> None:

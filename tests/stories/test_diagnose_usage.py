@@ -63,7 +63,7 @@ def test_wrong_usage_is_one_line(tmp_path: Path) -> None:
     for words, said in (
         (("--pid", "4194303"), "no process 4194303 here"),
         (("--pid", "1", "--nodes", "a"), "leave out --nodes"),
-        (("./nowhere",), "there is no nowhere: give a folder that --save made"),
+        (("./nowhere",), "nowhere: No such file or directory; give a folder that --save made"),
         (("4711",), "; for a process use --pid=4711"),
         (("state.json",), "give a folder that --save made"),
         ((".", "--pid", "1"), "no node is asked: leave out --pid"),

@@ -219,7 +219,7 @@ def test_no_launch_gets_a_folder_that_a_stranger_could_swap(
     os.chown(tmp_path, 65534, 65534)
     monkeypatch.chdir(tmp_path)
     assert cli.main(["watch", "--print-env"]) == 4
-    assert f"cannot write evidence into . ({tmp_path} belongs to nobody)" in capsys.readouterr().err
+    assert f"cannot write evidence into .: {tmp_path} belongs to nobody;" in capsys.readouterr().err
 
 
 @root_only

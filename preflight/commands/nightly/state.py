@@ -11,6 +11,7 @@ import os
 import re
 import sys
 import time
+from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -21,7 +22,7 @@ from msgspec.structs import replace
 from preflight.check import Tier
 from preflight.commands.nightly.choice import MOST_LOOKED_AT, Source, Wave, Waves
 from preflight.core.command_line import columns
-from preflight.core.files import read_regular, reason_of, write_atomically
+from preflight.core.files import file_errors, read_regular, write_atomically
 from preflight.core.statistics import grouped
 from preflight.core.text import count
 from preflight.core.trust import who_may_change
@@ -213,12 +214,8 @@ def read_nightly_run(folder: Path) -> NightlyRun:
     path = folder / NAME
     if os.geteuid() == 0 and (risk := who_may_change(path)):
         raise UsageError(f"root does not continue by {path}: {risk}; {ANEW}")
-    try:
+    with file_errors(f"cannot read the nightly run {path}", ANEW):
         return msgspec.json.decode(read_regular(path, LARGEST), type=NightlyRun)
-    except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(
-            f"cannot read the nightly run {path}: {reason_of(error)}; {ANEW}"
-        ) from error
 
 
 def latest(into: Path) -> tuple[Path, NightlyRun] | None:
@@ -239,13 +236,11 @@ def former_nights(into: Path, *, but: str = "") -> tuple[Night, ...]:
     """
     nights: list[Night] = []
     for folder in sweeps_in(into)[:MOST_LOOKED_AT]:
-        try:
-            night = msgspec.json.decode(read_regular(folder / NAME, LARGEST), type=NightlyRun)
-        except (OSError, ValueError, RecursionError):
-            continue
-        waves = tuple(wave for wave in night.waves if wave.stand == "done")
-        if waves and night.sweep != but:
-            nights.append(waves)
+        with suppress(UsageError):
+            night = read_nightly_run(folder)
+            waves = tuple(wave for wave in night.waves if wave.stand == "done")
+            if waves and night.sweep != but:
+                nights.append(waves)
     return tuple(nights)
 
 

@@ -25,7 +25,7 @@ from preflight.fabric.stored import read_stored
 from preflight.report.document import CoverageRow, FleetRow, Report
 from preflight.report.fabric_page import fabric_section
 from preflight.report.findings import Finding, findings, suspicions
-from preflight.report.header import NumberRow, OffRow, Overrides, WaiverRow
+from preflight.report.header import NumberRow, OffRow, Overrides
 from preflight.report.page import waves_of
 from preflight.report.ready import (
     MISSED_ROWS,
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from preflight.commands.nightly.state import Night, NightlyRun
-    from preflight.fabric.decoding.sensitivity import SensitivityRow
     from preflight.report.document import BlameRow, PairRow, VerdictRow
     from preflight.report.hide import Hider
 
@@ -98,36 +97,29 @@ def joined_pairs(reports: Sequence[Report]) -> tuple[PairRow, ...]:
     return tuple(rows)
 
 
-def least_sensitive(reports: Sequence[Report]) -> tuple[SensitivityRow, ...]:
-    """Return the least sensitive rows of all waves; a row without a rate comes first."""
-    rows = [row for report in reports for row in report.sensitivity]
-    return tuple(sorted(rows, key=lambda row: row.one_in or 0.0)[:MISSED_ROWS])
-
-
-def joined_overrides(overrides: Iterable[Overrides]) -> Overrides:
+def joined_overrides(overrides: Sequence[Overrides]) -> Overrides:
     """Join waivers, disabled checks and custom limits, each once with all its nodes."""
-    waivers: dict[object, WaiverRow] = {}
-    off: dict[object, OffRow] = {}
-    numbers: dict[object, NumberRow] = {}
-    for wave_overrides in overrides:
-        for waiver in wave_overrides.waivers:
-            key = (waiver.check, waiver.nodes, waiver.until, waiver.reason)
-            before = waivers[key].verdicts if key in waivers else 0
-            waivers[key] = replace(waiver, verdicts=waiver.verdicts + before)
-        for switch in wave_overrides.off:
-            first = off.setdefault((switch.check, switch.by), switch)
-            off[switch.check, switch.by] = replace(first, nodes=_both(first.nodes, switch.nodes))
-        for number in wave_overrides.numbers:
-            place = (number.name, number.value, number.by)
-            earlier = numbers.setdefault(place, number)
-            numbers[place] = replace(earlier, nodes=_both(earlier.nodes, number.nodes))
+    waivers = grouped(
+        ((row.check, row.nodes, row.until, row.reason), row)
+        for wave in overrides
+        for row in wave.waivers
+    )
+    off = grouped(((row.check, row.by), row) for wave in overrides for row in wave.off)
+    numbers = grouped(
+        ((row.name, row.value, row.by), row) for wave in overrides for row in wave.numbers
+    )
     return Overrides(
-        waivers=tuple(waivers.values()), off=tuple(off.values()), numbers=tuple(numbers.values())
+        waivers=tuple(
+            replace(same[-1], verdicts=sum(row.verdicts for row in same))
+            for same in waivers.values()
+        ),
+        off=tuple(replace(same[0], nodes=_all_nodes(same)) for same in off.values()),
+        numbers=tuple(replace(same[0], nodes=_all_nodes(same)) for same in numbers.values()),
     )
 
 
-def _both(first: Iterable[str], second: Iterable[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys((*first, *second)))
+def _all_nodes(rows: Sequence[OffRow] | Sequence[NumberRow]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for row in rows for name in row.nodes))
 
 
 def unite(
@@ -151,6 +143,7 @@ def unite(
     )
     systemic = suspicions(entries, len(nightly.nodes) - len(nightly.left_out))
     blames = tuple(row for report in reports for row in report.blames)
+    rows = [row for report in reports for row in report.sensitivity]
     whole_report = Report(
         preflight=nightly.preflight,
         run=nightly.sweep,
@@ -165,7 +158,8 @@ def unite(
         blames=blames,
         suspicions=(*systemic.values(), *_of_waves(by_wave, systemic)),
         coverage=covered(nightly, reports, former),
-        sensitivity=least_sensitive(reports),
+        # The least sensitive rows of all waves; one without a rate comes first.
+        sensitivity=tuple(sorted(rows, key=lambda row: row.one_in or 0.0)[:MISSED_ROWS]),
         overrides=joined_overrides([report.overrides for report in reports]),
         measured_in=tuple(sorted({name for report in reports for name in report.measured_in})),
     )

@@ -35,7 +35,7 @@ from preflight.commands.nightly.state import (
     nodes_of,
 )
 from preflight.core.command_line import EMPTY, USAGE
-from preflight.core.files import open_folder, open_new, read_regular, reason_of
+from preflight.core.files import file_errors, open_folder, open_new, read_regular, reason_of
 from preflight.core.text import legible
 from preflight.core.trust import who_may_plant
 from preflight.errors import PreflightError, UsageError
@@ -409,18 +409,12 @@ def locked(folder: Path, *, wait_s: float = 0.0) -> Iterator[int]:
 
 @contextmanager
 def _open_lock(folder: Path) -> Iterator[int]:
-    try:
-        with open_folder(folder, make=True) as inside:
-            # The nightly run reads back what the waves write there.
-            if os.geteuid() == 0 and (reason := who_may_plant(folder)):
-                raise UsageError(
-                    f"--into={folder}: {reason}: give a folder that only root can change"
-                )
-            lock = os.open(NAME, _FLAGS, 0o600, dir_fd=inside)
-    except OSError as error:
-        raise UsageError(
-            f"--into={folder}: {error.strerror}: give a folder of your own for the nightly runs"
-        ) from error
+    advice = "give a folder of your own for the nightly runs"
+    with file_errors(f"--into={folder}", advice), open_folder(folder, make=True) as inside:
+        # The nightly run reads back what the waves write there.
+        if os.geteuid() == 0 and (reason := who_may_plant(folder)):
+            raise UsageError(f"--into={folder}: {reason}: give a folder that only root can change")
+        lock = os.open(NAME, _FLAGS, 0o600, dir_fd=inside)
     try:
         status = os.fstat(lock)
         if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:

@@ -52,7 +52,7 @@ def test_a_run_reads_its_own_report(tmp_path: Path) -> None:
 def test_a_time_that_no_clock_shows_is_refused(tmp_path: Path, started: str) -> None:
     """Also before a page or a metric is made of it, or a JUnit file, which would hold its text."""
     (tmp_path / "report.json").write_text(json.dumps({**json.loads(WHOLE), "started": started}))
-    with pytest.raises(UsageError, match=r"is not a report of this preflight .*give another run"):
+    with pytest.raises(UsageError, match=r"is not a report of this preflight: .*give another run"):
         reread(tmp_path)
 
 
@@ -114,7 +114,7 @@ def test_blames_without_bounds_are_refused(
     (tmp_path / "report.json").write_text(json.dumps(document))
     assert cli.main(["report", str(tmp_path)]) == 4
     (line,) = capsys.readouterr().err.splitlines()
-    assert "is not a report of this preflight (its blames" in line
+    assert "is not a report of this preflight: its blames" in line
 
 
 def test_a_check_whose_id_no_file_can_have_is_refused(

@@ -167,7 +167,7 @@ def test_a_folder_that_others_may_change_is_refused_before_anything_is_measured(
     """Everybody may write there: what is in it could be anybody's."""
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
-    with pytest.raises(UsageError, match=r"--preflight-history=.*: give a folder of your own"):
+    with pytest.raises(UsageError, match=r"--preflight-history=.*; give a folder of your own"):
         _open(tmp_path / "open")
 
 
