@@ -176,6 +176,8 @@ class Remote(ABC):
         self._buffer = OutputBuffer(limit)
         self._began = time.monotonic()
         self._expires = self._began + timeout_s + SLACK_S
+        self._left = False
+        self._status: int | None = None
 
     @abstractmethod
     def _write(self, data: memoryview) -> int:
@@ -193,12 +195,20 @@ class Remote(ABC):
         """Whether the command has exited; wait at most `wait_s` for it."""
 
     @abstractmethod
-    def _leave(self) -> int | None:
+    def _release(self) -> int | None:
         """End the command, release everything, and return the status if it is known."""
 
     @abstractmethod
     def finish_input(self) -> None:
         """Close the command's standard input. Never raises."""
+
+    def _leave(self) -> int | None:
+        """Release the command, once; return its status."""
+        if not self._left:
+            self._left = True
+            self._status = self._release()
+            self._buffer.ended = True
+        return self._status
 
     def kill(self) -> None:
         """Close the channel, and end the process where we can. Never raises."""
@@ -390,9 +400,7 @@ class PipeRemote(Remote):
         self._selector.register(self._stderr, selectors.EVENT_READ, self._took_stderr)
         self._using = threading.Lock()
         """Any thread may end the command while another one reads or writes."""
-        self._left = False
         _STARTED.add(self)
-        self._status: int | None = None
 
     def _took_stderr(self, data: bytes) -> None:
         self._buffer.add_stderr(data)
@@ -439,19 +447,18 @@ class PipeRemote(Remote):
 
     def _leave(self) -> int | None:
         with self._using:
-            if not self._left:
-                exited = has_exited(self.process)
-                end_group(self.process)
-                self._left = True
-                with suppress(subprocess.TimeoutExpired):
-                    self.process.wait(REAP_S)
-                self._selector.close()
-                for pipe in (self._stdin, self._stdout, self._stderr):
-                    with suppress(OSError):
-                        pipe.close()
-                self._status = self.process.returncode if exited else None
-                self._buffer.ended = True
-            return self._status
+            return super()._leave()
+
+    def _release(self) -> int | None:
+        exited = has_exited(self.process)
+        end_group(self.process)
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(REAP_S)
+        self._selector.close()
+        for pipe in (self._stdin, self._stdout, self._stderr):
+            with suppress(OSError):
+                pipe.close()
+        return self.process.returncode if exited else None
 
 
 class LocalConnection:

@@ -7,6 +7,7 @@ preflight's has the tables `[defaults]`, `[job]`, `[group.NAME]`, `[node.NAME]`,
 from __future__ import annotations
 
 import os
+import re
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -349,12 +350,16 @@ def _layers(content: FileTable) -> list[tuple[str, Layer]]:
 
 
 OURS: Final = frozenset(("defaults", "job", "group", "node", "checks", "waive"))
-_AFTER: Final = {"key": "value", "value": "key", "item": "item"}
-_NOTHING: Final = ("", "~", "null")
 _LARGEST: Final = 32 << 20
 """Bytes of a YAML file whose layout is examined."""
 
-_OF_A_GROUP: Final = frozenset(("hosts", "children", "vars"))
+_TOP_KEY: Final = re.compile(r"^[\"']?([\w-]+)[\"']?[ \t]*:", re.MULTILINE)
+_ANSIBLE_GROUP: Final = re.compile(
+    r"^[\"']?[\w-]+[\"']?[ \t]*:[ \t]*(?:#.*)?\n(?:[ \t]*+(?:#.*)?\n)*+"
+    r"[ \t]++[\"']?(?:hosts|children|vars)[\"']?[ \t]*:",
+    re.MULTILINE,
+)
+"""A key of the file, and right below it one that only a group of Ansible has."""
 
 
 if TYPE_CHECKING:
@@ -404,39 +409,11 @@ def _refuse_unreadable(path: Path) -> None:
 
 def _is_ansibles(path: Path) -> bool:
     """Whether a YAML file has the layout of an Ansible inventory (or configures a plugin)."""
-    import yaml
-
     try:
-        below = _outline(read_regular(path, _LARGEST).decode())
-    except (OSError, UnicodeDecodeError, UsageError, yaml.YAMLError):
+        text = read_regular(path, _LARGEST).decode()
+    except (OSError, UnicodeDecodeError):
         return False  # our own reader then raises the error
-    if OURS.issuperset(below):
+    keys = set(_TOP_KEY.findall(text))
+    if OURS.issuperset(keys):
         return False
-    if "all" in below or "plugin" in below:
-        return True
-    return any(below.values()) and all(keys <= _OF_A_GROUP for keys in below.values())
-
-
-def _outline(text: str) -> dict[str, set[str]]:
-    """Return the top-level keys of a YAML file, and the keys right below each."""
-    import yaml
-
-    below: dict[str, set[str]] = {}
-    top = ""
-    awaited: list[str] = []  # by each open collection: "key", "value" or "item"
-    for event in _events(text):
-        if isinstance(event, yaml.CollectionEndEvent):
-            awaited.pop()
-        if not isinstance(event, yaml.NodeEvent):
-            continue
-        word = str(getattr(event, "value", ""))
-        if awaited == ["key"]:
-            top = word
-            below.setdefault(top, set())
-        elif awaited == ["value", "key"] or (awaited == ["value"] and word not in _NOTHING):
-            below[top].add(word)
-        if awaited:
-            awaited[-1] = _AFTER[awaited[-1]]
-        if isinstance(event, yaml.CollectionStartEvent):
-            awaited.append("key" if isinstance(event, yaml.MappingStartEvent) else "item")
-    return below
+    return bool(keys & {"all", "plugin"}) or _ANSIBLE_GROUP.search(text) is not None

@@ -20,7 +20,7 @@ from preflight.errors import PreflightError, UsageError
 from preflight.run.site_sections import modules
 from preflight.session.flags import usage_errors
 from preflight.session.site import ask_sections
-from preflight.transport.job_store import Decoder, Hello, JobStore, read_place
+from preflight.transport.job_store import Hello, JobStore, read_place
 from preflight.transport.job_store_hub import RankHub
 from preflight.transport.rank_follower import follow
 from preflight.transport.torchrun_ranks import TorchrunTransport, gather
@@ -149,7 +149,7 @@ class Leading:
         self.hub = RankHub(listening, speaking, nonce)
         self.hub.begin()
         speaking.write("hello", msgspec.json.encode(Hello(nonce, __version__)))
-        self.crew = gather(self._place, speaking, Decoder(nonce), nonce, _print)
+        self.crew = gather(self._place, speaking, nonce, _print)
         self.hub.watch(m.rank for m in self.crew.members if m.present and m.rank)
         uneven = next((m for m in self.crew.members if m.present and not m.is_regular), None)
         if uneven is not None:

@@ -301,48 +301,19 @@ class FromRank(Struct, frozen=True):
     reply: Reply
 
 
-_T = TypeVar("_T", Present, ToRank, FromRank)
-_K = TypeVar("_K")
+_T = TypeVar("_T", Hello, Present, ToRank, FromRank)
 
 
-class Decoder:
-    """Reads the notes of one run; WireError for anything else."""
-
-    def __init__(self, nonce: str) -> None:
-        self._nonce = nonce
-        self._present = msgspec.json.Decoder(Present)
-        self._order = msgspec.json.Decoder(ToRank)
-        self._reply = msgspec.json.Decoder(FromRank)
-
-    def present(self, note: bytes) -> Present:
-        """Read a rank's first note."""
-        return self._bound(_decode(self._present, note))
-
-    def order(self, note: bytes) -> Order:
-        """Read an order of rank 0."""
-        return self._bound(_decode(self._order, note)).order
-
-    def reply(self, note: bytes) -> FromRank:
-        """Read what a rank replied."""
-        return self._bound(_decode(self._reply, note))
-
-    def _bound(self, note: _T) -> _T:
-        if note.nonce != self._nonce:
-            raise WireError("a note in the job's store is of another run")
-        return note
-
-
-def decode_hello(note: bytes) -> Hello:
-    """Read rank 0's first note."""
-    return _decode(msgspec.json.Decoder(Hello), note)
-
-
-def _decode(decoder: msgspec.json.Decoder[_K], note: bytes) -> _K:
+def decode_note(note: bytes, kind: type[_T], nonce: str = "") -> _T:
+    """Read a note of the run with that nonce; WireError for anything else."""
     try:
-        return decoder.decode(note)
+        message = msgspec.json.decode(note, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         reason = str(error).encode("ascii", "replace").decode()[:200]
         raise WireError(f"a note in the job's store is not preflight's: {reason}") from error
+    if nonce and message.nonce != nonce:
+        raise WireError("a note in the job's store is of another run")
+    return message
 
 
 _RESTARTS = ("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS")

@@ -13,13 +13,22 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from preflight.errors import WireError
-from preflight.transport.job_store import Ask, Decoder, Here, Leave, Leaving, StoreLostError, ToRank
+from preflight.transport.job_store import (
+    Ask,
+    FromRank,
+    Here,
+    Leave,
+    Leaving,
+    StoreLostError,
+    ToRank,
+    decode_note,
+)
 from preflight.transport.rank_follower import BEAT_S, LEAVE_S, SILENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from preflight.transport.job_store import FromRank, JobStore, Order, Reply
+    from preflight.transport.job_store import JobStore, Order, Reply
 
 _TICK_S = 1.0
 _BESIDE_S = 2.0
@@ -34,7 +43,6 @@ class RankHub:
         self._incoming = incoming
         self._outgoing = outgoing
         self._nonce = nonce
-        self._decoder = Decoder(nonce)
         self._changed = threading.Condition()
         self._lock = threading.Lock()
         self._sent: dict[int, int] = {}
@@ -162,7 +170,7 @@ class RankHub:
 
     def _take(self, note: bytes) -> None:
         try:
-            message = self._decoder.reply(note)
+            message = decode_note(note, FromRank, self._nonce)
         except WireError:
             return  # the rank's next number shows that a reply is missing
         with self._changed:

@@ -27,7 +27,7 @@ from preflight.transport.openssh_logins import JumpHosts, Master, hop, trouble
 from preflight.transport.ssh_config import SettingsCache, login_options, route_to, silent_agent
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from preflight.fleet.model import Host
     from preflight.transport.ssh_config import SshSettings
@@ -131,11 +131,11 @@ class OpenSSHRemote(PipeRemote):
         limit: int,
         *,
         mark: str,
-        connected: Callable[[], bool],
+        master: Master,
     ) -> None:
         super().__init__(process, timeout_s, limit)
         self._mark = re.compile(re.escape(mark.encode()) + rb" (\d{1,3})\n")
-        self._connected = connected
+        self._master = master
         self._node_status: int | None = None
 
     def _took_stderr(self, data: bytes) -> None:
@@ -150,7 +150,7 @@ class OpenSSHRemote(PipeRemote):
         status = super()._leave()
         if self._node_status is not None or status != SSH_FAILED:
             return status if self._node_status is None else self._node_status
-        return SIGNALLED if self._connected() else None
+        return SIGNALLED if self._master.serves else None
 
 
 LONGEST: Final = 104
@@ -336,11 +336,8 @@ class OpenSSHConnection:
             process = spawn(guest_argv(ssh, self._master.socket, "--", "node", command))
         except OSError as error:
             raise reach_error("no_process", reason=error.strerror) from error
-        return OpenSSHRemote(process, timeout_s, limit, mark=mark, connected=self._connected)
+        return OpenSSHRemote(process, timeout_s, limit, mark=mark, master=self._master)
 
     def close(self) -> None:
         """Hang up; commands that still run lose their channels."""
         self._master.ask_to_end()
-
-    def _connected(self) -> bool:
-        return self._master.serves

@@ -298,14 +298,16 @@ def refused_key(log: str, route: Route) -> ReachError:
         return _refused_certificate(log, certificate, route, lines)
     key = _KEY.search(log)
     if key is None:
-        return _no_key_error(log, route)
+        words = [line for line in log.splitlines() if line and not line.startswith("debug")]
+        reason = legible(words[-2] if len(words) > 1 else "no reason given")
+        return reach_error("key_not_seen", where=route.where, reason=reason)
     shown = HostKey(legible(key[1], 60), key[2])
-    reason = _refusal(lines, shown, route)
+    why = _refusal(lines, shown, route)
     is_revoked = "is marked as revoked" in log or "was revoked" in log or "revoked by" in log
-    if is_revoked and "revokes" not in reason.sentence:
+    if is_revoked and "revokes" not in why.sentence:
         sentence = f"it shows the {shown.kind} key {shown.fingerprint}, which ssh's {_WHERE}"
         return reach_error("revoked", sentence=sentence)
-    return reason
+    return why
 
 
 _WHERE: Final = "configuration revokes (RevokedHostKeys)"
@@ -343,13 +345,6 @@ def _refusal(lines: tuple[KnownHost, ...], shown: HostKey, route: Route) -> Reac
     through = ("ssh", *config_option(route.ssh_config), route.via) if route.via else ()
     names, files = route.known_names, route.known_hosts
     return refusal(lines, shown, names=names, files=files, through=through)
-
-
-def _no_key_error(log: str, route: Route) -> ReachError:
-    """Return the error if the log has no key that we recognise."""
-    lines = [line for line in log.splitlines() if line and not line.startswith("debug")]
-    reason = legible(lines[-2] if len(lines) > 1 else "no reason given")
-    return reach_error("key_not_seen", where=route.where, reason=reason)
 
 
 _NO_NAME: Final = re.compile(r"^ssh: Could not resolve hostname (\S+): (.+)$", re.MULTILINE)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import gc
 import importlib
 import logging
 import os
@@ -183,7 +182,10 @@ def connected(route: Route, ends: float) -> socket.socket:
         try:
             sock.settimeout(max(0.1, share_s))
             sock.connect(address)
-            _tune(sock)
+            # Without this, small packets wait for the other end's delayed ACK: 40 ms a time.
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if hasattr(socket, "TCP_USER_TIMEOUT"):
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, STALL_MS)
         except OSError as error:
             sock.close()
             where = f"{address[0]!s} port {route.port}"
@@ -192,13 +194,6 @@ def connected(route: Route, ends: float) -> socket.socket:
         else:
             return sock
     raise trouble
-
-
-def _tune(sock: socket.socket) -> None:
-    # Without this, small packets wait for the other end's delayed ACK: 40 ms a time.
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    if hasattr(socket, "TCP_USER_TIMEOUT"):
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, STALL_MS)
 
 
 def _addresses(route: Route) -> list[tuple[int, _Address]]:
@@ -365,14 +360,10 @@ def _import_paramiko() -> None:
     if "paramiko" in sys.modules or "invoke" in sys.modules:
         return
     sys.modules["invoke"] = None  # type: ignore[assignment]  # how imports are kept from a module
-    searches = gc.isenabled()
-    gc.disable()  # modules are no garbage, and the search for it takes a tenth of their import
     try:
         import paramiko.config
     finally:
         sys.modules.pop("invoke", None)
-        if searches:
-            gc.enable()
     paramiko.config.invoke = _Invoke()  # type: ignore[attr-defined]
 
 
@@ -409,8 +400,6 @@ class ParamikoRemote(Remote):
         super().__init__(timeout_s, limit)
         self._channel = channel
         self._news = threading.Event()
-        self._left = False
-        self._status: int | None = None
         channel.settimeout(0.0)
         channel.in_buffer.set_event(self._news)
         channel.in_stderr_buffer.set_event(self._news)
@@ -460,19 +449,15 @@ class ParamikoRemote(Remote):
     def _exited(self, wait_s: float) -> bool:
         return self._channel.status_event.wait(wait_s)
 
-    def _leave(self) -> int | None:
+    def _release(self) -> int | None:
         import paramiko
 
-        if not self._left:
-            self._left = True
-            status = self._channel.exit_status
-            # -1 is paramiko's "no status": a signal if the node closed in order, else a lost line.
-            ended_there = status >= 0 or (self._channel.closed and bool(self._channel.eof_received))
-            self._status = status if ended_there else None
-            with suppress(OSError, EOFError, paramiko.SSHException):
-                self._channel.close()
-            self._buffer.ended = True
-        return self._status
+        status = self._channel.exit_status
+        # -1 is paramiko's "no status": a signal if the node closed in order, else a lost line.
+        ended_there = status >= 0 or (self._channel.closed and bool(self._channel.eof_received))
+        with suppress(OSError, EOFError, paramiko.SSHException):
+            self._channel.close()
+        return status if ended_there else None
 
 
 def refuse_jump_hosts(config: SshSettings) -> None:

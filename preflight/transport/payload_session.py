@@ -123,11 +123,8 @@ class PayloadSession:
                 self._noise = line or self._noise
                 self._passed_over += 1
             if self._passed_over > MOST_NOISE:
-                raise self._endless()
-
-    def _endless(self) -> ReachError:
-        self.close()
-        return reach_error("endless", most=MOST_NOISE)
+                self.close()
+                raise reach_error("endless", most=MOST_NOISE)
 
     def _late(self, deadline_s: float) -> ReachError:
         """Return the error for no answer in time; its last output may say what it waits for."""

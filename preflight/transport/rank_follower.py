@@ -242,9 +242,7 @@ class Follower:
         note = self._incoming.read("hello", HELLO_S)
         if note is None:
             raise notes.StoreLostError(f"rank 0 wrote no note in {HELLO_S:g} s: look at its node")
-        hello = notes.decode_hello(note)
-        self._nonce = hello.nonce
-        self._decoder = notes.Decoder(hello.nonce)
+        self._nonce = notes.decode_note(note, notes.Hello).nonce
         self._watch.note_beat()
         self._number = 0
         self._lock = threading.Lock()
@@ -271,7 +269,7 @@ class Follower:
             note = self._incoming.take(f"to/{self._place.rank}/{at}", _TICK_S)
             if note is not None:
                 at += 1
-                order = self._decoder.order(note)
+                order = notes.decode_note(note, notes.ToRank, self._nonce).order
                 if isinstance(order, notes.Leave):
                     return order.code
                 self._obey(order)

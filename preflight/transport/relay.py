@@ -393,7 +393,9 @@ class RelayHub:
                     self._watch(link)
                 for key, events in self._selector.select(TICK_S):
                     self._handle(key, events)
-                self._drop_slow_callers()
+                for caller in list(self._callers.values()):
+                    if time.monotonic() > caller.until:
+                        self._refuse(caller)
         finally:
             self._close_all()
 
@@ -474,11 +476,6 @@ class RelayHub:
         with suppress(KeyError, ValueError):
             self._selector.unregister(caller.connection)
         caller.connection.close()
-
-    def _drop_slow_callers(self) -> None:
-        for caller in list(self._callers.values()):
-            if time.monotonic() > caller.until:
-                self._refuse(caller)
 
     def _move_frames(self, link: Link, events: int) -> None:
         try:

@@ -129,9 +129,9 @@ class NodeUse(Struct, frozen=True, kw_only=True):
 
     @property
     def words(self) -> str:
-        """Say why it is not checked."""
+        """Say why it is not checked, or down."""
         why = f": {self.reason}" if self.reason else ""
-        if self.working:
+        if self.working and not self.down:
             return f"in use ({self.state})"
         if self.reserved:
             return f"reserved for others ({self.state})"
@@ -202,14 +202,8 @@ _ERROR = re.compile(r"^(?:srun|slurmstepd\S*): (?:error|fatal): (.*)")
 
 def down(listing: str) -> dict[str, ReachError]:
     """Name the nodes that are down according to Slurm; `listing`: the output of NODES."""
-    return {name: _by_state(use) for name, use in parse_nodes(listing).items() if use.down}
-
-
-def _by_state(use: NodeUse) -> ReachError:
-    why = f", reason: {use.reason}" if use.reason not in ("", "None") else ""
-    silent = " (it does not respond)" if use.state.endswith("*") else ""
-    state = legible(use.state, 30).rstrip("*")
-    return reach_error("slurm_says", state=state, silent=silent, why=why)
+    uses = parse_nodes(listing).items()
+    return {name: reach_error("slurm_says", words=use.words) for name, use in uses if use.down}
 
 
 def not_started(line: str) -> dict[str, ReachError]:

@@ -81,8 +81,6 @@ class RelayRemote(Remote):
         self._link = link
         self._number, self._channel = link.start(argv)
         self._finished = False
-        self._left = False
-        self._status: int | None = None
         self._ungranted = 0
 
     def finish_input(self) -> None:
@@ -130,13 +128,10 @@ class RelayRemote(Remote):
     def _exited(self, wait_s: float) -> bool:
         return self._channel.exited.wait(wait_s)
 
-    def _leave(self) -> int | None:
-        if not self._left:
-            self._left = True
-            self._status = self._channel.status
-            self._link.forget(self._number)
-            self._buffer.ended = True
-        return self._status
+    def _release(self) -> int | None:
+        status = self._channel.status
+        self._link.forget(self._number)
+        return status
 
 
 LONGEST_S = 7 * 86400
@@ -269,7 +264,8 @@ class SrunStep:
             return
         with suppress(msgspec.DecodeError, RecursionError):
             report = msgspec.json.decode(line[len(self._mark) :], type=_Trouble)
-            self._explain({report.node: _no_way_back(report.trouble)})
+            why = reach_error("no_way_back", trouble=legible(report.trouble, 150))
+            self._explain({report.node: why})
 
     def _read_error(self, line: bytes) -> None:
         text = line.decode("utf-8", "replace")
@@ -292,10 +288,6 @@ class SrunStep:
                 f"{why.sentence}"
             )
             self.errors.setdefault(name, ReachError(why.step, sentence, why.advice))
-
-
-def _no_way_back(trouble: str) -> ReachError:
-    return reach_error("no_way_back", trouble=legible(trouble, 150))
 
 
 PATIENCE_S = 12.0
@@ -342,7 +334,7 @@ class SrunTransport:
         hub = self._hub
         link = hub.links.get(host.name) if hub is not None and self._settled.is_set() else None
         if link is None:
-            raise self._errors.get(host.name) or _no_relay(START_S)
+            raise self._errors.get(host.name) or reach_error("no_relay", seconds=START_S)
         return RelayConnection(link)
 
     def close(self) -> None:
@@ -370,7 +362,7 @@ class SrunTransport:
                 if not rest or self._closed or self._start_step(rest, ends):
                     break
         except OSError as error:
-            trouble = _no_srun(error.strerror or str(error))
+            trouble = reach_error("no_srun", why=error.strerror or str(error))
             self._errors = {**dict.fromkeys(self._hosts, trouble), **self._errors}
         finally:
             self._settled.set()
@@ -387,7 +379,7 @@ class SrunTransport:
         if not lasts:
             absent = [name for name in absent if name not in step.started] or absent
             absent = [name for name in absent if name in step.errors] or absent
-        silence = step.reason or _no_relay(PATIENCE_S)
+        silence = step.reason or reach_error("no_relay", seconds=PATIENCE_S)
         self._errors |= {name: step.errors.get(name, silence) for name in absent}
         if lasts:
             return True
@@ -440,11 +432,3 @@ def _python(hosts: Sequence[Host]) -> str:
     counts = Counter(host.python for host in hosts)
     python, number = counts.most_common(1)[0]
     return python[0] if len(python) == 1 and number * 2 > len(hosts) else "python3"
-
-
-def _no_relay(seconds: float) -> ReachError:
-    return reach_error("no_relay", seconds=seconds)
-
-
-def _no_srun(why: str) -> ReachError:
-    return reach_error("no_srun", why=why)

@@ -186,39 +186,34 @@ class Route(Struct, frozen=True, kw_only=True):
 
 
 def route_to(host: Host, config: SshSettings) -> Route:
-    """Return the route of the inventory, completed by `ssh -G`."""
+    """Return the route of the inventory, completed by `ssh -G`.
+
+    It has the inventory's key, even if missing; else ssh's keys that exist.
+    """
+    if host.identity_file:
+        keys = _expanded([host.identity_file])
+    else:
+        identities = _expanded(config.every("identityfile") or IDENTITIES)
+        keys = tuple(file for file in identities if Path(file).is_file())
+    files = f"{config.one('userknownhostsfile')} {config.one('globalknownhostsfile')}"
+    known_hosts = [host.known_hosts] if host.known_hosts else files.split() or KNOWN_HOSTS
     return Route(
         hostname=config.one("hostname") or host.address,
         port=host.port or int(config.one("port") or PORT),
         user=host.user or config.one("user") or getpass.getuser(),
-        identity_files=identity_files(host, config),
+        identity_files=keys,
         use_agent=not host.identity_file and config.one("identityagent") != "none",
         silent_agent=silent_agent(config.one("identityagent")),
-        known_hosts=known_hosts_files(host, config),
+        known_hosts=tuple(file for file in _expanded(known_hosts) if file != "none"),
         alias=config.one("hostkeyalias") or None,
         typed=host.address,
         ssh_config=host.ssh_config,
     )
 
 
-def identity_files(host: Host, config: SshSettings) -> tuple[str, ...]:
-    """Return the inventory's key, even if missing; else ssh's keys that exist."""
-    if host.identity_file:
-        return _expanded([host.identity_file])
-    identities = config.every("identityfile") or IDENTITIES
-    return tuple(file for file in _expanded(identities) if Path(file).is_file())
-
-
 def read_key(file: str) -> bytes:
     """Read a key or its public half, which any user may have put there; OSError."""
     return read_regular(Path(file), _LARGEST_KEY)
-
-
-def known_hosts_files(host: Host, config: SshSettings) -> tuple[str, ...]:
-    """Return the files in which host keys are looked up."""
-    files = f"{config.one('userknownhostsfile')} {config.one('globalknownhostsfile')}"
-    known_hosts = [host.known_hosts] if host.known_hosts else files.split() or KNOWN_HOSTS
-    return tuple(file for file in _expanded(known_hosts) if file != "none")
 
 
 def _expanded(files: Iterable[str]) -> tuple[str, ...]:
@@ -252,12 +247,13 @@ def _reasons(host: Host, config: SshSettings) -> Iterator[str]:
         yield "AddressFamily"
     if not host.identity_file and _is_other_agent(config.one("identityagent")):
         yield "IdentityAgent"
-    for key_file in map(Path, identity_files(host, config)):
+    route = route_to(host, config)
+    for key_file in map(Path, route.identity_files):
         if key_file.with_name(f"{key_file.name}-cert.pub").is_file():
             yield "a user certificate"
         if _is_on_a_token(key_file):
             yield "a FIDO key"
-    if vouching(known_hosts_files(host, config), route_to(host, config).known_names):
+    if vouching(route.known_hosts, route.known_names):
         yield "@cert-authority"
     if config.one("gssapiauthentication") == "yes" and has_ticket():
         yield "Kerberos"

@@ -35,6 +35,7 @@ from preflight.transport.job_store import (
     Start,
     StoreLostError,
     Unable,
+    decode_note,
 )
 from preflight.transport.rank_follower import (
     AT_ITS_LIMITS,
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
     from preflight.core.remote_command import Connection, HasPayload
     from preflight.fleet.model import Host
     from preflight.transport.bundle import Beside
-    from preflight.transport.job_store import Decoder, JobStore, Reply
+    from preflight.transport.job_store import JobStore, Reply
     from preflight.transport.job_store_hub import RankHub
 
 ROLL_CALL_S = 10.0
@@ -177,7 +178,6 @@ class RankRemote(Remote):
         self._hub, self._rank, self._words = hub, rank, words
         self._replies: queue.SimpleQueue[Reply | str] = queue.SimpleQueue()
         self._ended: Ended | None = None
-        self._left = False
         self._child = hub.attach(rank, self._replies.put)
         self._send_order(replace(start, child=self._child))
 
@@ -226,15 +226,13 @@ class RankRemote(Remote):
             self._move(wait_s, writing=False)
         return self._ended is not None
 
-    def _leave(self) -> int | None:
-        if not self._left:
-            self._left = True
-            self._hub.detach(self._rank, self._child)
-            if self._ended is None:
-                with suppress(PreflightError):
-                    self._hub.send(self._rank, End(self._child))
-            self._buffer.ended = True
-        return self._ended.status if self._ended else None
+    def _release(self) -> int | None:
+        self._hub.detach(self._rank, self._child)
+        if self._ended is not None:
+            return self._ended.status
+        with suppress(PreflightError):
+            self._hub.send(self._rank, End(self._child))
+        return None
 
 
 def _ranks(members: Sequence[Member]) -> str:
@@ -382,9 +380,7 @@ _SAY_S = 5.0
 _LOOK_S = 0.2
 
 
-def gather(
-    place: Place, store: JobStore, decoder: Decoder, nonce: str, tell: Callable[[str], None]
-) -> JobRanks:
+def gather(place: Place, store: JobStore, nonce: str, tell: Callable[[str], None]) -> JobRanks:
     """Return all ranks; those that never answered have no `present`."""
     answers: dict[int, Present] = {place.rank: present(place, nonce, __version__)}
     began = reported_at = time.monotonic()
@@ -393,7 +389,7 @@ def gather(
     while len(answers) < place.world:
         for rank in range(place.world):
             if rank not in answers and store.has(f"present/{rank}"):
-                _take(answers, rank, store, decoder)
+                _take(answers, rank, store, nonce)
         now = time.monotonic()
         if not halved and len(answers) * 2 >= place.world:
             halved, patience = True, now + STRAGGLER_S + 2 * (now - began)
@@ -407,11 +403,11 @@ def gather(
     return JobRanks.of(place, answers)
 
 
-def _take(answers: dict[int, Present], rank: int, store: JobStore, decoder: Decoder) -> None:
+def _take(answers: dict[int, Present], rank: int, store: JobStore, nonce: str) -> None:
     """Read a rank's first note; one with a wrong number counts as missing."""
     try:
         note = store.read(f"present/{rank}")
-        answer = decoder.present(note) if note is not None else None
+        answer = decode_note(note, Present, nonce) if note is not None else None
     except WireError:
         return
     if answer is not None and answer.rank == rank:

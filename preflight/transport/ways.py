@@ -11,20 +11,18 @@ import shutil
 import threading
 import time
 from collections import deque
-from contextlib import contextmanager
-from difflib import get_close_matches
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, runtime_checkable
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
 
 from msgspec import Struct
 
 from preflight.core.remote_command import LocalConnection, ReachError
 from preflight.core.statistics import grouped
 from preflight.errors import PreflightError, UsageError
-from preflight.fleet.model import TRANSPORTS
 from preflight.transport.ssh_config import SettingsCache, why_openssh
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from preflight.core.remote_command import Connection, Shortfall
     from preflight.fleet.model import Host
@@ -57,7 +55,7 @@ class Transport(Protocol):
 def transport_for(
     name: str, hosts: Sequence[Host] = (), asked: SettingsCache | None = None
 ) -> Transport:
-    """Return the transport of that name; UsageError names the nearest if there is none.
+    """Return the transport of that name.
 
     `hosts`: all the nodes that it will serve, for a transport that connects to all at once.
     """
@@ -75,9 +73,7 @@ def transport_for(
         from preflight.transport.srun import SrunTransport
 
         return SrunTransport(hosts)
-    near = get_close_matches(name, TRANSPORTS, n=1)
-    meant = f'did you mean "{near[0]}"?' if near else f"write one of: {', '.join(TRANSPORTS)}"
-    raise UsageError(f"unknown transport {name[:40]!a}: {meant}")
+    raise UsageError(f"unknown transport {name[:40]!a}")  # every inventory checks it before
 
 
 ASK_S = 10.0
@@ -200,23 +196,43 @@ def fan_out(
     other items' work, which would deadlock behind a bound (see `Gate`).
     """
     by_name = {str(getattr(item, "name", item)): item for item in items}
-    workers = _Workers(by_name, work)
+    waiting, started = deque(by_name.items()), set[str]()
+    finished: queue.SimpleQueue[tuple[str, R | Exception]] = queue.SimpleQueue()
+
+    def serve() -> None:
+        with suppress(IndexError):
+            while True:
+                name, item = waiting.popleft()
+                started.add(name)
+                finished.put((name, _result(work, item)))
+
     results: dict[str, R | Exception] = {}
     reported, reported_at = 0, 0.0
     ends = time.monotonic() + deadline_s
-    workers.start(len(by_name) if at_most is None else min(at_most, len(by_name)))
+    for number in range(len(by_name) if at_most is None else min(at_most, len(by_name))):
+        threading.Thread(target=serve, name=f"preflight-fan-out-{number}", daemon=True).start()
     try:
         while len(results) < len(by_name) and (left_s := ends - time.monotonic()) > 0:
-            results.update(workers.finished(min(left_s, PROGRESS_S)))
+            with suppress(queue.Empty):
+                results.update([finished.get(timeout=min(left_s, PROGRESS_S))])
             done, now = len(results), time.monotonic()
             due = now - reported_at >= PROGRESS_S or done == len(by_name)
             if progress is not None and done != reported and due:
                 reported, reported_at = done, now
                 progress(done, len(by_name), [name for name in by_name if name not in results])
     finally:
-        workers.stop()
-    late = {name: workers.excuse(name, deadline_s) for name in by_name.keys() - results.keys()}
-    return {name: results[name] if name in results else late[name] for name in by_name}
+        waiting.clear()
+    for name in by_name.keys() - results.keys():
+        late = "it had not ended" if name in started else "its turn had not come"
+        results[name] = TooSlowError(f"{late} after {deadline_s:.3g} s")
+    return {name: results[name] for name in by_name}
+
+
+def _result(work: Callable[[T], R], item: T) -> R | Exception:
+    try:
+        return work(item)
+    except Exception as error:  # noqa: BLE001 (it is this item's result)
+        return error
 
 
 class Gate:
@@ -238,48 +254,3 @@ class Gate:
             yield
         finally:
             self._places.release()
-
-
-class _Workers(Generic[T, R]):
-    """Daemon threads that take items in order until there are none, or until `stop`."""
-
-    def __init__(self, by_name: Mapping[str, T], work: Callable[[T], R]) -> None:
-        self._todo = deque(by_name.items())
-        self._work = work
-        self._started: set[str] = set()
-        self._done: queue.SimpleQueue[tuple[str, R | Exception]] = queue.SimpleQueue()
-
-    def start(self, threads: int) -> None:
-        for number in range(threads):
-            threading.Thread(
-                target=self._serve, name=f"preflight-fan-out-{number}", daemon=True
-            ).start()
-
-    def stop(self) -> None:
-        self._todo.clear()
-
-    def finished(self, wait_s: float) -> Iterator[tuple[str, R | Exception]]:
-        """Yield all finished results; wait for the first at most that long."""
-        try:
-            yield self._done.get(timeout=wait_s)
-            while True:
-                yield self._done.get_nowait()
-        except queue.Empty:
-            return
-
-    def excuse(self, name: str, deadline_s: float) -> TooSlowError:
-        what = "it had not ended" if name in self._started else "its turn had not come"
-        return TooSlowError(f"{what} after {deadline_s:.3g} s")
-
-    def _serve(self) -> None:
-        while True:
-            try:
-                name, item = self._todo.popleft()
-            except IndexError:
-                return
-            self._started.add(name)
-            try:
-                result: R | Exception = self._work(item)
-            except Exception as error:  # noqa: BLE001 (it is this item's result)
-                result = error
-            self._done.put((name, result))

@@ -7,9 +7,6 @@ import sys
 
 import pytest
 
-from preflight.errors import UsageError
-from preflight.transport.ways import transport_for
-
 
 def test_paramiko_is_loaded_only_to_connect() -> None:
     """Naming a transport, even paramiko's, loads no SSH library."""
@@ -22,13 +19,6 @@ def test_paramiko_is_loaded_only_to_connect() -> None:
     argv = [sys.executable, "-c", program]
     result = subprocess.run(argv, capture_output=True, text=True, check=True)
     assert result.stdout == "[]\n"
-
-
-@pytest.mark.parametrize(("name", "advice"), [("parmiko", "paramiko"), ("x", "ssh, paramiko")])
-def test_an_unknown_transport_says_what_to_write(name: str, advice: str) -> None:
-    """A slip of the pen is met with the nearest name, anything else with all of them."""
-    with pytest.raises(UsageError, match=advice):
-        transport_for(name)
 
 
 @pytest.mark.slow

@@ -161,7 +161,7 @@ def test_what_slurm_knows_to_be_down_is_not_tried(fleet: Fleet) -> None:
     way, launcher = fleet("h1", "h2", "h3", launcher=StandIn(states=states))
     assert says(way.connect(host("h3"), PATIENCE_S)) == b"h3"
     error = refusal(way, "h2")
-    assert str(error) == "Slurm says it is down (it does not respond), reason: Not responding"
+    assert str(error) == "Slurm says it is down, does not respond: Not responding"
     assert launcher.started == [["h1", "h3"]]
 
 

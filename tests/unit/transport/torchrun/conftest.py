@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from preflight import __version__
-from preflight.transport.job_store import Decoder, Hello, JobStore, Place
+from preflight.transport.job_store import Hello, JobStore, Place
 from preflight.transport.job_store_hub import RankHub
 from preflight.transport.torchrun_ranks import TorchrunTransport, gather
 
@@ -87,7 +87,7 @@ class Job:
         self.hub = RankHub(listening, speaking, NONCE)
         self.hub.begin()
         speaking.write("hello", msgspec.json.encode(Hello(NONCE, __version__)))
-        self.crew = gather(self.place(0), speaking, Decoder(NONCE), NONCE, self.progress.append)
+        self.crew = gather(self.place(0), speaking, NONCE, self.progress.append)
         self.hub.watch(m.rank for m in self.crew.members if m.present and m.rank)
         return TorchrunTransport(self.crew, self.hub)
 

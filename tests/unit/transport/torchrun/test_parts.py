@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import queue
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
@@ -19,7 +19,6 @@ from preflight.facts.burn import Alive, Done
 from preflight.session.ranks import refuse
 from preflight.transport.job_store import (
     CHUNK,
-    Decoder,
     Ended,
     Feed,
     FromRank,
@@ -28,6 +27,7 @@ from preflight.transport.job_store import (
     Output,
     Present,
     ToRank,
+    decode_note,
     read_place,
 )
 from preflight.transport.torchrun_ranks import JobRanks, missing
@@ -64,23 +64,23 @@ _REPLIES = (
 def test_a_note_comes_out_as_it_went_in(reply: Reply, number: int) -> None:
     """Whatever bytes a payload writes travel whole, bound to rank, number and run."""
     words = FromRank(NONCE, 3, number, reply)
-    assert Decoder(NONCE).reply(msgspec.json.encode(words)) == words
+    assert decode_note(msgspec.json.encode(words), FromRank, NONCE) == words
 
 
-@given(st.binary(max_size=200))
-def test_a_strange_note_is_a_sentence(note: bytes) -> None:
+@pytest.mark.parametrize("kind", [FromRank, ToRank, Present])
+@given(note=st.binary(max_size=200))
+def test_a_strange_note_is_a_sentence(kind: Any, note: bytes) -> None:
     """Nothing that lies in the store can raise anything but WireError."""
-    for read in (Decoder(NONCE).reply, Decoder(NONCE).order, Decoder(NONCE).present):
-        with pytest.raises(WireError):
-            read(note)
+    with pytest.raises(WireError):
+        decode_note(note, kind, NONCE)
 
 
 def test_notes_of_another_run_or_without_bounds_are_refused() -> None:
     """A replayed note, and one with more bytes than a chunk, are none of this run."""
     with pytest.raises(WireError, match="another run"):
-        Decoder(NONCE).order(msgspec.json.encode(ToRank("other", Feed(1))))
+        decode_note(msgspec.json.encode(ToRank("other", Feed(1))), ToRank, NONCE)
     with pytest.raises(WireError):
-        Decoder(NONCE).order(msgspec.json.encode(ToRank(NONCE, Feed(1, b"x" * (CHUNK + 1)))))
+        decode_note(msgspec.json.encode(ToRank(NONCE, Feed(1, b"x" * (CHUNK + 1)))), ToRank, NONCE)
 
 
 def test_a_rank_knows_its_place() -> None:
