@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     import re
 
 
+AGAIN = "capture it again, whole and unedited"
+
+
 class Captured(Struct, frozen=True, kw_only=True):
     """One parsed output of a tool; a reader returns None for a text of another kind."""
 
@@ -32,7 +35,7 @@ class Captured(Struct, frozen=True, kw_only=True):
     """Whether `environs` are the nodes of one job, rather than commands in turn."""
     damaged: str = ""
     """What is cut off or garbled. A damaged text proves nothing healthy."""
-    advice: str = "capture it again, whole and unedited"
+    advice: str = AGAIN
     """What to do: a text may be whole and still hold too little."""
 
 
@@ -41,12 +44,7 @@ def captured(
 ) -> Captured:
     """Make a `Captured` from sections of facts and the checks for which they are enough."""
     facts = replace(bare_facts(), **sections)
-    return advised(Captured(kind=kind, facts=facts, checks=checks, damaged=damaged), advice)
-
-
-def advised(one: Captured, advice: str) -> Captured:
-    """Return `one` with this advice, if there is any, in place of capturing the text again."""
-    return replace(one, advice=advice) if advice else one
+    return Captured(kind=kind, facts=facts, checks=checks, damaged=damaged, advice=advice or AGAIN)
 
 
 def bare_facts() -> Facts:

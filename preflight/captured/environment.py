@@ -8,7 +8,7 @@ the shell can compute (`$(hostname)`, an unset variable) is UNKNOWN and not judg
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from msgspec.structs import replace
@@ -160,19 +160,14 @@ class Launch:
     heading: str = ""
 
 
-@dataclass(slots=True)
 class Script:
-    """What a script sets and starts; `settings` are those at its end."""
+    """What a script sets and starts, read line by line; `settings` are those at its end."""
 
-    settings: dict[str, str] = field(default_factory=dict)
-    launches: list[Launch] = field(default_factory=list)
-    headings: dict[str, dict[str, str]] = field(default_factory=dict)
-    """By node in a heading: the settings below it (and above the first heading)."""
-
-
-class _Reader:
     def __init__(self) -> None:
-        self.script = Script()
+        self.settings: dict[str, str] = {}
+        self.launches: list[Launch] = []
+        self.headings: dict[str, dict[str, str]] = {}
+        """By node in a heading: the settings below it (and above the first heading)."""
         self._known = Known()
         self._above_headings: dict[str, str] = {}
         self._heading = ""
@@ -185,7 +180,7 @@ class _Reader:
         elif directive:
             if gpus := _PBS_GPUS.search(directive[1]):
                 self._set("PBS_NGPUS", gpus[1])
-            self.script.settings |= _options(directive[1].split(), self._known)
+            self.settings |= _options(directive[1].split(), self._known)
         elif text.lstrip().startswith("|") or text.count("`") > 1:
             self._in_backticks(number, text)
         elif (setting := setting_outside_shell(text)) is not None:
@@ -196,10 +191,10 @@ class _Reader:
 
     def _begin_heading(self, heading: str) -> None:
         if not self._heading:
-            self._above_headings = dict(self.script.settings)
+            self._above_headings = dict(self.settings)
         self._heading = heading
-        self.script.settings = dict(self._above_headings)
-        self.script.headings[heading] = self.script.settings
+        self.settings = dict(self._above_headings)
+        self.headings[heading] = self.settings
 
     def _set(self, name: str, value: str) -> None:
         if UNKNOWN in value:
@@ -208,7 +203,7 @@ class _Reader:
         else:
             self._known[name] = value
         if is_ours(name) or name == "PBS_NGPUS":
-            self.script.settings[name] = value
+            self.settings[name] = value
 
     def _in_backticks(self, number: int, text: str) -> None:
         """A table or a sentence with commands in backticks: each is separate."""
@@ -217,12 +212,12 @@ class _Reader:
             if words and (words[0].startswith("--") or _STARTERS.fullmatch(words[0])):
                 inline = dict(pair for word in words if (pair := assignment(word)) is not None)
                 own = {name: value for name, value in inline.items() if is_ours(name)}
-                self.script.launches.append(Launch(number, own | _options(words, Known())))
+                self.launches.append(Launch(number, own | _options(words, Known())))
 
     def _command(self, number: int, words: Sequence[str]) -> None:
         if words[0] == "unset":
             for name in words[1:]:
-                self.script.settings.pop(name, None)
+                self.settings.pop(name, None)
             return
         inline: dict[str, str] = {}
         starter = ""
@@ -242,18 +237,18 @@ class _Reader:
                 self._set(name, value)
             return
         own = {name: value for name, value in inline.items() if is_ours(name)}
-        settings = self.script.settings | own | _options(words, self._known)
-        self.script.launches.append(Launch(number, settings, self._heading))
+        settings = self.settings | own | _options(words, self._known)
+        self.launches.append(Launch(number, settings, self._heading))
 
 
 def read_script(text: str) -> Script:
     """Read settings and launches; skip everything else."""
-    reader = _Reader()
+    script = Script()
     for number, line in logical_lines(text):
-        reader.line(number, line)
-        if max(len(reader.script.launches), len(reader.script.headings)) > MOST_LAUNCHES:
+        script.line(number, line)
+        if max(len(script.launches), len(script.headings)) > MOST_LAUNCHES:
             break  # each has all settings above it
-    return reader.script
+    return script
 
 
 def nodes(script: Script) -> dict[str, dict[str, str]]:

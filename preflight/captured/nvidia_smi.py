@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec.structs import replace
 
-from preflight.captured import Captured, advised, bare_facts, captured
+from preflight.captured import Captured, captured
 from preflight.captured.smi_fields import Listing, bus, table
 from preflight.captured.smi_query import (
     ASKED,
@@ -29,7 +29,7 @@ from preflight.checks.gpu.test_answers import duplicate_ids, left_of_a_machine
 from preflight.core.statistics import grouped
 from preflight.facts.boards import board, fully_linked_board, must_be_up, up_links
 from preflight.facts.gpu import GpuHealth, LinkErrors
-from preflight.facts.model import Driver, Facts, Gpu, NvLink
+from preflight.facts.model import Driver, Gpu, NvLink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
@@ -302,13 +302,13 @@ def read(text: str) -> Iterator[Captured]:
         _captured(kind, listing) for kind, parse in _PARSERS if (listing := parse(text)) is not None
     ]
     if not outputs and (others := parse_list(text)) is not None:
-        output = _captured("nvidia-smi -L", others)
-        outputs = [replace(output, checks=(*output.checks, "gpu.count"))]
+        outputs = [_with_check(_captured("nvidia-smi -L", others), "gpu.count")]
     if not outputs and lost and "NVRM" not in text:  # the kernel's lines belong to its log
         none = Listing((), damaged="it lists no GPU", advice=_AFTER_REPAIR)
         outputs = [_captured("nvidia-smi", none)]
-    if not outputs and error:
-        yield _of_failure(error)
+    if not outputs and error:  # it shows the driver's state
+        driver = Driver("error", error=error)
+        yield captured("nvidia-smi", ("host.driver_hung",), error, driver=driver)
     elif not outputs and only_processes(text):
         only = "only its table of processes is there"
         yield _captured("nvidia-smi", Listing((), damaged=only))
@@ -327,29 +327,30 @@ def _gap(output: Captured) -> str:
 
 
 def _captured(kind: str, listing: Listing) -> Captured:
-    facts = replace(
-        bare_facts(),
-        driver=Driver("answered", version=listing.driver),
-        gpus=tuple(_without_gaps(gpu) for gpu in listing.gpus),
-        gpu_pairs=listing.pairs,
-    )
-    of_gpus = _checks(facts, {doubt.field for doubt in listing.doubts})
+    gpus = tuple(_without_gaps(gpu) for gpu in listing.gpus)
+    of_gpus = _checks(gpus, {doubt.field for doubt in listing.doubts})
     checks = of_gpus if listing.pairs is None else ("gpu.topology",)
     doubt = "" if listing.damaged else next((doubt.why for doubt in listing.doubts), "")
-    damaged = listing.damaged or doubt or duplicate_ids(listing.gpus)
     if kind != "dcgmi diag" and left_of_a_machine(listing.gpus):
         checks = tuple(dict.fromkeys((*checks, "gpu.count")))  # dcgmi names only GPUs that fail
-    output = Captured(kind=kind, facts=facts, checks=checks, damaged=damaged)
-    return advised(output, _ASK_MORE if doubt else listing.advice)
+    return captured(
+        kind,
+        checks,
+        listing.damaged or doubt or duplicate_ids(listing.gpus),
+        advice=_ASK_MORE if doubt else listing.advice,
+        driver=Driver("answered", version=listing.driver),
+        gpus=gpus,
+        gpu_pairs=listing.pairs,
+    )
 
 
 _ASK_MORE: Final = "capture nvidia-smi -q as well, which prints each reading in full"
 _AFTER_REPAIR: Final = "capture nvidia-smi -q once the GPUs answer"
 
 
-def _checks(facts: Facts, doubted: Collection[str] = ()) -> tuple[str, ...]:
+def _checks(gpus: Sequence[Gpu], doubted: Collection[str]) -> tuple[str, ...]:
     """The checks for which the text has readings; all of them if it has none."""
-    gpus, every = facts.gpus or (), (*table()["needs"], "gpu.count")
+    every = (*table()["needs"], "gpu.count")
     if not gpus:
         return every
     readable = [
@@ -387,12 +388,6 @@ def _has_reading(gpu: Gpu, fields: Sequence[str]) -> bool:
     return any(reading(gpu, name) not in (None, "") or name in refused for name in fields)
 
 
-def _of_failure(words: str) -> Captured:
-    """nvidia-smi itself failed: its message shows the driver's state."""
-    driver = Driver("error", error=words)
-    return captured("nvidia-smi", ("host.driver_hung",), words, driver=driver)
-
-
 def _with_inforoms(output: Captured, bad: Sequence[str]) -> Captured:
     if not bad:
         return output
@@ -408,10 +403,7 @@ def _with_inforoms(output: Captured, bad: Sequence[str]) -> Captured:
         else gpu
         for gpu in gpus
     )
-    facts = replace(output.facts, gpus=marked)
-    return replace(
-        output, facts=facts, checks=tuple(dict.fromkeys((*output.checks, "gpu.inforom")))
-    )
+    return _with_check(output, "gpu.inforom", gpus=marked)
 
 
 def _with_lost(output: Captured, lost: Sequence[str]) -> Captured:
@@ -419,9 +411,11 @@ def _with_lost(output: Captured, lost: Sequence[str]) -> Captured:
         return output
     listed = len(output.facts.gpus or ())
     counted = listed + len(lost) if listed else None  # else it says nothing of the others
-    facts = replace(
-        output.facts,
-        driver=replace(output.facts.driver, counted=counted),
-        problems=(*output.facts.problems, *lost),
-    )
-    return replace(output, facts=facts, checks=tuple(dict.fromkeys((*output.checks, "gpu.count"))))
+    driver = replace(output.facts.driver, counted=counted)
+    problems = (*output.facts.problems, *lost)
+    return _with_check(output, "gpu.count", driver=driver, problems=problems)
+
+
+def _with_check(output: Captured, check: str, **sections: Any) -> Captured:
+    checks = tuple(dict.fromkeys((*output.checks, check)))
+    return replace(output, facts=replace(output.facts, **sections), checks=checks)

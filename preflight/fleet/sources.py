@@ -231,10 +231,11 @@ def _fleet(request: FleetRequest) -> Fleet:
     inventory = _inventory(request)
     if request.ranked is not None:
         return _by_ranks(request, request.ranked, inventory)
-    names, origin, is_here = _names(request, inventory)
+    names, origin = _names(request, inventory)
+    here = origin == HERE
     names = _without_excluded(names, request.exclude, inventory)
     brought = request.found.hosts if request.found and request.found.origin == origin else {}
-    chosen = [brought[n] for n in names] if brought else _hosts(names, inventory, here=is_here)
+    chosen = [brought[n] for n in names] if brought else _hosts(names, inventory, here=here)
     hosts = tuple(_with_choices(host, request) for host in chosen)
     if not brought:
         hosts = by_slurm(hosts, inventory, request)
@@ -242,7 +243,7 @@ def _fleet(request: FleetRequest) -> Fleet:
     table = inventory.job if inventory else JobTable()
     launch_line = request.launch if request.launch is not None else table.launch
     launch = read_launch(launch_line) if launch_line is not None else None
-    job = _job(request, hosts, inventory, launch, here=is_here)
+    job = _job(request, hosts, inventory, launch, here=here)
     fleet = Fleet(hosts=hosts, origin=origin, job=job)
     return _complete(fleet, _interface(request, inventory, hosts), inventory)
 
@@ -322,14 +323,15 @@ def _inventory(request: FleetRequest) -> AnyInventory | None:
     return open_inventory(typed_path(path))
 
 
-def _names(
-    request: FleetRequest, inventory: AnyInventory | None
-) -> tuple[tuple[str, ...], str, bool]:
-    """Return names, their source, and whether it is only this machine."""
+HERE = "this machine"
+
+
+def _names(request: FleetRequest, inventory: AnyInventory | None) -> tuple[tuple[str, ...], str]:
+    """Return names and their source."""
     if request.nodes is not None:
-        return *_expand(request.nodes, "--preflight-nodes", inventory), False
+        return _expand(request.nodes, "--preflight-nodes", inventory)
     if request.inventory is not None and inventory is not None:
-        return _all_of(inventory), str(inventory.path), False
+        return _all_of(inventory)
     # The site's hook outranks the current allocation.
     around = ("SLURM_JOB_NODELIST", "SLURM_NODELIST") if request.found is None else ()
     for variable in ("PREFLIGHT_NODES", *around):
@@ -338,24 +340,24 @@ def _names(
             try:
                 # Groups may start commands: only what the operator wrote may name them.
                 if variable in around:
-                    return expand(text), variable, False
-                return *_expand(text, variable, inventory), False
+                    return expand(text), variable
+                return _expand(text, variable, inventory)
             except UsageError as error:
                 raise UsageError(f"{variable}: {error}") from error
     if request.found is not None:
-        return request.found.names, request.found.origin, False
+        return request.found.names, request.found.origin
     return _default_names(request, inventory)
 
 
 def _default_names(
     request: FleetRequest, inventory: AnyInventory | None
-) -> tuple[tuple[str, ...], str, bool]:
+) -> tuple[tuple[str, ...], str]:
     """Return the nodes of the ini file or the inventory, else this machine."""
     if request.ini_nodes:
-        return *_expand(request.ini_nodes, "preflight_nodes of the ini file", inventory), False
+        return _expand(request.ini_nodes, "preflight_nodes of the ini file", inventory)
     if inventory is not None:
-        return _all_of(inventory), str(inventory.path), False
-    return (sound_name(socket.gethostname().split(".")[0], "localhost"),), "this machine", True
+        return _all_of(inventory)
+    return (sound_name(socket.gethostname().split(".")[0], "localhost"),), HERE
 
 
 def _expand(text: str, origin: str, inventory: AnyInventory | None) -> tuple[tuple[str, ...], str]:
@@ -365,12 +367,12 @@ def _expand(text: str, origin: str, inventory: AnyInventory | None) -> tuple[tup
     return names, f"{origin} ({groups})" if groups else origin
 
 
-def _all_of(inventory: AnyInventory) -> tuple[str, ...]:
+def _all_of(inventory: AnyInventory) -> tuple[tuple[str, ...], str]:
     if not inventory.names:
         raise UsageError(
             f'{inventory.path} names no nodes: add a table [group.NAME] with nodes = "gpu[001-064]"'
         )
-    return inventory.names
+    return inventory.names, str(inventory.path)
 
 
 def _without_excluded(
