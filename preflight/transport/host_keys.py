@@ -25,6 +25,8 @@ from preflight.transport import reach_error
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from preflight.transport.ssh_config import Route
+
 
 LARGEST = 16 << 20
 """Bytes of a known_hosts file; 64 Ki hosts with three keys each need about 12 MiB hashed."""
@@ -248,43 +250,29 @@ class HostKey(Struct, frozen=True):
     fingerprint: str
 
 
-def verify(
-    known: Sequence[KnownHost],
-    kind: str,
-    blob: bytes,
-    *,
-    names: Sequence[str],
-    files: Sequence[str],
-) -> None:
+def verify(known: Sequence[KnownHost], kind: str, blob: bytes, route: Route) -> None:
     """Return if the key is known for the host, else raise ReachError("hostkey").
 
-    `known`: the lines about the host. `kind`, `blob`: its key. `names`: the host as known_hosts
-    files write it, exact first; a later name counts only if no line has the exact one. `files`:
-    the files that were read.
+    `known`: the lines about the host. `kind`, `blob`: its key. Of the route's names for it, a later
+    one counts only if no line has the exact one, which comes first.
     """
     if not any(line.marker == REVOKED and line.blob == blob for line in known):
         plain = [line for line in known if not line.marker]
-        exact = [line for line in plain if line.speaks_of(names[0])]
+        exact = [line for line in plain if line.speaks_of(route.known_names[0])]
         if any(line.kind == kind and line.blob == blob for line in exact or plain):
             return
     shown = HostKey(kind, fingerprint(blob))
-    raise refusal(known, shown, names=names, files=files, knows_certificates=False)
+    raise refusal(known, shown, route, knows_certificates=False)
 
 
 def refusal(
-    known: Sequence[KnownHost],
-    shown: HostKey,
-    *,
-    names: Sequence[str],
-    files: Sequence[str],
-    through: Sequence[str] = (),
-    knows_certificates: bool = True,
+    known: Sequence[KnownHost], shown: HostKey, route: Route, *, knows_certificates: bool = True
 ) -> ReachError:
     """Say why a key is not accepted.
 
-    `through`: the command prefix that runs a command on the jump host. `knows_certificates`:
-    whether the SSH client that refused the key can verify certificates.
+    `knows_certificates`: whether the SSH client that refused the key can verify certificates.
     """
+    name, files = route.known_names[0], route.known_hosts
     for line in known:
         if line.marker == REVOKED and line.fingerprint == shown.fingerprint:
             key = f"it shows the {shown.kind} key {shown.fingerprint}"
@@ -293,20 +281,20 @@ def refusal(
     # At sshd's default path of the key's public half.
     file = f"/etc/ssh/ssh_host_{_family(shown)}_key.pub"
     compare = f"compare with `ssh-keygen -lf {file}` on its console"
-    exact = [line for line in known if not line.marker and line.speaks_of(names[0])]
+    exact = [line for line in known if not line.marker and line.speaks_of(name)]
     if exact:
         old = next((line for line in exact if line.kind == shown.kind), exact[0])
-        add = _add(shown, names[0], old.file, through)
-        forget = shlex.join(("ssh-keygen", "-R", names[0], "-f", old.file))
+        add = _add(shown, route, old.file)
+        forget = shlex.join(("ssh-keygen", "-R", name, "-f", old.file))
         return reach_error("changed", shown=shown, old=old, compare=compare, forget=forget, add=add)
     authorities = [line for line in known if line.marker == AUTHORITY]
     if authorities and knows_certificates:
         line = authorities[0]
-        add = _add(shown, names[0], line.file, through)
+        add = _add(shown, route, line.file)
         return reach_error("no_certificate", line=line, shown=shown, compare=compare, add=add)
     if authorities:
         return reach_error("certificate_for_paramiko", line=authorities[0])
-    add = _add(shown, names[0], files[0] if files else "known_hosts", through)
+    add = _add(shown, route, files[0] if files else "known_hosts")
     where = " or ".join(files) or "any known_hosts file"
     return reach_error("unknown_key", shown=shown, where=where, compare=compare, add=add)
 
@@ -316,10 +304,10 @@ def kinds_known(known: Sequence[KnownHost]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(line.kind for line in known if not line.marker))
 
 
-def _add(shown: HostKey, name: str, file: str, through: Sequence[str]) -> str:
-    host, _, port = name.removeprefix("[").partition("]:")
+def _add(shown: HostKey, route: Route, file: str) -> str:
+    host, _, port = route.known_names[0].removeprefix("[").partition("]:")
     scan = ("ssh-keyscan", "-t", _family(shown), "-p", port or "22", "--", host)
-    return f"add it: `{shlex.join((*through, *scan))} >> {shlex.quote(file)}`"
+    return f"add it: `{shlex.join((*route.through, *scan))} >> {shlex.quote(file)}`"
 
 
 def _family(shown: HostKey) -> str:

@@ -302,7 +302,7 @@ def refused_key(log: str, route: Route) -> ReachError:
         reason = legible(words[-2] if len(words) > 1 else "no reason given")
         return reach_error("key_not_seen", where=route.where, reason=reason)
     shown = HostKey(legible(key[1], 60), key[2])
-    why = _refusal(lines, shown, route)
+    why = refusal(lines, shown, route)
     is_revoked = "is marked as revoked" in log or "was revoked" in log or "revoked by" in log
     if is_revoked and "revokes" not in why.sentence:
         sentence = f"it shows the {shown.kind} key {shown.fingerprint}, which ssh's {_WHERE}"
@@ -325,7 +325,7 @@ def _refused_certificate(
             void = f"{whose}, is void: {line.file} line {line.line} revokes that key"
             return reach_error("revoked", sentence=void)
         if line.marker == REVOKED and line.fingerprint == shown.fingerprint:
-            return _refusal(lines, shown, route)
+            return refusal(lines, shown, route)
     if "was revoked" in log or "is marked as revoked" in log:
         return reach_error("revoked", sentence=f"{whose}, is void: ssh's {_WHERE}")
     if invalid := _INVALID.search(log):
@@ -334,17 +334,11 @@ def _refused_certificate(
         reason = legible(invalid[1])
         return reach_error("invalid_certificate", whose=whose, name=name, reason=reason, sign=sign)
     if any(not line.marker for line in lines):
-        return _refusal(lines, shown, route)
+        return refusal(lines, shown, route)
     kind = "unknown_authority" if route.known_hosts else "no_hosts_file"
     file, name = next(iter(route.known_hosts), ""), route.known_names[0]
     files = " or ".join(route.known_hosts)
     return reach_error(kind, whose=whose, files=files, name=name, file=file)
-
-
-def _refusal(lines: tuple[KnownHost, ...], shown: HostKey, route: Route) -> ReachError:
-    through = ("ssh", *config_option(route.ssh_config), route.via) if route.via else ()
-    names, files = route.known_names, route.known_hosts
-    return refusal(lines, shown, names=names, files=files, through=through)
 
 
 _NO_NAME: Final = re.compile(r"^ssh: Could not resolve hostname (\S+): (.+)$", re.MULTILINE)

@@ -226,13 +226,7 @@ def dial(route: Route, ends: float) -> paramiko.Transport:
     transport = _handshake(connected(route, ends), route, kinds_known(lines), ends)
     try:
         key = transport.get_remote_server_key()
-        verify(
-            lines,
-            key.get_name(),
-            key.asbytes(),
-            names=route.known_names,
-            files=route.known_hosts,
-        )
+        verify(lines, key.get_name(), key.asbytes(), route)
     except BaseException:
         hang_up(transport)
         raise

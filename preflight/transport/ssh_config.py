@@ -17,18 +17,17 @@ from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 from msgspec import Struct
 
 from preflight.core.files import read_regular, typed_path
-from preflight.core.remote_command import ReachError, ask_here
 from preflight.core.text import legible
 from preflight.transport import reach_error
-from preflight.transport.host_keys import vouching
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
+    from preflight.core.remote_command import ReachError
     from preflight.fleet.model import Host
 
 
-_BEYOND_PARAMIKO = (
+BEYOND_PARAMIKO = (
     *("ProxyJump", "ProxyCommand", "CertificateFile", "RevokedHostKeys", "KnownHostsCommand"),
     *("VerifyHostKeyDNS", "PKCS11Provider", "HostbasedAuthentication"),
     *("BindAddress", "BindInterface"),
@@ -36,7 +35,7 @@ _BEYOND_PARAMIKO = (
 """Settings that paramiko ignores: it would reach the node in another way, or not at all."""
 
 _KEPT = frozenset((
-    *map(str.lower, _BEYOND_PARAMIKO), "addressfamily", "forkafterauthentication",
+    *map(str.lower, BEYOND_PARAMIKO), "addressfamily", "forkafterauthentication",
     "globalknownhostsfile", "gssapiauthentication", "hostkeyalias", "hostname", "identityagent",
     "identityfile", "port", "user", "userknownhostsfile",
 ))  # fmt: skip
@@ -175,6 +174,11 @@ class Route(Struct, frozen=True, kw_only=True):
         return (f"[{self.hostname}]:{self.port}", self.hostname)
 
     @property
+    def through(self) -> tuple[str, ...]:
+        """What runs a command on the jump host: the words in front of it."""
+        return ("ssh", *config_option(self.ssh_config), self.via) if self.via else ()
+
+    @property
     def where(self) -> str:
         """Host, port and jump host, for messages."""
         return f"{self.hostname} port {self.port}" + (f" behind {self.via}" if self.via else "")
@@ -220,50 +224,14 @@ def _expanded(files: Iterable[str]) -> tuple[str, ...]:
     return tuple(str(typed_path(file)) for file in files)
 
 
-_OFF = frozenset(("", "none", "no", "false"))
-
-KLIST_S = 2.0
 AGENT_S = 2.0
 _AGENT = "SSH_AUTH_SOCK"
 _LIST_KEYS = b"\0\0\0\1\x0b"
 """SSH_AGENTC_REQUEST_IDENTITIES (draft-ietf-sshm-ssh-agent)."""
 
 
-def why_openssh(host: Host, config: SshSettings) -> str:
-    """Name the feature of a node's login that only OpenSSH has; "" if paramiko can reach it.
-
-    `config`: the node's settings of `ssh -G`. Reads the key files, known_hosts and the ticket cache
-    that they name; opens no connection to the node.
-    """
-    return next(_reasons(host, config), "")
-
-
-def _reasons(host: Host, config: SshSettings) -> Iterator[str]:
-    """Yield such features, the cheap tests first."""
-    for label in _BEYOND_PARAMIKO:
-        if config.one(label.lower()).lower() not in _OFF:
-            yield label
-    if config.one("addressfamily") not in ("", "any"):
-        yield "AddressFamily"
-    if not host.identity_file and _is_other_agent(config.one("identityagent")):
-        yield "IdentityAgent"
-    route = route_to(host, config)
-    for key_file in map(Path, route.identity_files):
-        if key_file.with_name(f"{key_file.name}-cert.pub").is_file():
-            yield "a user certificate"
-        if _is_on_a_token(key_file):
-            yield "a FIDO key"
-    if vouching(route.known_hosts, route.known_names):
-        yield "@cert-authority"
-    if config.one("gssapiauthentication") == "yes" and has_ticket():
-        yield "Kerberos"
-
-
-def _is_other_agent(agent: str) -> bool:
-    return agent not in ("", "none", _AGENT) and _agents_socket(agent) != os.environ.get(_AGENT)
-
-
-def _agents_socket(agent: str) -> str:
+def agents_socket(agent: str = "") -> str:
+    """Return the socket that a value of IdentityAgent means; SSH_AUTH_SOCK's without one."""
     if agent in ("", _AGENT):
         return os.environ.get(_AGENT, "")
     return os.path.expandvars(str(typed_path(agent)))
@@ -274,7 +242,7 @@ def silent_agent(named: str = "") -> str:
 
     ssh and paramiko would wait for it until the node's deadline, and the node would be blamed.
     """
-    place = "" if named == "none" else _agents_socket(named)
+    place = "" if named == "none" else agents_socket(named)
     return place if place and _is_silent(place) else ""
 
 
@@ -289,22 +257,6 @@ def _is_silent(place: str) -> bool:
         except OSError as error:
             return isinstance(error, TimeoutError)
     return False
-
-
-def _is_on_a_token(key_file: Path) -> bool:
-    """Whether the private key is in a security key, according to its public half."""
-    try:
-        return read_key(f"{key_file}.pub").startswith(b"sk-")
-    except OSError:
-        return key_file.name.endswith("_sk")
-
-
-@lru_cache(maxsize=1)
-def has_ticket() -> bool:
-    """Whether the user has a Kerberos ticket; Debian's ssh enables Kerberos for everyone."""
-    klist = shutil.which("klist")
-    result = ask_here([klist, "-s"], KLIST_S) if klist else None
-    return result is not None and result.returncode == 0
 
 
 def no_name(name: str, reason: str) -> ReachError:

@@ -12,20 +12,30 @@ import threading
 import time
 from collections import deque
 from contextlib import contextmanager, suppress
+from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
 
 from msgspec import Struct
 
-from preflight.core.remote_command import LocalConnection, ReachError
+from preflight.core.remote_command import LocalConnection, ReachError, ask_here
 from preflight.core.statistics import grouped
 from preflight.errors import PreflightError, UsageError
-from preflight.transport.ssh_config import SettingsCache, why_openssh
+from preflight.transport.host_keys import vouching
+from preflight.transport.ssh_config import (
+    BEYOND_PARAMIKO,
+    SettingsCache,
+    agents_socket,
+    read_key,
+    route_to,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from preflight.core.remote_command import Connection, Shortfall
     from preflight.fleet.model import Host
+    from preflight.transport.ssh_config import SshSettings
 
 
 @runtime_checkable
@@ -80,6 +90,58 @@ ASK_S = 10.0
 """Deadline of `ssh -G` for one node; a `Match exec` of the configuration may be slow."""
 
 ASKED_AT_ONCE = 16
+
+
+_OFF = frozenset(("", "none", "no", "false"))
+
+KLIST_S = 2.0
+
+
+def why_openssh(host: Host, config: SshSettings) -> str:
+    """Name the feature of a node's login that only OpenSSH has; "" if paramiko can reach it.
+
+    `config`: the node's settings of `ssh -G`. Reads the key files, known_hosts and the ticket cache
+    that they name; opens no connection to the node.
+    """
+    return next(_reasons(host, config), "")
+
+
+def _reasons(host: Host, config: SshSettings) -> Iterator[str]:
+    """Yield such features, the cheap tests first."""
+    for label in BEYOND_PARAMIKO:
+        if config.one(label.lower()).lower() not in _OFF:
+            yield label
+    if config.one("addressfamily") not in ("", "any"):
+        yield "AddressFamily"
+    agent = config.one("identityagent")
+    if not host.identity_file and agent != "none" and agents_socket(agent) != agents_socket():
+        yield "IdentityAgent"
+    route = route_to(host, config)
+    for key_file in map(Path, route.identity_files):
+        if key_file.with_name(f"{key_file.name}-cert.pub").is_file():
+            yield "a user certificate"
+        if _is_on_a_token(key_file):
+            yield "a FIDO key"
+    if vouching(route.known_hosts, route.known_names):
+        yield "@cert-authority"
+    if config.one("gssapiauthentication") == "yes" and has_ticket():
+        yield "Kerberos"
+
+
+def _is_on_a_token(key_file: Path) -> bool:
+    """Whether the private key is in a security key, according to its public half."""
+    try:
+        return read_key(f"{key_file}.pub").startswith(b"sk-")
+    except OSError:
+        return key_file.name.endswith("_sk")
+
+
+@lru_cache(maxsize=1)
+def has_ticket() -> bool:
+    """Whether the user has a Kerberos ticket; Debian's ssh enables Kerberos for everyone."""
+    klist = shutil.which("klist")
+    result = ask_here([klist, "-s"], KLIST_S) if klist else None
+    return result is not None and result.returncode == 0
 
 
 class Way(Struct, frozen=True):

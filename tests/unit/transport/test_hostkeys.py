@@ -12,6 +12,7 @@ import pytest
 from preflight.core.remote_command import ReachError
 from preflight.transport import host_keys
 from preflight.transport.host_keys import kinds_known, read_known_hosts, verify, vouching
+from preflight.transport.ssh_config import Route
 from tests.patterns.growth import steepness, work
 from tests.unit.transport.sshd import new_key
 
@@ -95,6 +96,13 @@ def test_a_broken_line_vouches_for_no_host(tmp_path: Path) -> None:
     assert read_known_hosts([str(file)], ["h"]) == ()
 
 
+def _route(file: Path, port: int) -> Route:
+    files = (str(file),)
+    return Route(
+        hostname="h", port=port, user="u", identity_files=(), use_agent=False, known_hosts=files
+    )
+
+
 def test_any_of_several_keys_will_do(tmp_path: Path, key: tuple[str, str]) -> None:
     """A host may have two keys of one type, as while one replaces the other."""
     other = new_key(tmp_path / "other").with_suffix(".pub").read_text().split()[:2]
@@ -103,7 +111,7 @@ def test_any_of_several_keys_will_do(tmp_path: Path, key: tuple[str, str]) -> No
     known = read_known_hosts([str(file)], ["h"])
     assert kinds_known(known) == ("ssh-ed25519",)
     for kind, blob in ((line.kind, line.blob) for line in known):
-        verify(known, kind, blob, names=["h"], files=[str(file)])
+        verify(known, kind, blob, _route(file, 22))
 
 
 def test_a_key_without_a_port_vouches_only_where_the_port_has_none(
@@ -114,11 +122,11 @@ def test_a_key_without_a_port_vouches_only_where_the_port_has_none(
     file, names = tmp_path / "known_hosts", ["[h]:2222", "h"]
     file.write_text(f"h {' '.join(key)}\n")
     known = read_known_hosts([str(file)], names)
-    verify(known, known[0].kind, known[0].blob, names=names, files=[])
+    verify(known, known[0].kind, known[0].blob, _route(file, 2222))
     file.write_text(f"h {' '.join(key)}\n[h]:2222 {' '.join(other)}\n")
     known = read_known_hosts([str(file)], names)
     with pytest.raises(ReachError, match="changed"):
-        verify(known, known[0].kind, known[0].blob, names=names, files=[])
+        verify(known, known[0].kind, known[0].blob, _route(file, 2222))
 
 
 def test_another_key_under_the_bare_name_is_unknown_not_changed(
@@ -129,7 +137,7 @@ def test_another_key_under_the_bare_name_is_unknown_not_changed(
     file.write_text(f"h {' '.join(key)}\n")
     known = read_known_hosts([str(file)], names)
     with pytest.raises(ReachError, match="unknown"):
-        verify(known, "ssh-ed25519", b"another", names=names, files=[str(file)])
+        verify(known, "ssh-ed25519", b"another", _route(file, 2222))
 
 
 @pytest.mark.parametrize("end", ["\x0b", "\x0c", "\x1c", "\x85", "\u2028", "\r"])

@@ -9,7 +9,8 @@ import pytest
 
 from preflight.core.remote_command import ReachError
 from preflight.transport.paramiko_ssh import ParamikoTransport
-from preflight.transport.ssh_config import SettingsCache, why_openssh
+from preflight.transport.ssh_config import SettingsCache
+from preflight.transport.ways import why_openssh
 from tests.unit.transport.sshd import PATIENCE_S, new_key
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ import pytest
 
 from preflight.fleet.model import Host
 from preflight.report.header import reach_words
-from preflight.transport import ssh_config
-from preflight.transport.ssh_config import SettingsCache, SshSettings, why_openssh
-from preflight.transport.ways import Way, Ways
+from preflight.transport import ways
+from preflight.transport.ssh_config import SettingsCache, SshSettings
+from preflight.transport.ways import Way, Ways, why_openssh
 from tests.unit.transport.sshd import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -105,9 +105,9 @@ def test_kerberos_counts_only_with_a_ticket(
     for status, reason in ((1, ""), (0, "Kerberos")):
         klist.write_text(f"#!/bin/sh\nexit {status}\n")
         klist.chmod(0o755)
-        ssh_config.has_ticket.cache_clear()
+        ways.has_ticket.cache_clear()
         assert why_openssh(HOST, config) == reason
-    ssh_config.has_ticket.cache_clear()
+    ways.has_ticket.cache_clear()
 
 
 def test_ways_choose_per_node_and_ask_ssh_once(
