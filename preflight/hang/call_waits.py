@@ -263,7 +263,9 @@ class _Job:
         rest = sorted({*self.recorded} - {*self.first} - absent)
         if absent and rest:
             roots["idle", 0] = Root(
-                kind="idle", ranks=tuple(rest), few=self._is_minority(len(absent) + len(rest))
+                kind="idle",
+                ranks=tuple(rest),
+                few=(len(absent) + len(rest) + self.missing) * 2 < len(self.recorded),
             )
         if self.stalled:
             failed = tuple(sorted(self.stalled))
@@ -274,16 +276,6 @@ class _Job:
             roots.values(), key=lambda root: (root.kind in last, root.since_ns, root.group)
         )
 
-    def _is_minority(self, idle: int) -> bool:
-        """Whether so many ranks that wait nowhere are at fault, and not the ranks that wait.
-
-        If they are half of all, the usual order decides: those that wait made the call that comes
-        next.
-        """
-        if idle * 2 == len(self.recorded) and not self.missing:
-            return all(self.usual.comes_next(rank, call) for rank, call in self.first.items())
-        return (idle + self.missing) * 2 < len(self.recorded)
-
     def _age(self, spot: Spot) -> tuple[object, ...]:
         """Orders calls: the oldest first, and those of one time always alike."""
         return self.since_ns[spot], spot.group.name, spot.group.members, spot.number, spot.rank
@@ -293,9 +285,6 @@ class _Job:
         here = [rank for rank in idle if rank in self.recorded]
         total = len(self.recorded)
         few = (len(here) + self.missing) * 2 < total + self.missing
-        if len(here) * 2 == total and not self.missing:
-            waited = {rank: self.first[self.at[idle[rank][0]][0]] for rank in here}
-            few = all(self.usual.comes_next(rank, call) for rank, call in waited.items())
         if here and not few and len(here) * 2 > total:
             spots = {spot for rank in here for spot in idle[rank]}
             odd = sorted({rank for spot in spots for rank in self.at[spot]})
@@ -392,13 +381,7 @@ class _Job:
             first, second = (self.first[self.at[spot][0]] for spot in least)
             parties = {rank: self.first[rank] for spot in least for rank in blocking[spot]}
             later = self.usual.made_later(first, second, parties)
-            moved = self.usual.elsewhere({rank: self.pending[rank] for rank in parties})
-            odd = [spot for spot in least if moved.issuperset(blocking[spot])] or [
-                spot
-                for spot in least
-                if not any(self.usual.comes_next(rank, self.first[rank]) for rank in blocking[spot])
-            ]
-            least = [least[later]] if later is not None else odd if len(odd) == 1 else least
+            least = [least[later]] if later is not None else least
         odd_ranks = blocking[least[0]] if len(least) == 1 else []
         odd_ranks = odd_ranks if len(odd_ranks) * 2 < len(self.recorded) else []
         others = max(

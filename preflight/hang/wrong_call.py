@@ -7,7 +7,7 @@ which elsewhere.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -184,7 +184,6 @@ class Usual:
         Only if both sides go on with equal calls: one was replaced, or some were exchanged. A rank
         that left a call out goes on with others, and then the call itself may be a rare one.
         """
-        meet = self._meet_again(made, [ranks[0] for ranks, _ in apart])
         group, first = made.group, made.number
         one, two = (
             [self._of_rank(ranks[0], group, first + at) for at in range(-1, _NEAR)]
@@ -193,7 +192,7 @@ class Usual:
         for end in range(2, _LONGEST_REPLACED + 2):
             after = [*zip(one[end:], two[end:], strict=True)][:_CONTEXT]
             equal = len(after) == _CONTEXT and all(left and left == right for left, right in after)
-            if (equal and len({*after}) > 1) or (meet and one[end] and one[end:] == two[end:]):
+            if equal and len({*after}) > 1:
                 break
         else:
             return ()
@@ -205,19 +204,6 @@ class Usual:
         ]  # fmt: skip
         odd = [ranks for (ranks, _), is_strange in zip(apart, strange, strict=True) if is_strange]
         return odd[0] if len(odd) == 1 else ()
-
-    def _meet_again(self, made: Made, ranks: Sequence[int]) -> bool:
-        """Whether the ranks make as many calls from here to a last one that is of another group."""
-        last = {rank: self._recorded[rank].calls[-1] for rank in ranks}
-        ways = {(made.calls[rank].place, call.place, *_key(call)) for rank, call in last.items()}
-        return len(ways) == 1 and 0 not in min(ways)[:2] and made.first.about not in min(ways)
-
-    def comes_next(self, rank: int, call: Call) -> bool:
-        """Whether a rank's own earlier calls, of all groups, show that it makes this one next."""
-        calls = self._recorded[rank].calls
-        calls = calls[: calls.index(call)] if call in calls else calls
-        earlier = [f"{past.about} {words(past)}" for past in calls]
-        return {*_followers(earlier)} == {f"{call.about} {words(call)}"}
 
     def _of_rank(self, rank: int, group: Group, number: int) -> str:
         call = self._calls.get((group, number), {}).get(rank)
@@ -281,23 +267,6 @@ class Usual:
         if not most or (len(most) > 1 and most[1][1] * 2 > most[0][1]):
             return None
         return most[0][0]
-
-    def elsewhere(self, pending: Mapping[int, Sequence[Call]]) -> set[int]:
-        """The ranks that make some of these calls as late as most others do, and some not."""
-        others = [recording for rank, recording in self._recorded.items() if rank not in pending]
-        places = grouped(
-            (_key(call), call.place)
-            for recording in others
-            for call in recording.calls
-            if call.pending
-        )
-        later = defaultdict[int, set[int]](set)
-        for rank, calls in pending.items():
-            for call in calls:
-                spots = places.get(_key(call), [])
-                if len(spots) * 2 > len(self._recorded) and len({*spots}) == 1:
-                    later[rank].add(call.place - spots[0])
-        return {rank for rank, offsets in later.items() if 0 in offsets and len(offsets) > 1}
 
     def _beside(self, rank: int, call: Call, pair: tuple[_Key, _Key]) -> list[_Key]:
         """The calls that a rank makes around one of its own, in their order."""
