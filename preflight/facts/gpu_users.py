@@ -106,8 +106,8 @@ def find_stale(processes: Processes, gpus: Sequence[Gpu], limit: Thresholds) -> 
     """Everything that earlier jobs left, the grave first; each process is named once."""
     notable = [proc for proc in processes.notable if not proc.ours]
     leftovers: list[Stale] = [
-        *_zombies(notable, limit),
         *_stuck(notable, limit),
+        *_zombies(notable, limit),
         *_orphans(notable),
     ]
     reported = {proc.pid for stale in leftovers for proc in stale.culprits}
