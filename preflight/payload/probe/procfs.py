@@ -335,11 +335,11 @@ _LEAST_FIELDS = 10
 class Socket:
     """One line of /proc/net/tcp or tcp6."""
 
-    __slots__ = ("inode", "port", "state", "uid")
+    __slots__ = ("fields", "inode", "port", "state", "uid")
 
     def __init__(self, line: str) -> None:
         """Parse a line; ValueError for the heading and anything else."""
-        fields = line.split()
+        self.fields = fields = line.split()
         if len(fields) < _LEAST_FIELDS or not fields[0].endswith(":"):
             raise ValueError("not a line of /proc/net/tcp")
         self.port = int(fields[1].rpartition(":")[2], 16)

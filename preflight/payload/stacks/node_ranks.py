@@ -27,7 +27,7 @@ _users = Users(patient=False)
 
 def describe(table: ProcessTable, pid: int, identity: Identity | None) -> Document:
     """Return a rank's constant fields, and what the readers need."""
-    stat = table.tree.stats[pid]
+    stat = table.stats[pid]
     environ = table.environs.get(pid, {})
     uid = procfs.uid(pid)
     visible = environ.get(b"CUDA_VISIBLE_DEVICES")
@@ -71,7 +71,7 @@ def _travels(path: str) -> bool:
 
 def _workers(table: ProcessTable, pid: int) -> list[int]:
     """Return the Python processes that a rank has started, usually its data loader's."""
-    below = table.tree.of(pid)
+    below = table.children(pid)
     alive = [child for child in below if not (table.ended(child) or table.stuck(child))]
     return [child for child in alive if table.is_python(child)][:MOST_WORKERS]
 
@@ -109,24 +109,24 @@ def find_launchers(table: ProcessTable, ranks: list[Document]) -> list[Document]
         above, kind = starter(table, rank["pid"])
         if above is not None:
             launchers.setdefault(above, {"pid": above, "kind": kind, "job": rank.get("job", "")})
-    for pid in table.tree.stats:
+    for pid in table.stats:
         kind = table.launcher(pid)
         if kind not in _KINDS or pid in launchers or table.ended(pid):
             continue
-        if not set(table.tree.below(pid)) & launchers.keys():
+        if not set(table.below(pid)) & launchers.keys():
             job = process_table.job_of_options(table.command(pid))
             launchers[pid] = {"pid": pid, "kind": kind, "job": job}
     for pid, launcher in launchers.items():
-        launcher["children"] = sorted(table.tree.of(pid))[:256]
+        launcher["children"] = sorted(table.children(pid))[:256]
     return list(launchers.values())
 
 
 def starter(table: ProcessTable, pid: int) -> tuple[int | None, str]:
     """Return the launcher of a rank and its kind; (None, "") if there is none."""
-    for above in table.tree.above(pid):
+    for above in table.above(pid):
         if table.launcher(above):
             return above, table.launcher(above)
-    parent = table.tree.parent_of_rank(pid)
+    parent = table.parent_of_rank(pid)
     elastic = b"TORCHELASTIC_RUN_ID" in table.environs.get(pid, {})
     if elastic and parent not in (None, _INIT) and table.is_python(parent):
         # torchrun inside a program of the user: its command line does not show it.
@@ -232,8 +232,8 @@ def _rank_processes(table: ProcessTable) -> list[int]:
     job. It is no rank. Neither is another program that Slurm or MPI started, unless it holds a GPU.
     """
     pids = []
-    for root in table.tree.roots:
-        members = [pid for pid in table.tree.members(root) if not _launches(table, pid)]
+    for root in table.roots:
+        members = [pid for pid in table.members(root) if not _launches(table, pid)]
         pythons = [pid for pid in members if table.is_python(pid)]
         if pythons:
             pids.append(pythons[0])
@@ -245,18 +245,18 @@ def _rank_processes(table: ProcessTable) -> list[int]:
 
 
 def _launches(table: ProcessTable, pid: int) -> bool:
-    return any(table.launcher(member) for member in (pid, *table.tree.below(pid)))
+    return any(table.launcher(member) for member in (pid, *table.below(pid)))
 
 
 def _possible_ranks(table: ProcessTable, only: list[int]) -> list[int]:
     """Return processes that may be ranks: those in `only`, or Python processes that hold GPUs."""
     if not only:
         holders = {pid for pid in table.environs if table.is_python(pid) and _has_gpu(table, pid)}
-        return sorted(pid for pid in holders if not holders.intersection(table.tree.above(pid)))
+        return sorted(pid for pid in holders if not holders.intersection(table.above(pid)))
     pids: list[int] = []
     for pid in only:
-        if pid in table.tree.stats:
-            pythons = [at for at in table.tree.of(pid) if table.is_python(at)]
+        if pid in table.stats:
+            pythons = [at for at in table.children(pid) if table.is_python(at)]
             if not table.launcher(pid):
                 # Only those that multiprocessing's `spawn`, which sets no variables, started.
                 pythons = [at for at in pythons if b"spawn_main" in b" ".join(table.command(at))]
@@ -271,7 +271,7 @@ def _has_gpu(table: ProcessTable, pid: int) -> bool:
 
 def _hidden(table: ProcessTable, unread: list[int]) -> int:
     """Count other users' Python processes that a launcher started: probably ranks."""
-    parents = (table.tree.stats[pid].ppid for pid in unread)
+    parents = (table.stats[pid].ppid for pid in unread)
     return sum(bool(table.launcher(parent)) for parent in parents)
 
 

@@ -10,7 +10,6 @@ from typing import Mapping
 from probe import procfs
 from probe.node_files import clean, whole_number
 from probe.processes import Allowances, Care, ancestors
-from probe.procfs import Stat
 
 from . import Document
 
@@ -20,55 +19,6 @@ Identity = Document
 
 _DEEPEST = 64
 """Most ancestors to follow: a loop made by reused pids must end."""
-
-
-class ProcessTree:
-    """The processes of a node as a tree."""
-
-    def __init__(self, stats: Mapping[int, Stat]) -> None:
-        self.stats = dict(stats)
-        self.roots: list[int] = []
-        """The topmost process of each rank, after `join`."""
-        self._root_of: dict[int, int] = {}
-        self._below = procfs.children(self.stats)
-
-    def keep(self, pids: Collection[int]) -> None:
-        """Drop all other processes."""
-        self.stats = {pid: stat for pid, stat in self.stats.items() if pid in pids}
-        self._below = procfs.children(self.stats)
-
-    def of(self, pid: int) -> list[int]:
-        """Return its children."""
-        return self._below.get(pid, [])
-
-    def below(self, pid: int) -> list[int]:
-        """Return all its descendants, the nearest first."""
-        return procfs.generations(pid, self._below)
-
-    def above(self, pid: int) -> Iterator[int]:
-        """Yield its ancestors, the nearest first."""
-        for _ in range(_DEEPEST):
-            if pid not in self.stats:
-                return
-            pid = self.stats[pid].ppid
-            if pid in self.stats:
-                yield pid
-
-    def join(self, identities: Mapping[int, Identity]) -> None:
-        """Group processes that have the same rank and descend from each other."""
-        for pid, identity in identities.items():
-            alike = [parent for parent in self.above(pid) if same(identities.get(parent), identity)]
-            self._root_of[pid] = [pid, *alike][-1]
-        self.roots = sorted(set(self._root_of.values()), key=lambda pid: self.stats[pid].start)
-
-    def members(self, root: int) -> list[int]:
-        """Return the processes of a root's rank, the root first, then the nearest."""
-        return [pid for pid in (root, *self.below(root)) if self._root_of.get(pid) == root]
-
-    def parent_of_rank(self, pid: int) -> int | None:
-        """Return the parent of its rank's topmost process; None if that is not known."""
-        parent = self.stats[self._root_of.get(pid, pid)].ppid
-        return parent if parent in self.stats else None
 
 
 def same(left: Identity | None, right: Identity) -> bool:
@@ -227,34 +177,41 @@ class ProcessTable:
         own = {run_pid, *procfs.below(run_pid, everyone), *ancestors(run_pid)}
         self.absent = [pid for pid in only if pid not in everyone]
         stats = {pid: stat for pid, stat in everyone.items() if not stat.kernel and pid not in own}
-        self.tree = ProcessTree(stats)
+        self.stats = stats
+        self._below = procfs.children(stats)
+        self._root_of: dict[int, int] = {}
+        """The topmost process of the rank that a process belongs to."""
         self.environs: dict[int, dict[bytes, bytes]] = {}
         self.identities: dict[int, Identity] = {}
         self.denied: list[int] = []
         """Processes whose environment this login may not read."""
         self._argv: dict[int, list[bytes]] = {}
         if only:
-            self._narrow([pid for pid in only if pid in self.tree.stats])
-        for pid in self.tree.stats:
+            self._narrow([pid for pid in only if pid in self.stats])
+        for pid in self.stats:
             self._read(pid)
-        self.tree.join(self.identities)
+        for pid, identity in self.identities.items():  # same rank, and below each other: one rank
+            alike = [at for at in self.above(pid) if same(self.identities.get(at), identity)]
+            self._root_of[pid] = [pid, *alike][-1]
+        self.roots = sorted(set(self._root_of.values()), key=lambda pid: self.stats[pid].start)
+        """The topmost process of each rank."""
 
     def _narrow(self, only: list[int]) -> None:
         """Keep these processes, their descendants, and the other ranks of their launchers."""
-        meant = {pid for root in only for pid in (root, *self.tree.below(root))}
+        meant = {pid for root in only for pid in (root, *self.below(root))}
         jobs, pids = set(), set(meant)
         for pid in only:
             top = self._launcher_of(pid)
             if top is not None:
                 jobs.add(self.identities[pid]["job"])
-                pids |= {top, *self.tree.below(top)}
+                pids |= {top, *self.below(top)}
         for pid in pids - meant:
             self._read(pid)
         others = {pid for pid in pids - meant if pid in self.identities}
-        self.tree.keep(pids - {pid for pid in others if self.identities[pid]["job"] not in jobs})
-        self.identities = {
-            pid: identity for pid, identity in self.identities.items() if pid in self.tree.stats
-        }
+        pids -= {pid for pid in others if self.identities[pid]["job"] not in jobs}
+        self.stats = {pid: stat for pid, stat in self.stats.items() if pid in pids}
+        self._below = procfs.children(self.stats)
+        self.identities = {pid: self.identities[pid] for pid in self.identities if pid in pids}
 
     def _launcher_of(self, pid: int) -> int | None:
         """Return a rank's launcher: its nearest ancestor of another rank; None if it is no rank."""
@@ -262,7 +219,7 @@ class ProcessTable:
         identity = self.identities.get(pid)
         if identity is None:
             return None
-        for ancestor in self.tree.above(pid):
+        for ancestor in self.above(pid):
             self._read(ancestor)
             if not same(self.identities.get(ancestor), identity):
                 return ancestor if ancestor > 1 else None
@@ -283,11 +240,11 @@ class ProcessTable:
 
     def ended(self, pid: int) -> bool:
         """Whether it is a zombie."""
-        return self.tree.stats[pid].state in _ENDED
+        return self.stats[pid].state in _ENDED
 
     def stuck(self, pid: int) -> bool:
         """Whether reading its memory would hang."""
-        return pid in self.tree.stats and self._care.untouchable(self.tree.stats[pid])
+        return pid in self.stats and self._care.untouchable(self.stats[pid])
 
     def command(self, pid: int) -> list[bytes]:
         """Return its command line; [] if it has none or must not be read."""
@@ -306,3 +263,29 @@ class ProcessTable:
         program = os.path.basename(procfs.link(pid, "exe") or clean((command or [b""])[0]))
         helper = any(name in word for word in command for name in _HELPERS)
         return program.startswith(("python", "pypy")) and not helper
+
+    def children(self, pid: int) -> list[int]:
+        """Return its children."""
+        return self._below.get(pid, [])
+
+    def below(self, pid: int) -> list[int]:
+        """Return all its descendants, the nearest first."""
+        return procfs.generations(pid, self._below)
+
+    def above(self, pid: int) -> Iterator[int]:
+        """Yield its ancestors, the nearest first."""
+        for _ in range(_DEEPEST):
+            if pid not in self.stats:
+                return
+            pid = self.stats[pid].ppid
+            if pid in self.stats:
+                yield pid
+
+    def members(self, root: int) -> list[int]:
+        """Return the processes of a root's rank, the root first, then the nearest."""
+        return [pid for pid in (root, *self.below(root)) if self._root_of.get(pid) == root]
+
+    def parent_of_rank(self, pid: int) -> int | None:
+        """Return the parent of its rank's topmost process; None if that is not known."""
+        parent = self.stats[self._root_of.get(pid, pid)].ppid
+        return parent if parent in self.stats else None

@@ -169,12 +169,11 @@ def parse_interfaces(body: bytes) -> dict[str, Any] | None:
     }
 
 
-_LIMIT = 16 << 20
-
-
 def proc_connections(pid: int) -> list[Document]:
     """Return the connections of a process's namespace; OSError without permission."""
-    return [wire for text in _proc_tables(pid) for wire in parse_proc_tcp(text)]
+    os.close(os.open(f"/proc/{pid}/net/tcp", os.O_RDONLY))
+    wires = map(parse_proc_tcp, itertools.islice(procfs.tcp(pid), MOST_SOCKETS))
+    return [wire for wire in wires if wire]
 
 
 def proc_listeners(pid: int) -> set[int]:
@@ -183,35 +182,19 @@ def proc_listeners(pid: int) -> set[int]:
     return {row.port for row in rows if row.state == procfs.LISTEN}
 
 
-def _proc_tables(pid: int) -> list[str]:
-    tables = []
-    for table in ("tcp", "tcp6"):
-        with open(f"/proc/{pid}/net/{table}", "rb") as file:
-            tables.append(file.read(_LIMIT).decode("ascii", "replace"))
-    return tables
-
-
-def parse_proc_tcp(text: str) -> list[Document]:
-    """Read the table; skip invalid lines."""
-    wires = []
-    for line in text.splitlines():
-        with contextlib.suppress(ValueError, OSError, LookupError, struct.error):
-            wires.append(_line_of_tcp(line.split()))
-    return [wire for wire in wires if wire["inode"]]
-
-
-def _line_of_tcp(fields: list[str]) -> Document:
-    """Read a line; ValueError, OSError, LookupError or struct.error for any other."""
-    timer, retries = int(fields[5].partition(":")[0], 16), int(fields[6], 16)
-    if int(fields[3], 16) not in STATES:
-        raise LookupError(fields[3])
-    return {
-        "inode": int(fields[9]),
-        "local": _address_of(fields[1]),
-        "peer": _address_of(fields[2]),
-        "unacked": int(fields[4].partition(":")[0], 16),
-        "retries": retries if timer == _RETRANSMIT else 0,
-    }
+def parse_proc_tcp(row: procfs.Socket) -> Document | None:
+    """Read one line of the table; None for a socket without a process, or if invalid."""
+    with contextlib.suppress(ValueError, OSError, LookupError, struct.error):
+        timer, retries = int(row.fields[5].partition(":")[0], 16), int(row.fields[6], 16)
+        if row.inode != "0" and int(row.state, 16) in STATES:
+            return {
+                "inode": int(row.inode),
+                "local": _address_of(row.fields[1]),
+                "peer": _address_of(row.fields[2]),
+                "unacked": int(row.fields[4].partition(":")[0], 16),
+                "retries": retries if timer == _RETRANSMIT else 0,
+            }
+    return None
 
 
 def _address_of(text: str) -> str:
