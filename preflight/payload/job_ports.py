@@ -356,7 +356,7 @@ def run(
     """Listen, connect, close; emit one `Ports` document (docs/internals/wire.md)."""
     began = time.monotonic()
     until = began + float(request["deadline_s"]) - MARGIN_S
-    nonce = request["nonce"]
+    nonce, port = request["nonce"], request.get("master_port")
     orders: queue.Queue[Message] = queue.Queue()
     lease = start.Lease(request.get("lease_s"))
 
@@ -365,8 +365,14 @@ def run(
         start.leave(start.DONE if reason == start.CLOSED else start.LAPSED)
 
     threading.Thread(target=attend, daemon=True).start()
-    stage = _Stage(request)
-    emit({"listening": stage.data_ports, "master_bound": stage.bound})
+    bound, master = (None, None) if port is None else _take(port)
+    servers = [bound] if bound else []
+    for _ in range(min(MOST_DATA_PORTS, request["data_ports"])):
+        with contextlib.suppress(OSError):
+            servers.append(listener(0))
+    data_ports = [server.getsockname()[1] for server in servers if server is not bound]
+    listeners = Listeners(servers, nonce, request["name"])
+    emit({"listening": data_ports, "master_bound": bound is not None})
     attempts: list[Message] = []
     finished = False
     while not finished:
@@ -376,61 +382,39 @@ def run(
             attempts += tried
             emit({"tried": len(tried)})
         finished = bool(message.get("finish"))
-    stage.close()
+    listeners.close()
+    if master and port and bound:
+        master["free_again"] = is_free(port) or _is_another_runs(port)
     emit(
         {
             "wire": start.VERSION,
             "nonce": nonce,
             "host": clean(os.uname().nodename),
             "seconds": round(time.monotonic() - began, 3),
-            "master": stage.master,
+            "master": master,
             "attempts": attempts,
         }
     )
-
-
-class _Stage:
-    """The listeners of one node, from the first bind to the test that the port is free again."""
-
-    def __init__(self, request: Message) -> None:
-        port = request.get("master_port")
-        masters: list[socket.socket] = []
-        self.master = None if port is None else _take(port, masters)
-        self.bound = bool(masters)
-        listening = []
-        for _ in range(min(MOST_DATA_PORTS, request["data_ports"])):
-            with contextlib.suppress(OSError):
-                listening.append(listener(0))
-        self.data_ports = [server.getsockname()[1] for server in listening]
-        self._listeners = Listeners(masters + listening, request["nonce"], request["name"])
-
-    def close(self) -> None:
-        """Stop listening, and test whether the master port can be bound again."""
-        self._listeners.close()
-        if self.master and self.bound:
-            port = self.master["port"]
-            self.master["free_again"] = is_free(port) or _is_another_runs(port)
 
 
 OTHER_RUN_S, FREED_S = 6.0, 1.0
 """How long to wait for another run of preflight that tests the same port, and for it to be free."""
 
 
-def _take(port: int, masters: list[socket.socket]) -> Message:
-    """Bind the master port, or find its holder; the listener is added to `masters`."""
+def _take(port: int) -> tuple[socket.socket | None, Message]:
+    """Bind the master port, or find its holder; return the listener, and the document."""
     until = time.monotonic() + OTHER_RUN_S
     freed_until = time.monotonic() + FREED_S
     while True:
         try:
-            masters.append(listener(port))
+            return listener(port), {"port": port, "bound": True}
         except OSError as error:
             if _is_another_runs(port):
                 freed_until = min(until, time.monotonic() + FREED_S)
             if error.errno != errno.EADDRINUSE or time.monotonic() > freed_until:
-                return {"port": port, "bound": False, "error": words(error), **find(port)}
+                taken = {"port": port, "bound": False, "error": words(error), **find(port)}
+                return None, taken
             time.sleep(0.1)
-        else:
-            return {"port": port, "bound": True}
 
 
 def _is_another_runs(port: int) -> bool:

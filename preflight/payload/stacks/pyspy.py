@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -93,14 +94,14 @@ def parse_samples(output: bytes, pid: int) -> list[dict[str, Any]]:
 
     A line is `thread (0x7f): MainThread;<module> (/a.py:9);step (/a.py:3) 17`, outermost first.
     """
-    times_of: dict[str, int] = {}
+    times_of: Counter[str] = Counter()
     for line in output.decode("utf-8", "replace").split("\n"):
         stack, _, times = line.rpartition(" ")
         thread, _, calls = stack.partition(";")
         if calls and _TIMES.fullmatch(times) and _is_main(thread, pid):
-            times_of[calls] = times_of.get(calls, 0) + int(times)
-    ordered = sorted(times_of, key=lambda calls: -times_of[calls])[:MOST_PLACES]
-    return [{"frames": _sampled(calls.split(";")), "times": times_of[calls]} for calls in ordered]
+            times_of[calls] += int(times)
+    most = times_of.most_common(MOST_PLACES)
+    return [{"frames": _sampled(calls.split(";")), "times": times} for calls, times in most]
 
 
 def _is_main(label: str, pid: int) -> bool:
