@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal
 
+from preflight.core.statistics import grouped
 from preflight.core.text import span
 from preflight.fabric.agent_events import DomainSeen, Lapsed, NcclLog, PairSeen, Trouble
 from preflight.fabric.agents import Gone
@@ -31,7 +32,7 @@ from preflight.fabric.sweep_plan import LOGS_EACH
 from preflight.transport.payload_session import LEASE_S, RENEW_S, SuspendDetector
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from preflight.fabric.agent_events import Account, Event, InsideSeen
     from preflight.fabric.roster import Roster
@@ -70,87 +71,47 @@ def _words(name: str, step_s: float) -> str:
     return f"the clock of {name} was set {direction} by {span(abs(step_s))}"
 
 
-Where = TypeVar("Where")
-Whose = TypeVar("Whose")
+class Accounts:
+    """One account of each end of every pair on each of its rails, in some rounds.
 
-
-class Accounts(Generic[Where, Whose]):
-    """One account per place of measurement and per end that was asked."""
+    Inside a node the round is 0, and the second name is empty.
+    """
 
     def __init__(self, who: Roster) -> None:
-        self.ends: dict[Where, dict[Whose, End]] = {}
+        self.ends: dict[Key, dict[str, End]] = {}
         self._backend = who.backend
-        self._asked: dict[Where, tuple[Collection[Whose], Mapping[Kind, int]]] = {}
+        self._most: dict[Key, Mapping[Kind, int]] = {}
 
-    def ask(self, where: Where, ends: Collection[Whose], most: Mapping[Kind, int]) -> None:
-        """Expect accounts of these ends; `most`: requested iterations by size and phase."""
-        self.ends[where] = {}
-        self._asked[where] = ends, most
-
-    def keep(self, where: Where, whose: Whose, name: str, seen: Account) -> bool:
-        """Keep one account; False if that end was not asked for it or cannot have measured it."""
-        ends, most = self._asked.get(where, ((), {}))
-        if whose not in ends or whose in self.ends[where] or not fits(seen, self._backend, most):
-            return False
-        self.ends[where][whose] = _as_end(name, seen)
-        return True
-
-
-class Insides(Accounts[str, int]):
-    """One account per rail of every node that has several rails."""
-
-    def __init__(self, who: Roster) -> None:
-        super().__init__(who)
-        self._rails = {name: who.rails_of(name) for name in who.names if who.looks_inside(name)}
-        for name, rails in self._rails.items():
-            self.ask(name, rails, iterations((*who.ladder, *who.inside_sizes)))
-
-    @property
-    def missing(self) -> Iterator[str]:
-        """Nodes of which a rail's account is missing."""
-        return (name for name, rails in self._rails.items() if len(self.ends[name]) < len(rails))
-
-    def take(self, name: str, seen: InsideSeen) -> bool:
-        """Keep one account; False as above."""
-        return self.keep(name, seen.rail, name, seen)
-
-    def samples(self) -> tuple[InsideSamples, ...]:
-        """All accounts as samples."""
-        return tuple(
-            InsideSamples(
-                name,
-                self._backend,
-                tuple(map(self.ends[name].get, rails)),
-                () if rails == list(range(len(rails))) else tuple(rails),
-            )
-            for name, rails in self._rails.items()
-        )
-
-
-class PairAccounts(Accounts["Key", str]):
-    """One account of each end on every rail of every pair of some rounds."""
+    def ask(self, key: Key, most: Mapping[Kind, int]) -> None:
+        """Expect an account of each end; `most`: requested iterations by size and phase."""
+        self.ends[key] = {}
+        self._most[key] = most
 
     def expect(
         self, who: Roster, rounds: Rounds, most: Mapping[Kind, int], first: int = 0
-    ) -> PairAccounts:
+    ) -> Accounts:
         """Ask for these rounds, numbered from `first` on."""
         for number, around in enumerate(rounds, first):
             for pair in around:
                 for rail in who.rails_of(*pair):
-                    self.ask((number, rail, *pair), pair, most)
+                    self.ask((number, rail, *pair), most)
         return self
 
     @property
     def missing(self) -> Iterator[str]:
         """Nodes of which an account is missing."""
-        return (name for key, ends in self.ends.items() for name in key[2:] if name not in ends)
+        return (n for key, ends in self.ends.items() for n in key[2:] if n and n not in ends)
 
-    def take(self, name: str, seen: PairSeen | DomainSeen) -> bool:
-        """Keep one account; False as above."""
-        return self.keep((seen.round, seen.rail, seen.a, seen.b), name, name, seen)
+    def take(self, name: str, key: Key, seen: Account) -> bool:
+        """Keep one account; False if that end was not asked for it or cannot have measured it."""
+        asked = key in self.ends and name in key[2:] and name not in self.ends[key]
+        if not asked or not fits(seen, self._backend, self._most[key]):
+            return False
+        self.ends[key][name] = _as_end(name, seen)
+        return True
 
     def samples(self) -> tuple[PairSamples, ...]:
-        """All accounts as samples."""
+        """All accounts as samples of pairs."""
         return tuple(
             PairSamples(a, b, rail, number, self._backend, ends.get(a), ends.get(b))
             for (number, rail, a, b), ends in self.ends.items()
@@ -202,7 +163,7 @@ class SweepAccounts:
         self._who = who
         self._rounds = 0
         """Expected rounds, retests included."""
-        self._pairs = PairAccounts(who)
+        self._pairs = Accounts(who)
         self._to_come: dict[tuple[int, str, str], int] = {}
         """By round and pair: how many accounts are still missing."""
         self.scheduled = len(who.rounds)
@@ -212,11 +173,14 @@ class SweepAccounts:
         self._expect(who, who.rounds)
         self._interner = TimeInterner()
         self._uncompacted: deque[tuple[dict[str, End], str]] = deque()
-        self.inside = Insides(who)
+        self._inside = Accounts(who)
         self.logs: dict[tuple[str, int, int], NcclLogText] = {}
         """By node, rail and process."""
         own = iterations((*who.ladder, *who.inside_sizes))
-        self.domain = PairAccounts(who).expect(who, who.domain_rounds, own)
+        self.domain = Accounts(who).expect(who, who.domain_rounds, own)
+        for name in filter(who.looks_inside, who.names):
+            for rail in who.rails_of(name):
+                self._inside.ask((0, rail, name, ""), own)
         self.complete = 0
         """Pairs with the accounts of both ends on all rails."""
 
@@ -254,7 +218,7 @@ class SweepAccounts:
         under_way = set(self.waiting())
         return (
             len(under_way) > _FEW
-            or not under_way.isdisjoint(self.inside.missing)
+            or not under_way.isdisjoint(self._inside.missing)
             or not under_way.isdisjoint(self.domain.missing)
             or any(
                 not ends and a in under_way and b in under_way
@@ -269,8 +233,8 @@ class SweepAccounts:
         if isinstance(seen, NcclLog):
             return self._take_log(name, seen)
         if isinstance(seen, DomainSeen):
-            return self.domain.take(name, seen)
-        return self.inside.take(name, seen)
+            return self.domain.take(name, (seen.round, seen.rail, seen.a, seen.b), seen)
+        return self._inside.take(name, (0, seen.rail, name, ""), seen)
 
     def _take_log(self, name: str, log: NcclLog) -> bool:
         """Keep the latest log of each of a rail's first processes."""
@@ -281,10 +245,10 @@ class SweepAccounts:
         return expected
 
     def _take_pair(self, name: str, account: PairSeen) -> bool:
-        if not self._pairs.take(name, account):
+        key = account.round, account.rail, account.a, account.b
+        if not self._pairs.take(name, key, account):
             return False
-        ends = self._pairs.ends[account.round, account.rail, account.a, account.b]
-        self._uncompacted.append((ends, name))
+        self._uncompacted.append((self._pairs.ends[key], name))
         self._to_come[account.round, account.a, account.b] -= 1
         self.complete += not self._to_come[account.round, account.a, account.b]
         return True
@@ -340,6 +304,17 @@ class SweepAccounts:
             for name, partner in ((a, b), (b, a))
             if name not in ends and partner not in off
         }
+
+    def inside(self) -> tuple[InsideSamples, ...]:
+        """Return the accounts of all rails of each node that has several."""
+        by_node = grouped((key[2], (key[1], ends)) for key, ends in self._inside.ends.items())
+        samples = []
+        for name, accounts in by_node.items():
+            numbers, ends = zip(*accounts, strict=True)
+            rails = tuple(end.get(name) for end in ends)
+            numbered = numbers if numbers != tuple(range(len(rails))) else ()
+            samples.append(InsideSamples(name, self._who.backend, rails, numbered))
+        return tuple(samples)
 
     def pairs(self, unfinished: str = "") -> tuple[PairSamples, ...]:
         """Return both ends' accounts of every pair, rail and round of the launch.

@@ -99,7 +99,6 @@ class _Meetings:
     def __init__(self, nodes: Collection[str]) -> None:
         self._nodes = nodes
         self._partner: dict[tuple[int, int, str], str] = {}
-        self.taken: set[tuple[str, str, int, int]] = set()
 
     def take(self, where: str, pair: PairSamples | PairResult) -> None:
         """Note one pair; UsageError if it is impossible."""
@@ -109,14 +108,14 @@ class _Meetings:
                 raise absurd(where, f"{name!a} is not one of the nodes", "name it among them")
         if a == b:
             raise absurd(where, f"{a} is paired with itself", "leave it out")
-        if (a, b, rail, number) in self.taken or (b, a, rail, number) in self.taken:
-            raise absurd(where, f"{a}-{b} stands twice there", "leave one of them out")
         for own, other in ((a, b), (b, a)):
-            partner = self._partner.setdefault((rail, number, own), other)
-            if partner != other:
+            partner = self._partner.get((rail, number, own))
+            if partner == other:
+                raise absurd(where, f"{a}-{b} stands twice there", "leave one of them out")
+            if partner is not None:
                 what = f"{own} is with {partner} and with {other} in the same round on one rail"
                 raise absurd(where, what, "correct the rounds: ranks disagree about them")
-        self.taken.add((a, b, rail, number))
+        self._partner |= {(rail, number, a): b, (rail, number, b): a}
 
 
 def refuse_absurd_sweep(sweep: Sweep) -> None:
@@ -216,10 +215,11 @@ def refuse_absurd(observed: Observed) -> None:
         if not {tried.stood_still, *tried.lost} <= {"", *tried.nodes}:
             what = "stood_still or lost names another node"
             raise absurd(where, what, f"they name {tried.a}, {tried.b}, or none")
+    tried_keys = {tried.key for tried in observed.tried}
     kinds: set[tuple[object, ...]] = set()
     for number, digest in enumerate(observed.digests):
         where = _where("digests", number, digest)
-        if digest.key not in meetings.taken:
+        if digest.key not in tried_keys:
             raise absurd(where, "its pair is not in tried", "add it there")
         kind = (*digest.key, digest.size_bytes, digest.phase)
         if kind in kinds:

@@ -310,7 +310,7 @@ class _Stage:
             retested=collected.scheduled if collected.retesting else 0,
             short=who.short,
             unsettled=self._unsettled + collected.unsettled(),
-            inside=collected.inside.samples(),
+            inside=collected.inside(),
             nccl_logs=tuple(collected.logs.values()),
             domains=self._plan.domains,
             domain=collected.domain.samples(),

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from preflight.fabric.agent_events import InsideSeen, Ready, decode_event
-from preflight.fabric.collect import Insides
+from preflight.fabric.collect import SweepAccounts
 from preflight.fabric.judge import judge_sweep
 from preflight.fabric.launch import sweep
 from preflight.fabric.roster import roster
@@ -132,13 +132,13 @@ def test_an_account_that_was_not_asked_for_is_not_believed(lie: dict[str, object
         plan(hosts, gloo_budget=Budget()),
         {h.name: Ready("2.13", cuda=False, gpus=0, rails=2) for h in hosts},
     )
-    insides = Insides(who)
+    collected = SweepAccounts(who)
     seen = InsideSeen(
         rail=0, backend="gloo", state="measured", error="", started_s=1.0, setup_ms=1.0,
         timings=(Timing(8, (1.0,), (1.0,)),),
     )  # fmt: skip
-    assert not insides.take("h1", msgspec.structs.replace(seen, **lie))
-    assert not insides.take("h9", seen)
-    assert insides.take("h1", seen)
-    assert not insides.take("h1", seen)
-    assert list(insides.missing) == ["h1", "h2"]
+    assert not collected.take("h1", msgspec.structs.replace(seen, **lie))
+    assert not collected.take("h9", seen)
+    assert collected.take("h1", seen)
+    assert not collected.take("h1", seen)
+    assert [*collected._inside.missing] == ["h1", "h2", "h2"]

@@ -156,9 +156,7 @@ def swept(who: Roster) -> tuple[SweepAccounts, Sweep]:
             inside = _measured(350.0, len(rails))
             assert collected.take(name, InsideSeen(rail=rail, **inside))
     collected.done.update(who.names)
-    sweep = Sweep(
-        LADDER, who.rounds, collected.pairs(), short=who.short, inside=collected.inside.samples()
-    )
+    sweep = Sweep(LADDER, who.rounds, collected.pairs(), short=who.short, inside=collected.inside())
     return collected, sweep
 
 
@@ -167,7 +165,7 @@ def test_the_accounts_fit_and_the_short_node_is_not_passed() -> None:
     """Its lacking rail is neither missing nor ok: pairs say so, and inside it is unknown."""
     collected, found = swept(launch(four(h3=HOLE)))
     assert collected.complete == collected.expected
-    assert not [*collected.inside.missing]
+    assert not [*collected._inside.missing]
     assert not collected.take("h3", seen(0, 3, *collected._who.rounds[0][0]))
     decoded = judge_sweep(found, hosts(4))
     assert decoded.blames == ()
