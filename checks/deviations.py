@@ -25,9 +25,9 @@ def on_most(vote: Majority[Any], group: Group) -> str:
     return f"on {vote.holders} of group {group.name}"
 
 
-def conclude_deviations(found: Iterable[Deviation], **evidence: Any) -> Verdict | None:
+def conclude_deviations(odd: Iterable[Deviation], **evidence: Any) -> Verdict | None:
     """A failure if one deviation is grave, else a warning; None where there is none."""
-    deviations = sorted(found, key=lambda deviation: not deviation.grave)
+    deviations = sorted(odd, key=lambda deviation: not deviation.grave)
     if not deviations:
         return None
     worst, findings = deviations[0], [deviation.sentence for deviation in deviations]

@@ -71,13 +71,13 @@ def best_on_a_board(facts: Facts) -> Best | None:
 
 
 def expected_of_kind(
-    name: str, facts: Facts, group: Group, best: Best | None = None, given: Any = None
+    name: str, facts: Facts, group: Group, best: Best | None = None, expectation: Any = None
 ) -> Expectation[Any] | None:
     """The same for values that depend on the board; peers do not decide where kinds are mixed."""
     kinds = {gpu.name for gpu in facts.gpus or ()}
-    if given is None and len(kinds) != 1:
+    if expectation is None and len(kinds) != 1:
         return None
-    return expected_value(given, name, facts, group, best)
+    return expected_value(expectation, name, facts, group, best)
 
 
 def is_model(name: str, expected: str | None) -> bool:

@@ -302,7 +302,7 @@ def _widths(facts: Facts) -> str:
 
 def _width_is_known(expected: Expected, facts: Facts, group: Group) -> bool:
     """Whether the expected width of every GPU is known, from itself or its peers."""
-    if expected_of_kind("pcie_width", facts, group, given=expected.pcie_lanes) is not None:
+    if expected_of_kind("pcie_width", facts, group, expectation=expected.pcie_lanes) is not None:
         return True
     widths = [(health.pcie_width, health.pcie_width_max) for _, health in healths(facts)]
     return all(most or width == _WIDEST for width, most in widths if width)

@@ -63,9 +63,9 @@ def no_answer(one: FileSystem) -> str:
     return f"{label(one)} answers with: {one.error}" if one.state == "error" else ""
 
 
-def missing_mount(found: tuple[FileSystem, ...], usual: Usual | None) -> tuple[str, str]:
+def missing_mount(systems: tuple[FileSystem, ...], usual: Usual | None) -> tuple[str, str]:
     """The mount of its group that a node lacks or may only read, in words; "" if none."""
-    mounts = {fs.mount: fs.read_only for fs in found}
+    mounts = {fs.mount: fs.read_only for fs in systems}
     if usual is None:
         return "", ""
     for mount, read_only in usual.value:

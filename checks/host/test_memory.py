@@ -40,36 +40,36 @@ def least_whole_mib(usual_mib: float, limit: Thresholds) -> float:
     return usual_mib - max(usual_mib * percent / 100, gib * 1024)
 
 
-def main_holder(seen: Memory) -> tuple[str, str]:
+def main_holder(ram: Memory) -> tuple[str, str]:
     """Name what holds most of the used memory, and the cause that it shares with other checks."""
-    used = max(1, seen.total_mib - seen.available_mib)
-    if seen.shared_mib * 2 > used:
+    used = max(1, ram.total_mib - ram.available_mib)
+    if ram.shared_mib * 2 > used:
         # What fills /dev/shm is missing here as well: one cause, one finding.
-        return f", {memory(seen.shared_mib)} are in shared memory", SHM_FULL
-    if seen.huge_pages_mib * 2 > used:
-        return f", {memory(seen.huge_pages_mib)} are reserved as huge pages", ""
+        return f", {memory(ram.shared_mib)} are in shared memory", SHM_FULL
+    if ram.huge_pages_mib * 2 > used:
+        return f", {memory(ram.huge_pages_mib)} are reserved as huge pages", ""
     return "", ""
 
 
-def scarcity(seen: Memory, usual_mib: float | None, limit: Thresholds) -> str:
+def scarcity(ram: Memory, usual_mib: float | None, limit: Thresholds) -> str:
     """Say that too little is free, by the group's median where there is one; "" if not."""
     if usual_mib is not None:
-        low = seen.available_mib < usual_mib * limit("memory_of_peers_percent") / 100
+        low = ram.available_mib < usual_mib * limit("memory_of_peers_percent") / 100
         return f"{memory(usual_mib)} is usual in its group" if low else ""
     least = limit("memory_idle_percent")
-    low = seen.available_mib < seen.total_mib * least / 100
+    low = ram.available_mib < ram.total_mib * least / 100
     return f"an idle node has over {least:g} %" if low else ""
 
 
-def strain(seen: Memory, limit: Thresholds) -> str:
+def strain(ram: Memory, limit: Thresholds) -> str:
     """Say that the node stalls or swaps although some memory is left; "" if not."""
     most, most_swap_gib = limit("memory_stalled_percent"), limit("swap_used_gib")
-    if seen.stalled_percent is not None and seen.stalled_percent > most:
-        wait = f"something waited for memory in {seen.stalled_percent:.0f} % of the last 10 s"
+    if ram.stalled_percent is not None and ram.stalled_percent > most:
+        wait = f"something waited for memory in {ram.stalled_percent:.0f} % of the last 10 s"
         return f"{wait}, at most {most:g} % are usual"
-    if seen.swap_used_mib > most_swap_gib * 1024:
+    if ram.swap_used_mib > most_swap_gib * 1024:
         return (
-            f"{memory(seen.swap_used_mib)} are swapped out, at most {most_swap_gib:g} GiB is usual"
+            f"{memory(ram.swap_used_mib)} are swapped out, at most {most_swap_gib:g} GiB is usual"
         )
     return ""
 

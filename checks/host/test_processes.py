@@ -38,10 +38,10 @@ def judge_stale_processes(facts: Facts, limit: Thresholds) -> Verdict:
     )
 
 
-def cause(found: list[Stale]) -> str:
+def cause(leftovers: list[Stale]) -> str:
     """The single culprit, or the one that listens: `net.ports` names the same process."""
     culprits = {
-        culprit.pid: culprit for stale in found if stale.grave for culprit in stale.culprits
+        culprit.pid: culprit for stale in leftovers if stale.grave for culprit in stale.culprits
     }
     listeners = [pid for pid, culprit in culprits.items() if culprit.listens]
     single = list(culprits) if len(culprits) == 1 else listeners

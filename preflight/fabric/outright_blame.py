@@ -46,7 +46,7 @@ _SLOW_ADVICE = "check link rate, cable, port errors (ethtool -S) and shaping of 
 
 def blames(
     outright: Iterable[Culprit],
-    seen: Sequence[PairJudgement],
+    judgements: Sequence[PairJudgement],
     sweep: Sweep,
     names: Sequence[str],
     proven: Sequence[Culprit],
@@ -58,15 +58,15 @@ def blames(
     `proven`: what all samples together prove; if a node is slow or loses data, some of its pairs
     are bad for that reason, which is not a second fault.
     """
-    bad = [pair for pair in seen if pair.bad and pair.state != "corrupt"]
+    bad = [pair for pair in judgements if pair.bad and pair.state != "corrupt"]
     place = {name: number for number, name in enumerate(names)}
     culprits = [
         (culprit, tuple(sorted(culprit.nodes, key=lambda name: place.get(name, len(place)))))
         for culprit in outright
     ]
-    all_bad = len(bad) > 1 and not any(pair.good for pair in seen)
-    nodes = {name for pair in seen for name in pair.nodes}
-    more = more_partners(len(nodes), len({pair.nodes for pair in seen}))
+    all_bad = len(bad) > 1 and not any(pair.good for pair in judgements)
+    nodes = {name for pair in judgements for name in pair.nodes}
+    more = more_partners(len(nodes), len({pair.nodes for pair in judgements}))
     bad_nodes = frozenset(culprit.node for culprit, _ in culprits if culprit.node)
     why = "no good pair" if all_bad else "too few pairs"
     context = _Context(bad, sweep, proven, bad_nodes, why, more)

@@ -95,18 +95,18 @@ def slow_parts(sweep: Sweep, observed: Observed) -> list[Component]:
 
 
 def cleared_by_retests(
-    seen: Sequence[PairJudgement], observed: Observed
+    rows: Sequence[PairJudgement], observed: Observed
 ) -> tuple[PairJudgement, ...]:
     """Withdraw slowness or a hang if every retest of that pair was good and no counter moved.
 
     A bad path stays bad; a busy moment and a lost operation do not.
     """
     if not observed.retested:
-        return tuple(seen)
-    again = grouped((pair.path, pair.good) for pair in seen if pair.round >= observed.retested)
+        return tuple(rows)
+    again = grouped((pair.path, pair.good) for pair in rows if pair.round >= observed.retested)
     moved = counters_again(observed)
     cleared = {path for path, good in again.items() if path not in moved and all(good)}
-    return tuple(_withdraw(pair) if pair.path in cleared else pair for pair in seen)
+    return tuple(_withdraw(pair) if pair.path in cleared else pair for pair in rows)
 
 
 def counters_again(observed: Observed) -> dict[tuple[str, str, int], dict[str, None]]:
@@ -253,14 +253,14 @@ def unsettled_words(sweep: Sweep) -> str:
 
 
 def doubts(
-    blames: Iterable[Blame], seen: Sequence[PairJudgement], sweep: Sweep
+    blames: Iterable[Blame], rows: Sequence[PairJudgement], sweep: Sweep
 ) -> dict[Pairing, str]:
     """Return, by pair, why a path that was slow in its only round cannot be judged."""
     slow = [blame for blame in blames if blame.kind == "path" and not blame.events]
     readings: dict[Pairing, list[PairJudgement]] = {
         ends: [] for blame in slow for ends in blame.pairs
     }
-    for pair in seen:
+    for pair in rows:
         if pair.nodes in readings and pair.state != "not_run":
             readings[pair.nodes].append(pair)
     reasons: dict[Pairing, str] = {}

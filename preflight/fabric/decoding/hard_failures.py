@@ -169,9 +169,9 @@ def _symptom(culprit: Culprit, states: Collection[PairState]) -> Symptom:
     return next((kind for kind in kinds if kind in states), "broken")
 
 
-def without_effects(culprits: Sequence[Culprit], seen: Sequence[PairJudgement]) -> list[Culprit]:
+def without_effects(culprits: Sequence[Culprit], rows: Sequence[PairJudgement]) -> list[Culprit]:
     """Drop outright bad paths, and sets, that only show what the samples prove of a node."""
-    bad = [row for row in seen if row.bad and row.state != "corrupt"]
+    bad = [row for row in rows if row.bad and row.state != "corrupt"]
     proven = [culprit for culprit in culprits if culprit.node and culprit.symptom not in FAILURES]
     return [
         culprit
@@ -179,7 +179,7 @@ def without_effects(culprits: Sequence[Culprit], seen: Sequence[PairJudgement]) 
         if culprit.node
         or culprit.symptom not in FAILURES
         or not all(
-            any(_explains(cause, row, seen) for cause in proven)
+            any(_explains(cause, row, rows) for cause in proven)
             for row in bad
             if row.nodes in culprit.pairs
         )
