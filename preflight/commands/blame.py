@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from preflight import __version__
 from preflight.check import subject
-from preflight.commands import add_json, print_answer, print_lines
+from preflight.commands import add_json, print_answer
 from preflight.core.command_line import EMPTY, FOUND, UNCLEAR, some_path
 from preflight.core.files import typed_path, write_asked
 from preflight.core.registry import Entry, shipped_checks
@@ -85,6 +85,10 @@ class BlameDocument(Struct, frozen=True, kw_only=True):
 
 def lines(document: BlameDocument, width: int) -> list[str]:
     """Lay out the document like a run's summary."""
+    if document.exit == EMPTY:
+        tried = f"of {document.pairs} pairs none has times" * bool(document.pairs)
+        words = f"{document.samples}: {tried or 'no pair was tried'}, there is nothing to judge"
+        return wrapped(words, first="", indent="  ", width=width)
     words = (
         f"{document.samples}: {count(len(document.nodes), 'node')}, "
         f"{count(document.pairs, 'pair')} tried "
@@ -328,12 +332,5 @@ def run(arguments: argparse.Namespace) -> int:
             samples.observed, verdicts.blames, sweep=samples.sweep, origin=str(samples.path)
         )
         write_asked(typed_path(arguments.picture), page.encode())
-    if document.exit == EMPTY and not arguments.json:
-        lacking = (
-            f"of {document.pairs} pairs none has times" if document.pairs else "no pair was tried"
-        )
-        words = f"{document.samples}: {lacking}, there is nothing to judge"
-        print_lines(lambda width: wrapped(words, first="", indent="  ", width=width))
-    else:
-        print_answer(arguments, document, lambda width: lines(document, width))
+    print_answer(arguments, document, lambda width: lines(document, width))
     return document.exit

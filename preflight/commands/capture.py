@@ -40,7 +40,7 @@ from preflight.facts.basics import Line, refused_as
 from preflight.facts.model import DRIVER_S, Facts
 from preflight.fleet.nodeset import fold
 from preflight.history.place import VARIABLE
-from preflight.report.document import Report
+from preflight.report.document import Report, row_of
 from preflight.report.hide import Addresses, Hider
 from preflight.report.secret_names import secrets_of
 from preflight.run.expected_verdicts import BUDGET_S
@@ -99,29 +99,25 @@ def capture_fleet(hosts: Sequence[Host], ways: Ways, nonce: str) -> dict[str, No
     return {
         name: answer
         if isinstance(answer, NodeCapture)
-        else NodeCapture(troubles=dict.fromkeys(_REQUESTS, str(answer)))
+        else NodeCapture(troubles=dict.fromkeys(("facts", "outputs"), str(answer)))
         for name, answer in answers.items()
     }
 
 
-_REQUESTS = {"facts": ("probe", PROBE_S), "outputs": ("outputs", OUTPUTS_S)}
-
-
 def _capture_node(host: Host, ways: Ways, nonce: str) -> NodeCapture:
-    documents: dict[str, bytes] = {}
+    facts: bytes | None = None
+    outputs: tuple[Output, ...] = ()
     troubles: dict[str, str] = {}
     with closing(ways.connect(host, CONNECT_S)) as connection:
-        for kind, (entry, timeout_s) in _REQUESTS.items():
-            try:
-                documents[kind] = _ask(connection, host, nonce, entry, timeout_s)
-            except (PreflightError, TimeoutError) as error:
-                troubles[kind] = str(error) or "no answer in time"
-    outputs: tuple[Output, ...] = ()
-    try:
-        outputs = decode_outputs(documents["outputs"]) if "outputs" in documents else ()
-    except WireError as error:
-        troubles["outputs"] = str(error)
-    return NodeCapture(facts=documents.get("facts"), outputs=outputs, troubles=troubles)
+        try:
+            facts = _ask(connection, host, nonce, "probe", PROBE_S)
+        except (PreflightError, TimeoutError) as error:
+            troubles["facts"] = str(error) or "no answer in time"
+        try:
+            outputs = decode_outputs(_ask(connection, host, nonce, "outputs", OUTPUTS_S))
+        except (PreflightError, TimeoutError) as error:
+            troubles["outputs"] = str(error) or "no answer in time"
+    return NodeCapture(facts=facts, outputs=outputs, troubles=troubles)
 
 
 def _ask(connection: Connection, host: Host, nonce: str, entry: str, timeout_s: float) -> bytes:
@@ -189,25 +185,22 @@ def run(arguments: argparse.Namespace) -> int:
     fleet = fleet_of(arguments)
     names = [host.name for host in fleet.hosts]
     archive = ArchiveParts()
-    interrupts = Interrupts()
-    interrupts.hold()
     try:
-        remark(f"reading facts and tool outputs of {fold(names)}")
-        with closing(Ways(fleet.hosts)) as ways:
-            captures = capture_fleet(fleet.hosts, ways, secrets.token_hex(16))
-        for name, capture in captures.items():
-            _take_node(archive, name, capture)
-        if not any(capture.facts or capture.outputs for capture in captures.values()):
-            for part in archive.parts:
-                remark(f"{part.node}: {part.error}")
-            remark("no node answered: no archive is written")
-            return UNCLEAR
-        run_exit = _take_run(archive, arguments, names)
+        with Interrupts():
+            remark(f"reading facts and tool outputs of {fold(names)}")
+            with closing(Ways(fleet.hosts)) as ways:
+                captures = capture_fleet(fleet.hosts, ways, secrets.token_hex(16))
+            for name, capture in captures.items():
+                _take_node(archive, name, capture)
+            if not any(capture.facts or capture.outputs for capture in captures.values()):
+                for part in archive.parts:
+                    remark(f"{part.node}: {part.error}")
+                remark("no node answered: no archive is written")
+                return UNCLEAR
+            run_exit = _take_run(archive, arguments, names)
     except KeyboardInterrupt:
         remark("interrupted: no archive is written")
         return INTERRUPTED
-    finally:
-        interrupts.let_go()
     if arguments.public:
         archive, names = in_public(archive, names)
     now = datetime.now(UTC)
@@ -248,10 +241,7 @@ def _take_node(archive: ArchiveParts, name: str, capture: NodeCapture) -> None:
     facts = Part(name=f"{place}/facts.json", node=name, command="preflight's probe")
     archive.add(replace(facts, error=capture.troubles.get("facts", "")[:512]), capture.facts or b"")
     for output in capture.outputs:
-        part = Part(
-            name=f"{place}/{output.name}", node=name, command=output.command, cut=output.cut,
-            status=output.status, seconds=output.seconds, error=output.error,
-        )  # fmt: skip
+        part = row_of(Part, output, name=f"{place}/{output.name}", node=name)
         archive.add(part, output.text.encode())
     if trouble := capture.troubles.get("outputs"):
         archive.add(Part(name=f"{place}/outputs.txt", node=name, error=trouble[:512]), b"")

@@ -28,6 +28,7 @@ from preflight.core.files import (
     typed_path,
     write_typed,
 )
+from preflight.core.registry import shipped_path
 from preflight.core.text import printable
 from preflight.core.trust import who_may_change
 from preflight.errors import UsageError
@@ -86,14 +87,8 @@ class InstallDocument(Struct, frozen=True, kw_only=True):
     """Null for --dry-run, --uninstall and --prefix."""
 
 
-def templates() -> Path:
-    """Return the folder of the templates: in the wheel, or in the checkout."""
-    package = Path(__file__).resolve().parents[1]
-    return next(
-        folder
-        for folder in (package / "contrib" / "slurm", package.parent / "contrib" / "slurm")
-        if folder.is_dir()
-    )
+def _template(name: str) -> str:
+    return shipped_path(f"contrib/slurm/{name}").read_text(encoding="utf-8")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -148,7 +143,7 @@ def _plan(arguments: argparse.Namespace) -> tuple[HookFile, ...]:
 
 
 def _script(name: str, values: dict[str, str]) -> str:
-    text = (templates() / name).read_text(encoding="utf-8")
+    text = _template(name)
     for key, value in values.items():
         text = re.sub(rf"^{key}=.*$", f"{key}={value}", text, count=1, flags=re.MULTILINE)
     return text
@@ -156,9 +151,8 @@ def _script(name: str, values: dict[str, str]) -> str:
 
 def _settings(arguments: argparse.Namespace) -> str:
     """Return hook.toml; without an inventory its line is a comment, so that the hook can run."""
-    text = (templates() / SETTINGS).read_text(encoding="utf-8")
     fleet = f"{arguments.config_dir}/fleet.toml"
-    text = text.replace("/etc/preflight/fleet.toml", fleet)
+    text = _template(SETTINGS).replace("/etc/preflight/fleet.toml", fleet)
     return text if Path(arguments.prefix + fleet).exists() else text.replace("\ninven", "\n# inven")
 
 
@@ -246,7 +240,7 @@ def _call(words: list[str], environ: dict[str, str]) -> subprocess.CompletedProc
 
 
 def _slurm_conf(arguments: argparse.Namespace) -> Iterator[str]:
-    for line in (templates() / "slurm.conf.snippet").read_text(encoding="utf-8").splitlines():
+    for line in _template("slurm.conf.snippet").splitlines():
         if line and not line.startswith("#"):
             yield line.replace("/etc/slurm/", f"{arguments.slurm_dir}/")
 

@@ -57,7 +57,10 @@ def inventory_text(
     page = Environment(  # noqa: S701  a text, whose values are quoted as TOML
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined
     )
-    page.filters |= {"value": _value, "comment": _comment, "folded": fold, "quoted": shlex.join}
+    page.filters |= {
+        "value": _value, "folded": fold, "quoted": shlex.join,
+        "comment": lambda words: printable(" ".join(words.split())),
+    }  # fmt: skip
     nodes = [host for group in groups for host in group.hosts]
     return page.from_string(_TEMPLATE.read_text(encoding="utf-8")).render(
         version=__version__, day=day, learned=count(len(nodes), "node"), origin=origin,
@@ -71,10 +74,6 @@ def _value(value: float | str) -> str:
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007F")
     return str(value).lower() if isinstance(value, bool) else f"{value:.12g}"
-
-
-def _comment(words: str) -> str:
-    return printable(" ".join(words.split()))
 
 
 PROBE_S = 60.0

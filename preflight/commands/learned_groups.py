@@ -235,7 +235,8 @@ def learned_groups(
     by_name: dict[str, Expected] = {}
     groups = []
     for way, has, members in alike:
-        slug = _slug(way.group if way.group != "all" else _kind(has))
+        model = f"{has.gpu_model or 'gpu'}-x{has.gpus}" if has.gpus else "nodes"
+        slug = _slug(way.group if way.group != "all" else model)
         others = (f"{slug}-{number}" for number in itertools.count(2))
         name = next(name for name in itertools.chain([slug], others) if name not in by_name)
         remark = "" if name == slug else f"unlike {slug}: {_differences(has, by_name[slug])}"
@@ -257,10 +258,6 @@ def _way(host: Host) -> Host:
     """Return a host without its own values: two hosts with equal results share a login."""
     bare = replace(host, name="h", address="h", leaf="", group_rank=None, off={})
     return replace(bare, expected=Expected())
-
-
-def _kind(has: Expected) -> str:
-    return f"{has.gpu_model or 'gpu'}-x{has.gpus}" if has.gpus else "nodes"
 
 
 def _slug(name: str) -> str:

@@ -176,6 +176,12 @@ class Interrupts:
         """A signal came while the results were written: it does not stop that."""
         self._before: dict[signal.Signals, Callable[..., object] | int | None] = {}
 
+    def __enter__(self) -> None:
+        self.hold()
+
+    def __exit__(self, *_: object) -> None:
+        self.let_go()
+
     def hold(self) -> None:
         """Take the signals that have Python's own handling; only the main thread can."""
         if threading.current_thread() is not threading.main_thread():

@@ -212,12 +212,15 @@ def shipped_folder() -> Path:
 
 def page_of(check_id: str) -> str:
     """The documentation of a shipped check, as `preflight list-checks ID` prints it; else ""."""
+    page = shipped_path(f"docs/checks/{check_id}.md")
+    is_shipped = is_check_id(check_id) and page.is_file()
+    return page.read_text(encoding="utf-8").rstrip() if is_shipped else ""
+
+
+def shipped_path(name: str) -> Path:
+    """A file or folder that comes with preflight: in the wheel, or in the checkout."""
     package = Path(__file__).resolve().parent.parent
-    for folder in (package / "docs" / "checks", package.parent / "docs" / "checks"):
-        page = folder / f"{check_id}.md"
-        if is_check_id(check_id) and page.is_file():
-            return page.read_text(encoding="utf-8").rstrip()
-    return ""
+    return package / name if (package / name).exists() else package.parent / name
 
 
 def declares_check(path: Path) -> bool:
@@ -246,19 +249,14 @@ def load_file(path: Path) -> list[Registered]:
     several = getattr(module, "CHECKS", None)
     if several is not None:
         return [_one_of_several(path, check, tests) for check in several]
-    check = getattr(module, "CHECK", None)
-    if not isinstance(check, Check):
-        raise UsageError(f"{path}: CHECK is not a preflight.check.Check: write CHECK = Check(...)")
-    _refuse_bad_declaration(path, check)
+    check = _sound_check(path, getattr(module, "CHECK", None))
     if len(tests) != 1 or not callable(next(iter(tests.values()))):
         raise UsageError(f"{path}: has {len(tests)} test functions, a check file has one")
     return [_register(path, check, next(iter(tests.values())), module.__doc__)]
 
 
 def _one_of_several(path: Path, check: Any, tests: dict[str, Any]) -> Registered:
-    if not isinstance(check, Check):
-        raise UsageError(f"{path}: CHECKS holds {check!r:.80}: write CHECKS = (Check(...), ...)")
-    _refuse_bad_declaration(path, check)
+    check = _sound_check(path, check)
     name = "test_" + check.id.replace(".", "_")
     if not callable(tests.get(name)):
         raise UsageError(f"{path}: {check.id} has no test function: write def {name}(...)")
@@ -277,8 +275,13 @@ def _register(path: Path, check: Check, test: Any, about: str | None) -> Registe
     return Registered(check, subject, subjects[0], test, path, about or check.id)
 
 
-def _refuse_bad_declaration(path: Path, check: Check) -> None:
-    """Refuse a malformed id, which everything shows, and an unknown stage or tier."""
+def _sound_check(path: Path, check: Any) -> Check:
+    """Refuse what is no check, a malformed id, which everything shows, and an unknown stage."""
+    if not isinstance(check, Check):
+        raise UsageError(
+            f"{path}: {check!r:.80} is no preflight.check.Check: write CHECK = Check(...), or "
+            "CHECKS = (Check(...), ...)"
+        )
     if not isinstance(check.id, str) or not is_check_id(check.id):
         raise UsageError(f"{path}: {check.id!r:.80} is no check id: write one such as gpu.count")
     if check.stage not in STAGES:
@@ -287,6 +290,7 @@ def _refuse_bad_declaration(path: Path, check: Check) -> None:
         raise UsageError(f"{path}: tier {check.tier!r:.80}: write one of {', '.join(TIERS)}")
     if not isinstance(check.requires, tuple):
         raise UsageError(f'{path}: requires is no tuple: write requires=("reach.answer",)')
+    return check
 
 
 def _import(path: Path) -> ModuleType:

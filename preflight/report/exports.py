@@ -94,14 +94,14 @@ def refuse_unread(path: Path) -> None:
         raise UsageError(f"--preflight-prometheus: there is no folder {path.parent}: make it")
 
 
-def metrics(report: Report, found: Sequence[Finding]) -> bytes:
+def metrics(report: Report, findings: Sequence[Finding]) -> bytes:
     """The text of the file."""
     from prometheus_client import CollectorRegistry, generate_latest
 
     registry = CollectorRegistry()
     _run(registry, report)
     _nodes(registry, report)
-    _verdicts(registry, report, found)
+    _verdicts(registry, report, findings)
     _fabric(registry, report)
     return generate_latest(registry)
 

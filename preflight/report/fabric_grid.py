@@ -49,11 +49,11 @@ class LocatedBlame(Struct, frozen=True, kw_only=True):
     """False for one of several possible components that the samples do not tell apart."""
 
 
-def blamed_meetings(found: Iterable[LocatedBlame], observed: Observed) -> frozenset[MeetingKey]:
+def blamed_meetings(blames: Iterable[LocatedBlame], observed: Observed) -> frozenset[MeetingKey]:
     """Every pair, rail and round that goes through a blamed component."""
     nodes: set[tuple[str, int | None]] = set()
     paths: set[tuple[str, str, int | None]] = set()
-    for blame in found:
+    for blame in blames:
         nodes.update((name, blame.rail) for name in blame.nodes)
         paths.update((a, b, blame.rail) for a, b in blame.pairs if not blame.nodes)
     return frozenset(
@@ -236,11 +236,11 @@ def panels(spike_us: float) -> tuple[Panel, ...]:
 
 
 def cells(
-    observed: Observed, found: Sequence[LocatedBlame] = (), limits: Thresholds = SHIPPED
+    observed: Observed, blames: Sequence[LocatedBlame] = (), limits: Thresholds = SHIPPED
 ) -> tuple[Cell, ...]:
     """Compare every pair that was tried with those that share no node with it.
 
-    `found`: the blames. A pair without one is coloured only beyond the scatter of healthy pairs.
+    A pair that no blame explains is coloured only beyond the scatter of healthy pairs.
     """
     by_key = grouped(
         ((digest.a, digest.b, digest.rail, digest.round), digest) for digest in observed.digests
@@ -248,7 +248,7 @@ def cells(
     many = len(observed.nodes) > MANY
     large = {key: max(_ladder(own), key=lambda d: d.size_bytes) for key, own in by_key.items()}
     small = {key: min(_ladder(own), key=lambda d: d.size_bytes) for key, own in by_key.items()}
-    values, blamed = heatmap_values(observed, limits), blamed_meetings(found, observed)
+    values, blamed = heatmap_values(observed, limits), blamed_meetings(blames, observed)
     wire = _times_slower(values.wire, blamed, many=many)
     slow = _times_slower(values.latency, blamed, many=many)
     usual = median([digest.size_bytes for digest in large.values()] or [0])
@@ -388,7 +388,7 @@ def grid(
     observed: Observed,
     cells: Sequence[Cell],
     best: Mapping[Endpoint, float],
-    found: Sequence[LocatedBlame],
+    blames: Sequence[LocatedBlame],
     *,
     most: int = CELLS,
 ) -> Grid:
@@ -409,7 +409,7 @@ def grid(
         place = dict.fromkeys(place, 0)
     of_rail = {rail: at * len(columns) for at, rail in enumerate(rails)}
     width = max(1, len(columns) * len(rails))
-    names = _nodes_to_draw(order, best, found, most // width)
+    names = _nodes_to_draw(order, best, blames, most // width)
     rows: dict[str, list[Cell | None]] = {name: [None] * width for name in order if name in names}
     for cell in cells:
         for own, other in ((cell.a, cell.b), (cell.b, cell.a)):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 from msgspec import Struct
 
 from preflight.core.statistics import grouped
-from preflight.core.text import and_more, count, size, time_us
+from preflight.core.text import and_more, count, first_few, size, time_us
 from preflight.core.thresholds import SHIPPED, Thresholds
 from preflight.fleet.nodeset import fold
 from preflight.report.fabric_grid import (
@@ -83,29 +83,31 @@ def fabric_section(
     `sweep`: every iteration, if it was stored; else quantiles are drawn. `origin`: where the
     samples came from, in words. `with_findings`: list the blames here too.
     """
-    found = locate_blames(blames, observed)
-    compared = cells(observed, found, limits)
-    figures, charts_left = charts(observed, found, sweep)
+    located = locate_blames(blames, observed)
+    names = first_few([blame.component for blame in located], 8)
+    compared = cells(observed, located, limits)
+    figures, charts_left = charts(observed, located, sweep)
     best = best_of(compared)
     usual = panels(limits.of(observed.backend)("spike_us"))
     rows = worst(compared, (*usual, LATE))
     parts = macros(_TEMPLATE)
     most_cells = CELLS
     while True:
-        laid = grid(observed, compared, best, found, most=most_cells)
+        laid = grid(observed, compared, best, located, most=most_cells)
         late = any(
             cell is not None and cell.late is not None and cell.late.stands_out
             for row in laid.rows
             for cell in row.cells
         )
+        drawn = (*usual, LATE) if late else usual
         section = parts.section(
             what=_what(observed, compared, origin),
-            blamed=_blamed(found),
-            findings=found if with_findings else (),
+            blamed=f"Blamed: {names}" if located else "No node or path is blamed.",
+            findings=located if with_findings else (),
             matrix=parts.matrix(
                 legend=LEGEND,
                 laid=laid,
-                panels=[draw(panel, laid, found) for panel in (*usual, *([LATE] if late else []))],
+                panels=[draw(panel, laid, located) for panel in drawn],
                 rows=rows,
                 most_rows=ROWS,
                 thumbnail=thumbnail(observed, best) if laid.cut else "",
@@ -113,7 +115,7 @@ def fabric_section(
             )
             if best
             else parts.nothing(),
-            collapsed=not found and not rows,
+            collapsed=not located and not rows,
             charts=figures,
             charts_left=charts_left,
             coarse=sweep is None,
@@ -137,11 +139,6 @@ def _what(observed: Observed, compared: Sequence[Cell], origin: str) -> str:
         else "no topology known: sorted by name",
     ]
     return " · ".join([*words, origin] if origin else words)
-
-
-def _blamed(blames: Sequence[LocatedBlame]) -> str:
-    names = ", ".join(blame.component for blame in blames[:8])
-    return f"Blamed: {names}{and_more(len(blames) - 8)}" if blames else "No node or path is blamed."
 
 
 _SHARPNESS_ROWS = 12
@@ -334,12 +331,12 @@ T = TypeVar("T")
 
 
 def charts(
-    observed: Observed, found: Sequence[LocatedBlame], sweep: Sweep | None
+    observed: Observed, blames: Sequence[LocatedBlame], sweep: Sweep | None
 ) -> tuple[list[str], int]:
     """The histograms of the first findings with pairs, and how many findings have none drawn."""
-    charted = [blame for blame in found if blame.pairs]
+    charted = [blame for blame in blames if blame.pairs]
     first = charted[:_HISTOGRAMS]
-    figures = [figure for blame in first for figure in _figures_of(blame, observed, found, sweep)]
+    figures = [figure for blame in first for figure in _figures_of(blame, observed, blames, sweep)]
     return figures, len(charted) - len(first)
 
 

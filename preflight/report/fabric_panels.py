@@ -105,20 +105,20 @@ def plot(grid: Grid) -> Plot:
     )
 
 
-def draw(panel: Panel, grid: Grid, found: Sequence[LocatedBlame]) -> str:
+def draw(panel: Panel, grid: Grid, blames: Sequence[LocatedBlame]) -> str:
     """Draw one panel."""
     at = plot(grid)
     body = [*_heads(grid, at), *_leaves(at)]
     summaries = [_summary(row, panel, at, grid) for row in grid.rows]
     body += summaries
     for row in grid.rows:
-        body.append(_name(row, at, found))
+        body.append(_name(row, at, blames))
         body += [
             _cell(cell, panel, at, _x(at, grid, number_of), at.rows[row.node])
             for number_of, cell in enumerate(row.cells)
             if cell is not None
         ]
-    body += _frames(grid, at, found)
+    body += _frames(grid, at, blames)
     width = at.width(summaries=any(summaries))
     size = f'width="{number(width)}" height="{number(at.height)}"'
     return (

@@ -60,7 +60,11 @@ def findings(
     by_pair = grouped(
         (name, blame) for blame in single for name in dict.fromkeys(blame.pairs) if name in subjects
     )
-    several = {name: _several(own) for name, own in by_pair.items() if len(own) > 1}
+    several = {
+        name: (components(blame.component for blame in own), own)
+        for name, own in by_pair.items()
+        if len(own) > 1
+    }
     groups = grouped(
         (cause, entry)
         for entry in bad
@@ -76,11 +80,6 @@ def findings(
     result = _fold_alike([_over_subjects(same) for same in merged.values()])
     result = [replace(f, advice=_WAIT) if f.check in suspected else f for f in result]
     return tuple(sorted(result, key=lambda finding: NOT_FINE.index(finding.outcome)))
-
-
-def _several(own: Sequence[BlameRow]) -> tuple[str, Sequence[BlameRow]]:
-    """The joint name of all components that are blamed for one pair, and their rows."""
-    return components(blame.component for blame in own), own
 
 
 def causes(entry: Entry, joint: str = "", own: Sequence[BlameRow] = ()) -> list[tuple[str, str]]:

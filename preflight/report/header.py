@@ -313,5 +313,4 @@ def _ssh(by_ssh: Mapping[tuple[str, str], Sequence[str]]) -> str:
         _WORDS[name] + (f" for {fold(names)}" if several else "") + (f": {why}" if why else "")
         for (name, why), names in by_ssh.items()
     ]
-    more = len(parts) - _MOST_PARTS
-    return "; ".join(parts[:_MOST_PARTS] + ([f"and {more} more ways"] if more > 0 else []))
+    return "; ".join(shortened(parts, _MOST_PARTS))

@@ -206,14 +206,9 @@ class Hider:
         except UsageError:
             names = ()
         self._unfolded_names += len(names)
-        if not any(map(self._replacement, names)):
-            return self._plain(folded)
+        if not any(map(self._replacement, names)):  # it only looks like a node set
+            return "[".join(map(self.words, folded.split("[", 1)))
         return fold(self._replacement(name) or self._number(name, "host") for name in names)
-
-    def _plain(self, text: str) -> str:
-        """Replace the secrets in what only looks like a node set."""
-        head, bracket, tail = text.partition("[")
-        return self.words(head) + bracket + self.words(tail)
 
     def _number(self, name: str, kind: Kind) -> str:
         low = name.lower()

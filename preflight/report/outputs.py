@@ -357,10 +357,10 @@ class Outputs:
         )
         return "; ".join(filter(None, (self.at(REPORT), trouble, self.metrics_trouble)))
 
-    def write_metrics(self, report: Report, found: Sequence[Finding]) -> None:
+    def write_metrics(self, report: Report, findings: Sequence[Finding]) -> None:
         """Write the file for Prometheus if it is requested."""
         if self.metrics is not None:
             try:
-                write_typed(self.metrics, metrics(report, found), MODE)
+                write_typed(self.metrics, metrics(report, findings), MODE)
             except OSError as error:
                 self.metrics_trouble = f"cannot write {self.metrics}: {error.strerror}"

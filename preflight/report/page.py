@@ -68,7 +68,7 @@ _MEANS = (
 
 def page(
     report: Report,
-    found: Sequence[Finding],
+    findings: Sequence[Finding],
     fabric: Callable[[int], str] | None = None,
     *,
     earlier: Sequence[RunSummary] = (),
@@ -92,12 +92,12 @@ def page(
     drains = () if report.suspicions else drains
     kind, mark = _BY_EXIT.get(report.exit, ("open", "!"))
     headline = title(report)
-    now = summary_of(report, found)
+    now = summary_of(report, findings)
     last = before(earlier, now)
     kin = (*alike(earlier, now), now)
     there = {
         "changes": last is not None,
-        "findings": bool(found),
+        "findings": bool(findings),
         "fabric": fabric is not None,
         "trends": len(kin) >= _LEAST,
     }
@@ -118,8 +118,8 @@ def page(
         ],
         figures=_figures(report),
         **_changes(since(last, now, report) if last else None),
-        **_nodes(report, found),
-        found=[_cause(finding, frozenset(report.fleet.nodes), drains) for finding in found],
+        **_nodes(report, findings),
+        found=[_cause(finding, frozenset(report.fleet.nodes), drains) for finding in findings],
         most_found=MOST,
         **_trends(kin),
         **_coverage(report),
@@ -128,7 +128,7 @@ def page(
         shown=[name for name, _ in _PARTS if there.get(name, True)],
         pages={
             check: Markup("\n").join(words.splitlines())
-            for check in dict.fromkeys(finding.check for finding in found[:MOST])
+            for check in dict.fromkeys(finding.check for finding in findings[:MOST])
             if (words := page_of(check))
         },
         most_alike=_MOST_ALIKE,
@@ -204,15 +204,15 @@ _LOOK: Mapping[Outcome, tuple[str, str, str]] = {
 }
 
 
-def marks(report: Report, found: Sequence[Finding]) -> dict[str, Mark]:
-    """The mark of each node that is not fine, by its worst finding; `found` is worst first.
+def marks(report: Report, findings: Sequence[Finding]) -> dict[str, Mark]:
+    """The mark of each node that is not fine, by its worst finding; `findings` is worst first.
 
     A warning that all nodes share is about the fleet, and would only hide the others.
     """
     nodes = frozenset(report.fleet.nodes)
     out = frozenset(report.fleet.not_ready)
     by_node = dict.fromkeys(report.fleet.unjudged, _UNJUDGED)
-    for number, finding in enumerate(found):
+    for number, finding in enumerate(findings):
         names = {name for subject in finding.subjects for name in nodes_in(subject, nodes)}
         if len(names) == len(nodes) > 1 and not finding.makes_not_ready:
             continue
@@ -290,11 +290,11 @@ def _cause(finding: Finding, fleet: frozenset[str], drains: Collection[str]) -> 
     }
 
 
-def drain_command(nodes: str, one: Finding) -> str:
+def drain_command(nodes: str, finding: Finding) -> str:
     """The command that drains these nodes; its reason has the form of our hook's reasons."""
-    plain = "".join(c if c.isalnum() or c in " .:/()%+-" else " " for c in one.sentence)
+    plain = "".join(c if c.isalnum() or c in " .:/()%+-" else " " for c in finding.sentence)
     sentence = " ".join(plain.encode("ascii", "ignore").decode().split())
-    reason = f"pf:{one.check} {sentence}"[:_REASON].rstrip()
+    reason = f"pf:{finding.check} {sentence}"[:_REASON].rstrip()
     return f"scontrol update NodeName={shlex.quote(nodes)} State=DRAIN Reason={shlex.quote(reason)}"
 
 

@@ -144,12 +144,6 @@ def counts_as_failure(entry: Entry, *, strict: bool) -> bool:
     )
 
 
-def is_about_whole_fleet(entry: Entry, *, strict: bool) -> bool:
-    """Whether the fleet as a whole has failed: leaving nodes out may not help."""
-    nodes = entry.nodes or entry.verdict.culprits or entry.verdict.blame
-    return not nodes and counts_as_failure(entry, strict=strict)
-
-
 class Ending(Struct, frozen=True, kw_only=True):
     """What decides the exit code of a run besides its verdicts."""
 
@@ -178,9 +172,11 @@ def exit_code(entries: Sequence[Entry], ready: Readiness, ending: Ending = _USUA
     still_open = any(left_open(entry) for entry in entries) or bool(ready.idle)
     if not still_open and not any(map(_was_judged, entries)):
         return UNCLEAR if broke else FOUND if strangers_failed else EMPTY
-    if any(counts_as_failure(entry, strict=ending.strict) for entry in entries):
+    failures = [entry for entry in entries if counts_as_failure(entry, strict=ending.strict)]
+    if failures:
         enough = need is not None and len(launchable(ready)) >= need
-        whole = any(is_about_whole_fleet(entry, strict=ending.strict) for entry in entries)
+        # Where the fleet as a whole has failed, leaving nodes out may not help.
+        whole = any(not (e.nodes or e.verdict.culprits or e.verdict.blame) for e in failures)
         return FINE if enough and not (whole or broke or strangers_failed) else FOUND
     if broke or any(left_open(entry) for entry in entries):
         return UNCLEAR
@@ -248,10 +244,10 @@ def _size_row(digest: Digest) -> SizeRow:
     )
 
 
-def blame_row(one: Blame) -> BlameRow:
+def blame_row(blame: Blame) -> BlameRow:
     """The row of one blame."""
-    pairs = tuple("-".join(ends) for ends in one.pairs)
-    return row_of(BlameRow, one, component=one.component, pairs=pairs, culprits=one.culprits)
+    pairs = tuple("-".join(ends) for ends in blame.pairs)
+    return row_of(BlameRow, blame, component=blame.component, pairs=pairs, culprits=blame.culprits)
 
 
 MISSED_ROWS = 512

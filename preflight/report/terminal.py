@@ -85,7 +85,7 @@ def title(report: Report, *, unsaved: bool = False) -> str:
 
 def summary(
     report: Report,
-    found: Sequence[Finding],
+    findings: Sequence[Finding],
     *,
     where: str,
     page: str = "",
@@ -94,11 +94,11 @@ def summary(
 ) -> list[str]:
     """Lay out findings, node lists, counts and the exit code in plain lines."""
     lines: list[str] = []
-    for finding in found:
+    for finding in findings:
         lines += finding_lines(finding, report.fleet.nodes, width)
     for note in report.suspicions:
         lines += wrapped(note, first="note   ", indent=_INDENT, width=width)
-    if found:
+    if findings:
         lines.append("")
     lines += _nodes(report, width)
     lines += _not_run(report, width)
@@ -110,8 +110,8 @@ def summary(
     )
     lines += labelled("report", where, width) if where else []
     lines += labelled("page", page, width) if page else []
-    if found:
-        lines.append(f"why        preflight list-checks {found[0].check}")
+    if findings:
+        lines.append(f"why        preflight list-checks {findings[0].check}")
     return lines + (labelled("next", hint, width) if hint else [])
 
 
@@ -294,11 +294,11 @@ def _why(row: SensitivityRow) -> str:
     return f"{needed}; {_LONGER}"
 
 
-def at_size(one: SensitivitySizeRow) -> str:
+def at_size(row: SensitivitySizeRow) -> str:
     """The rate that would have been caught at one size: "1 in 350 over 1 ms", or "no rate"."""
-    if one.one_in is None:
+    if row.one_in is None:
         return "no rate"
-    return f"1 in {two_digits(one.one_in):,} over {time_us(one.over_us)}"
+    return f"1 in {two_digits(row.one_in):,} over {time_us(row.over_us)}"
 
 
 def _sizes(worst: SensitivityRow) -> str:

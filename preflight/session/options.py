@@ -31,7 +31,7 @@ from preflight.run.expected_verdicts import Settings
 from preflight.run.judgement import stages_needed
 from preflight.run.measured import read_measured
 from preflight.session.ranks import leading
-from preflight.session.site import ask_nodes, ask_sections
+from preflight.session.site import ask_nodes, ask_sections, load_site
 from preflight.session.stored_run import open_history
 from preflight.session.xdist import Handoff
 from preflight.transport.ways import SETUP_AT_MOST
@@ -175,7 +175,9 @@ def read_options(config: pytest.Config) -> Chosen:
     """Read everything; UsageError in one line that says what to type."""
     _refuse_bad_values(config)
     handoff = Handoff.to(config)
-    registry, typed = _registry(config), config.getoption("preflight_checks")
+    site = load_site([Path(folder) for folder in config.getini("preflight_checks")])
+    registry = Registry([*load_folder(shipped_folder()), *site])
+    typed = config.getoption("preflight_checks")
     wanted = None if typed is None else registry.select(typed)
     began_s = time.time()
     replay, past = _replay_file(config), None
@@ -284,17 +286,6 @@ def _refuse_bad_values(config: pytest.Config) -> None:
 def _file(config: pytest.Config, option: str) -> Path | None:
     path = config.getoption(option)
     return config.invocation_params.dir / typed_path(path) if path else None
-
-
-def _registry(config: pytest.Config) -> Registry:
-    """The shipped checks and the site's own."""
-    site = [Path(folder) for folder in config.getini("preflight_checks")]
-    for folder in site:
-        if not folder.is_dir():
-            raise UsageError(f"preflight_checks: {folder} is not a folder: correct the ini file")
-    return Registry(
-        [check for folder in (shipped_folder(), *site) for check in load_folder(folder)]
-    )
 
 
 _TYPED = (

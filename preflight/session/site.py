@@ -33,7 +33,7 @@ from preflight.fleet.sources import SiteNodes
 from preflight.run.site_sections import LoadedSection, Section, add
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from preflight.core.registry import Registered
     from preflight.report.document import Report
@@ -183,10 +183,15 @@ def site_checks() -> list[Registered]:
     if code != 0:
         lines = [line for line in output.getvalue().splitlines() if line.strip()]
         raise UsageError((lines or ["pytest cannot read its ini file here"])[0])
-    absent = next((folder for folder in grab.folders if not folder.is_dir()), None)
+    return load_site(grab.folders)
+
+
+def load_site(folders: Sequence[Path]) -> list[Registered]:
+    """Load the site's own checks; UsageError for what is not a folder."""
+    absent = next((folder for folder in folders if not folder.is_dir()), None)
     if absent is not None:
         raise UsageError(f"preflight_checks: {absent} is not a folder: correct the ini file")
-    return [check for folder in grab.folders for check in load_folder(folder)]
+    return [check for folder in folders for check in load_folder(folder)]
 
 
 def _of_root() -> tuple[str, ...]:

@@ -35,14 +35,13 @@ from preflight.history.run_record import (
     no_coverage_update,
 )
 from preflight.report.document import row_of
-from preflight.report.ready import counts_as_failure, readiness
+from preflight.report.ready import readiness
 from preflight.verdict import NOT_FINE, UNSEEN, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from preflight.burn.units import Raw
     from preflight.check import Tier
     from preflight.core.registry import Entry
     from preflight.fabric.schedule import Pairing
@@ -66,13 +65,14 @@ def numbers_of(run: Run) -> tuple[Numbers, ...]:
 def _of_burn(burned: Mapping[str, Burned], facts: Mapping[str, Facts]) -> Iterable[Numbers]:
     for name, burn in burned.items():
         own = facts.get(name)
-        by_measure: dict[str, dict[str, float]] = {}
+        by_measure: dict[str, dict[str, float]] = {}  # of a GPU's paths to others the slowest
         for raw in units(name, burn, own):
             if raw.alike.endswith(FAR):
                 continue  # the near side has the same information
             unit = raw.name.partition(" to ")[0] if raw.measure == _PEER_TO_PEER else raw.name
             slowest = by_measure.setdefault(raw.measure, {})
-            slowest[unit] = _slower(raw, slowest.get(unit))
+            slower = max if raw.measure in FASTER_IS_LESS else min
+            slowest[unit] = slower(raw.best, slowest.get(unit, raw.best))
         for measure, values in by_measure.items():
             yield Numbers(
                 node=name,
@@ -81,13 +81,6 @@ def _of_burn(burned: Mapping[str, Burned], facts: Mapping[str, Facts]) -> Iterab
                 units=tuple(values),
                 values=tuple(values.values()),
             )
-
-
-def _slower(raw: Raw, other: float | None) -> float:
-    """The slowest of a GPU's paths to other GPUs."""
-    if other is None:
-        return raw.best
-    return max(raw.best, other) if raw.measure in FASTER_IS_LESS else min(raw.best, other)
 
 
 def _of_rails(run: Run) -> Iterable[Numbers]:
@@ -234,17 +227,14 @@ def fine_in(entries: Iterable[Entry], names: frozenset[str]) -> dict[str, frozen
     for entry in entries:
         verdict = entry.verdict
         is_fine = verdict.outcome is Outcome.OK
+        was_judged = verdict.outcome is Outcome.WARN or verdict.makes_not_ready
         if entry.nodes and is_fine:
             fine.setdefault(entry.check, set()).update((*entry.nodes, _subject(entry)))
-        elif not entry.nodes and (is_fine or (verdict.culprits and _was_judged(entry))):
+        elif not entry.nodes and (is_fine or (verdict.culprits and was_judged)):
             in_doubt = {*verdict.culprits, *verdict.suspects, *verdict.evidence.get(UNSEEN, ())}
             others = names - in_doubt
             fine.setdefault(entry.check, set()).update(others, [FLEET] if is_fine else [])
     return {check: frozenset(subjects) for check, subjects in fine.items()}
-
-
-def _was_judged(entry: Entry) -> bool:
-    return entry.verdict.outcome is Outcome.WARN or counts_as_failure(entry, strict=False)
 
 
 _PAIR = 2

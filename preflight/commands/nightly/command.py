@@ -63,7 +63,6 @@ if TYPE_CHECKING:
     from preflight.check import Tier
     from preflight.commands.check import _Parser
     from preflight.commands.nightly.choice import Source
-    from preflight.commands.nightly.state import Night
 
 
 def main(argv: Sequence[str]) -> int:
@@ -106,26 +105,18 @@ def _run(
             screen.line("nothing to check: no node is idle")
             return EMPTY
         runner = WaveRunner(folder, nightly, choice, screen, lock)
-        interrupted = _run_waves(runner, former)
+        interrupted = False
+        try:
+            with Interrupts():
+                runner.run(former)
+        except KeyboardInterrupt:
+            interrupted = True
         if runner.trouble:
             screen.labelled("stopped", runner.trouble)
         return conclude(
             folder, runner.nightly, former, screen,
             stopped=_why_stopped(runner, interrupted=interrupted), interrupted=interrupted,
         )  # fmt: skip
-
-
-def _run_waves(runner: WaveRunner, former: tuple[Night, ...]) -> bool:
-    """Run the waves; return whether Ctrl-C or SIGTERM ended them."""
-    interrupts = Interrupts()
-    interrupts.hold()
-    try:
-        runner.run(former)
-    except KeyboardInterrupt:
-        return True
-    finally:
-        interrupts.let_go()
-    return False
 
 
 def _why_stopped(runner: WaveRunner, *, interrupted: bool) -> str:
@@ -449,7 +440,9 @@ def print_header(
         number = sum(not wave.open for wave in nightly.waves)
         rows.append(("resumed", f"{number} of {len(nightly.waves)} waves are done already"))
     rows.append(("report", where))
-    screen.header(rows)
+    for label, text in rows:
+        screen.labelled(label, text)
+    screen.line()
     screen.left_out(nightly.left_out)
 
 

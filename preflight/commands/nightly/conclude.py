@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from preflight.commands.nightly.state import WAVE, read_nightly_run, sweeps_in
-from preflight.commands.nightly.united import fabric_of_waves, unite
-from preflight.commands.nightly.wave_runner import SCREEN, WaveError, read_report
+from preflight.commands.nightly.united import fabric_of_waves, unite, wave_words
+from preflight.commands.nightly.wave_runner import SCREEN, read_report
 from preflight.core.files import open_folder
 from preflight.core.registry import draining
 from preflight.core.statistics import grouped
-from preflight.core.text import legible
+from preflight.core.text import legible, shortened
 from preflight.errors import UsageError
 from preflight.fleet.nodeset import fold
 from preflight.report.document import Report, row_of
@@ -65,8 +65,7 @@ def _list_by_check(bad: Iterable[Bad], nodes: Collection[str]) -> str:
     """List findings by check, folded: "gpu.count gpu[003,005]; net.ports gpu001"."""
     by_check = grouped((row.check, row.subject) for row in bad)
     parts = [f"{check} {_fold(names, nodes)}" for check, names in by_check.items()]
-    more = f"; and {len(parts) - _MOST_CHANGES} more checks" if len(parts) > _MOST_CHANGES else ""
-    return "; ".join(parts[:_MOST_CHANGES]) + more
+    return "; ".join(shortened(parts, _MOST_CHANGES))
 
 
 def _fold(names: Sequence[str], nodes: Collection[str]) -> str:
@@ -79,7 +78,7 @@ def reports_of(folder: Path, nightly: NightlyRun) -> dict[int, Report]:
     reports = {}
     for number, wave in enumerate(nightly.waves, 1):
         if wave.folder and wave.stand not in ("waiting", "left out"):
-            with suppress(WaveError):  # its nodes count as missing
+            with suppress(UsageError):  # its nodes count as missing
                 reports[number] = read_report(folder / wave.folder)
     return reports
 
@@ -138,11 +137,11 @@ _MOST = 4 << 20
 def history_troubles(folder: Path, nightly: NightlyRun) -> dict[str, str]:
     """Return the waves' messages about a history that could not be read or written, by waves."""
     troubles = grouped(
-        (trouble, str(number))
+        (trouble, number)
         for number, wave in enumerate(nightly.waves, 1)
         if wave.folder and (trouble := _trouble(folder / wave.folder / SCREEN))
     )
-    return {_waves(numbers): trouble for trouble, numbers in troubles.items()}
+    return {wave_words(numbers): trouble for trouble, numbers in troubles.items()}
 
 
 def _trouble(screen: Path) -> str:
@@ -153,10 +152,6 @@ def _trouble(screen: Path) -> str:
         return ""
     lines = _HISTORY_LINE.findall(text)
     return legible(" ".join(lines[-1].split()), 300) if lines else ""
-
-
-def _waves(numbers: list[str]) -> str:
-    return f"wave {numbers[0]}" if len(numbers) == 1 else f"waves {', '.join(numbers)}"
 
 
 def conclude(
@@ -177,7 +172,7 @@ def conclude(
     tidy_waves(folder, nightly.keep)
     screen.line()
     changes = change_lines(report, found, earlier(folder))
-    screen.title(title(report, unsaved=outputs.unsaved))
+    screen.line(f" {title(report, unsaved=outputs.unsaved)} ".center(screen.width, "="))
     where, drawn, hint = outputs.where, outputs.at(PAGE), _hint(nightly, report)
     for line in summary(report, found, where=where, page=drawn, hint=hint, width=screen.width):
         screen.line(line)

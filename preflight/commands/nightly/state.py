@@ -274,16 +274,6 @@ class Screen:
         for line in labelled(label, text, self.width):
             self.line(line)
 
-    def title(self, text: str) -> None:
-        """Print the heading of the summary."""
-        self.line(f" {text} ".center(self.width, "="))
-
-    def header(self, rows: Sequence[tuple[str, str]]) -> None:
-        """Print the header: fleet, waves, end and report folder."""
-        for label, text in rows:
-            self.labelled(label, text)
-        self.line()
-
     def begins(self, number: int, nodes: Sequence[str], now: Standing) -> None:
         """Print which wave begins, how many nodes follow it, and when all will be done."""
         left = sum(len(wave.nodes) for wave in now.nightly.waves[number + 1 :] if wave.open)

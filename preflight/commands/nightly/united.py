@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -34,6 +33,7 @@ from preflight.report.ready import (
     fleet_row,
     of_entries,
 )
+from preflight.report.since import at as time_at
 from preflight.report.since import entries_of
 from preflight.verdict import WORST_FIRST, Verdict
 
@@ -68,7 +68,8 @@ def _join(rows: Sequence[tuple[int, VerdictRow]], waves: int) -> Verdict:
     first = same[0][1]
     by_sentence = grouped((row.sentence, number) for number, row in same)
     alone = waves == 1 or (len(by_sentence) == 1 and len(same) == waves)
-    words = by_sentence if alone else (_of(*row) for row in by_sentence.items())
+    of_waves = (f"{wave_words(numbers)}: {words}" for words, numbers in by_sentence.items())
+    words = by_sentence if alone else of_waves
     return Verdict(
         outcome=worst,
         sentence="; ".join(words),
@@ -82,9 +83,9 @@ def _join(rows: Sequence[tuple[int, VerdictRow]], waves: int) -> Verdict:
     )
 
 
-def _of(sentence: str, waves: Sequence[int]) -> str:
-    numbers = ",".join(map(str, waves))
-    return f"{'waves' if len(waves) > 1 else 'wave'} {numbers}: {sentence}"
+def wave_words(numbers: Sequence[int]) -> str:
+    """Name waves: "wave 3", or "waves 1, 3"."""
+    return f"wave{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
 
 
 def joined_pairs(reports: Sequence[Report]) -> tuple[PairRow, ...]:
@@ -147,7 +148,7 @@ def unite(
     whole_report = Report(
         preflight=nightly.preflight,
         run=nightly.sweep,
-        started=datetime.fromtimestamp(nightly.started_s, UTC).isoformat(timespec="seconds"),
+        started=time_at(nightly.started_s),
         seconds=round(nightly.spent_s, 3),
         tier=nightly.tier,
         exit=INTERRUPTED if interrupted else _exit(nightly, reports, entries, missing),

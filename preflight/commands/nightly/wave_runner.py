@@ -12,7 +12,6 @@ process holds it too: no nightly run begins before the wave of a killed one has 
 from __future__ import annotations
 
 import ctypes
-import errno
 import fcntl
 import os
 import re
@@ -38,7 +37,7 @@ from preflight.core.command_line import EMPTY, USAGE
 from preflight.core.files import file_errors, open_folder, open_new, read_regular, reason_of
 from preflight.core.text import legible
 from preflight.core.trust import who_may_plant
-from preflight.errors import PreflightError, UsageError
+from preflight.errors import UsageError
 from preflight.fleet.nodeset import fold
 from preflight.history.place import SWEEP
 from preflight.report.document import Report, refuse_odd_names
@@ -80,10 +79,6 @@ LARGEST = 1 << 30
 
 _TAIL = 4096
 _PHASE = re.compile(r"^(?:probing|ports|burn-in|import torch|pairs) +\S.*")
-
-
-class WaveError(PreflightError):
-    """A wave left no usable report; the text says why."""
 
 
 class WaveProcess:
@@ -177,15 +172,11 @@ def end_with(parent: int) -> None:
 
 
 def read_report(folder: Path) -> Report:
-    """Read a wave's report.json; WaveError in one line."""
+    """Read a wave's report.json; UsageError if the wave left no usable one."""
     path = folder / REPORT
-    try:
+    with file_errors(f"cannot read {path}", "repeat the wave"):
         report = decode_report(path, read_regular(path, LARGEST))
         refuse_odd_names(report)
-    except UsageError as error:
-        raise WaveError(str(error)) from error
-    except (OSError, ValueError) as error:
-        raise WaveError(f"{path}: {reason_of(error)}") from error
     return report
 
 
@@ -333,7 +324,7 @@ class WaveRunner:
         """Read a wave's report and print its findings."""
         try:
             report = read_report(process.folder)
-        except WaveError:
+        except UsageError:
             end = f"killed (signal {-status})" if status < 0 else f"ended with {status}"
             sentence = f"{end} without a report; its last line: {process.last_line}"
             self._now.set(number, stand="broken off", why=sentence)
@@ -426,14 +417,11 @@ def _open_lock(folder: Path) -> Iterator[int]:
 
 
 def _try_lock(lock: int, folder: Path) -> bool:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+    with file_errors(f"--into={folder} cannot be locked", "give a folder on a local disk"):
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
             return False
-        raise UsageError(
-            f"--into={folder} cannot be locked ({error.strerror}): give a folder on a local disk"
-        ) from error
     return True
 
 
