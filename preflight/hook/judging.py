@@ -27,7 +27,7 @@ from preflight.errors import UsageError
 from preflight.facts.model import DRIVER_S, WIRE, Facts
 from preflight.facts.node import Reach
 from preflight.fleet.model import Expected
-from preflight.hook.hook_values import Finding, Moment, Unjudged, now, read_trusted
+from preflight.hook.hook_values import Assessment, Finding, Moment, Unjudged, now, read_trusted
 from preflight.run.judgement import Judgement
 from preflight.run.measured import Measured
 from preflight.verdict import Outcome
@@ -136,18 +136,18 @@ NO_ANSWER: Final = "no answer in time"
 _BAD: Final = (Outcome.FAIL, Outcome.FLAKY, Outcome.WARN)
 
 
-class CheckResults(Struct, frozen=True, kw_only=True):
-    """The results of this node's checks."""
+class _CheckResult(Struct, frozen=True, kw_only=True):
+    """The result of one check."""
 
     findings: tuple[Finding, ...] = ()
     unknown: tuple[Unjudged, ...] = ()
     passed: tuple[str, ...] = ()
     broken: str = ""
-    """A check that broke: an error of preflight."""
+    """The check broke: an error of preflight."""
     may_pass: bool = False
     """The fault may be gone in a moment."""
-    saw: dict[str, bool] = {}
-    """Whether each check of `FILES` saw its fault this time; absent where unknown."""
+    saw: bool | None = None
+    """Of a check of `FILES`: whether it saw its fault this time; None where unknown."""
 
 
 def judge(
@@ -158,11 +158,12 @@ def judge(
     ends: float,
     *,
     before: frozenset[str] = frozenset(),
-) -> CheckResults:
+) -> tuple[Assessment, dict[str, bool]]:
     """Run every passive check on this node, those of GPUs only on the job's.
 
-    `ends`: the moment (time.monotonic) after which no check starts. `before`: the checks of
-    `FILES` whose fault the previous look saw.
+    Also return whether each check of `FILES` saw its fault this time, where that is known.
+    `ends`: the moment (time.monotonic) after which no check starts. `before`: the checks of `FILES`
+    whose fault the previous look saw.
     """
     (host,) = fleet.hosts
     own = replace(fleet, hosts=(replace(host, expected=view.expected),))
@@ -170,7 +171,8 @@ def judge(
         _judgement_of(registry, fleet, whole),
         _judgement_of(registry, own, view.facts),
     )
-    results: list[CheckResults] = []
+    results: list[_CheckResult] = []
+    saw: dict[str, bool] = {}
     for registered in registry:
         check = registered.check
         if registered.subject != "node" or check.stage != "facts" or not check.within("prolog"):
@@ -187,13 +189,15 @@ def judge(
             partly = len(view.facts.gpus or ()) < (whole.driver.counted or 0)
             row = _confirm(raw, check.id, whole.driver, before, partly=partly) if twice else raw
             results.append(row)
-    return CheckResults(
+            saw |= {check.id: row.saw} if row.saw is not None else {}
+    assessment = Assessment(
+        node=host.name,
         findings=tuple(finding for result in results for finding in result.findings),
         unknown=tuple(row for result in results for row in result.unknown),
         passed=tuple(check_id for result in results for check_id in result.passed),
-        broken=next((result.broken for result in results if result.broken), ""),
-        saw={check_id: bad for result in results for check_id, bad in result.saw.items()},
+        trouble=next((result.broken for result in results if result.broken), ""),
     )
+    return assessment, saw
 
 
 def _judgement_of(registry: Registry, fleet: Fleet, facts: Facts) -> Judgement:
@@ -204,7 +208,7 @@ def _judgement_of(registry: Registry, fleet: Fleet, facts: Facts) -> Judgement:
 
 def _run_check(
     registered: Registered, judgement: Judgement, name: str, ends: float
-) -> CheckResults:
+) -> _CheckResult:
     check_id = registered.check.id
     with _alarm(min(CHECK_S, ends - time.monotonic())) as rang:
         verdict = judgement.verdict(check_id, (name,))
@@ -213,19 +217,19 @@ def _run_check(
     return _results_of(registered, verdict, name)
 
 
-def _results_of(registered: Registered, verdict: Verdict, name: str) -> CheckResults:
+def _results_of(registered: Registered, verdict: Verdict, name: str) -> _CheckResult:
     check_id, sentence = registered.check.id, verdict.sentence
     if verdict.outcome is Outcome.OK:
-        return CheckResults(passed=(check_id,))
+        return _CheckResult(passed=(check_id,))
     if verdict.outcome is Outcome.BROKEN:
         broken = Unjudged(check=check_id, why=sentence)
-        return CheckResults(unknown=(broken,), broken=f"{check_id}: {sentence}")
+        return _CheckResult(unknown=(broken,), broken=f"{check_id}: {sentence}")
     if verdict.outcome is Outcome.UNKNOWN and not verdict.grant:
         return _unjudged(check_id, sentence, out_of_time=NO_ANSWER in sentence)
     if verdict.outcome not in _BAD:
-        return CheckResults()
+        return _CheckResult()
     passing = verdict.evidence.get("may_pass") is True
-    return CheckResults(findings=(_finding(registered.check, verdict, name),), may_pass=passing)
+    return _CheckResult(findings=(_finding(registered.check, verdict, name),), may_pass=passing)
 
 
 def _finding(check: Check, verdict: Verdict, name: str) -> Finding:
@@ -245,8 +249,8 @@ def _finding(check: Check, verdict: Verdict, name: str) -> Finding:
 
 
 def _confirm(
-    result: CheckResults, check_id: str, driver: Driver, before: frozenset[str], *, partly: bool
-) -> CheckResults:
+    result: _CheckResult, check_id: str, driver: Driver, before: frozenset[str], *, partly: bool
+) -> _CheckResult:
     """Report a fault that may pass, as a silent or slow driver, only if the previous look saw it.
 
     A lasting error needs no second look. `partly`: only some GPUs were checked; that a job's GPUs
@@ -256,20 +260,20 @@ def _confirm(
     fault = is_hung(driver) if check_id == HUNG else bad and (result.may_pass or check_id == SLOW)
     of_gpus = check_id not in OF_DRIVER
     conclusive = bool(result.findings or result.passed) and (bad or not (partly and of_gpus))
-    saw = {check_id: fault} if conclusive and fault is not None else {}
+    saw = fault if conclusive else None
     if not bad or fault is False:
         return replace(result, saw=saw)
     (finding,) = result.findings
     if check_id in before:
         again = replace(finding, sentence=f"{finding.sentence}, as in the previous look")
-        return CheckResults(findings=(again,), saw=saw)
+        return _CheckResult(findings=(again,), saw=saw)
     late = is_late(driver)
     more = f"it may take {DRIVER_S:g} s" if late else "it counts as a fault if the next look agrees"
     return replace(_unjudged(check_id, f"{finding.sentence}; {more}", out_of_time=late), saw=saw)
 
 
-def _unjudged(check_id: str, why: str, *, out_of_time: bool = False) -> CheckResults:
-    return CheckResults(unknown=(Unjudged(check=check_id, why=why, out_of_time=out_of_time),))
+def _unjudged(check_id: str, why: str, *, out_of_time: bool = False) -> _CheckResult:
+    return _CheckResult(unknown=(Unjudged(check=check_id, why=why, out_of_time=out_of_time),))
 
 
 @contextmanager

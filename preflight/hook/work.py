@@ -335,20 +335,9 @@ def inspect_node(
     whole = judging.complete_facts(facts, config) if prolog else judging.CompletedFacts(facts)
     share = judging.share_of(environ, config) if prolog else judging.Share()
     view = judging.view(whole.facts, fleet.hosts[0].expected, share)
-    results = judging.judge(registry, fleet, whole.facts, view, judge_by, before=before)
-    return Inspection(
-        Assessment(
-            node=name,
-            findings=results.findings,
-            unknown=results.unknown,
-            passed=results.passed,
-            facts_age_s=whole.age_s,
-            trouble=results.broken,
-            seconds=time.monotonic() - began,
-        ),
-        facts,
-        results.saw,
-    )
+    assessment, saw = judging.judge(registry, fleet, whole.facts, view, judge_by, before=before)
+    seconds = time.monotonic() - began
+    return Inspection(replace(assessment, facts_age_s=whole.age_s, seconds=seconds), facts, saw)
 
 
 def expected(name: str, config: HookConfig, registry: Registry) -> Fleet:

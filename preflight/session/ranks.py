@@ -88,7 +88,7 @@ class Following:
                 code = follow(self._place, _sections(config))
             except UsageError:  # rank 0 finds the same error, and prints it
                 code = USAGE
-                if self._place.rank < self._place.per_node:
+                if self._place.rank < self._place.local_world_size:
                     time.sleep(REFUSAL_S)  # when one rank exits, torchrun ends all, rank 0 too
         # Threads that wait in the store would crash an interpreter that shuts down.
         os._exit(code)

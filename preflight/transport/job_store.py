@@ -16,9 +16,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 
-from preflight.core.text import whole
 from preflight.errors import PreflightError, UsageError, WireError
 
 if TYPE_CHECKING:
@@ -62,8 +61,8 @@ class JobStore:
         dist = _distributed()
         try:
             raw = dist.TCPStore(
-                place.master,
-                place.port,
+                place.master_addr,
+                place.master_port,
                 None,
                 is_master=False,
                 timeout=timedelta(seconds=JOIN_S),
@@ -71,8 +70,8 @@ class JobStore:
             )
         except RuntimeError as error:
             raise StoreLostError(
-                f"no store of torchrun answers at {place.master}:{place.port}: look at the "
-                "master node's torchrun and at the firewall in front of it"
+                f"no store of torchrun answers at {place.master_addr}:{place.master_port}: look at "
+                "the master node's torchrun and at the firewall in front of it"
             ) from error
         raw.set_timeout(timedelta(seconds=CALL_S))
         return cls(dist.PrefixStore(place.prefix, raw), talkative=not _ours)
@@ -316,31 +315,30 @@ def decode_note(note: bytes, kind: type[_T], nonce: str = "") -> _T:
     return message
 
 
-_RESTARTS = ("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS")
-_NUMBERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_PORT")
+_Size = Annotated[int, Meta(ge=1, le=2**24)]
 
 
-class Place(Struct, frozen=True, kw_only=True):
+class Place(Struct, frozen=True, kw_only=True, rename="upper"):
     """One rank's place in the job, from torchrun's variables."""
 
-    rank: int
-    world: int
-    local_rank: int
+    rank: _Rank
+    world_size: _Size
+    local_rank: _Rank
     """The job's GPU index: 0 for all ranks under torchrun's --virtual-local-rank."""
-    per_node: int
-    group: int
-    run_id: str
-    restart: int
-    max_restarts: int
-    master: str
-    port: int
-    agent_store: bool
+    local_world_size: _Size
+    group_rank: _Rank
+    master_addr: str
+    master_port: Annotated[int, Meta(ge=0, le=65535)]
+    run_id: str = field(name="TORCHELASTIC_RUN_ID")
+    restart: _Id = field(default=0, name="TORCHELASTIC_RESTART_COUNT")
+    max_restarts: _Id = field(default=0, name="TORCHELASTIC_MAX_RESTARTS")
+    agent_store: bool = field(default=True, name="TORCHELASTIC_USE_AGENT_STORE")
     """Whether torchrun itself hosts the store at the master port; else the job's rank 0 does."""
 
     @property
     def index_on_node(self) -> int:
         """The index of this rank on its node, also where LOCAL_RANK is virtual."""
-        return self.rank % self.per_node
+        return self.rank % self.local_world_size
 
     @property
     def prefix(self) -> str:
@@ -350,32 +348,16 @@ class Place(Struct, frozen=True, kw_only=True):
 
 def read_place(environ: Mapping[str, str]) -> Place:
     """Read a rank's place; UsageError if torchrun's variables were changed."""
-    variables = {**dict.fromkeys(_RESTARTS, "0"), **environ}
-    read = {name: whole(variables.get(name, "")) for name in (*_NUMBERS, *_RESTARTS)}
-    number = {name: value for name, value in read.items() if value is not None}
-    odd = [name for name in read if name not in number] + ["MASTER_ADDR"] * (
-        "MASTER_ADDR" not in variables
-    )
-    if odd:
+    try:
+        place = msgspec.convert(dict(environ), Place, strict=False)
+    except ValueError as error:
         raise UsageError(
-            f"torchrun's environment is incomplete ({odd[0]}): start pytest as torchrun's own "
+            f"torchrun's environment is incomplete ({error}): start pytest as torchrun's own "
             "program, torchrun ... -m pytest --preflight"
-        )
-    if not 0 <= number["RANK"] < number["WORLD_SIZE"] or number["LOCAL_WORLD_SIZE"] < 1:
+        ) from error
+    if place.rank >= place.world_size:
         raise UsageError(
-            f"RANK {number['RANK']} of WORLD_SIZE {number['WORLD_SIZE']} is impossible: do not "
-            "change torchrun's variables"
+            f"RANK {place.rank} of WORLD_SIZE {place.world_size} is impossible: do not change "
+            "torchrun's variables"
         )
-    return Place(
-        rank=number["RANK"],
-        world=number["WORLD_SIZE"],
-        local_rank=number["LOCAL_RANK"],
-        per_node=number["LOCAL_WORLD_SIZE"],
-        group=number["GROUP_RANK"],
-        run_id=environ["TORCHELASTIC_RUN_ID"],
-        restart=number[_RESTARTS[0]],
-        max_restarts=number[_RESTARTS[1]],
-        master=variables["MASTER_ADDR"],
-        port=number["MASTER_PORT"],
-        agent_store=environ.get("TORCHELASTIC_USE_AGENT_STORE", "True") == "True",
-    )
+    return place

@@ -269,11 +269,11 @@ class JobRanks(Struct, frozen=True, kw_only=True):
         members = [
             Member(
                 rank=rank,
-                index_on_node=rank % place.per_node,
-                group=rank // place.per_node,
+                index_on_node=rank % place.local_world_size,
+                group=rank // place.local_world_size,
                 present=present.get(rank),
             )
-            for rank in range(place.world)
+            for rank in range(place.world_size)
         ]
         return cls(members=tuple(members), place=place)
 
@@ -295,7 +295,7 @@ class JobRanks(Struct, frozen=True, kw_only=True):
         return Ranked(
             nodes=tuple(self._node(group, label) for group, label in labels.items()),
             ranks=len(self.members),
-            per_node=self.place.per_node,
+            per_node=self.place.local_world_size,
             restarts=self.place.max_restarts,
         )
 
@@ -317,7 +317,11 @@ class JobRanks(Struct, frozen=True, kw_only=True):
     def _address(self, answer: Present) -> str:
         """Return its address for other nodes; rank 0's node may resolve its name to loopback."""
         others = [m.present.address for m in self.members if m.present and m.group != answer.group]
-        if answer.rank < self.place.per_node and answer.address.startswith("127.") and others:
+        if (
+            answer.rank < self.place.local_world_size
+            and answer.address.startswith("127.")
+            and others
+        ):
             return address_towards(others[0]) or answer.address
         return answer.address
 
@@ -386,18 +390,18 @@ def gather(place: Place, store: JobStore, nonce: str, tell: Callable[[str], None
     began = reported_at = time.monotonic()
     patience = began + GATHER_S
     halved = False
-    while len(answers) < place.world:
-        for rank in range(place.world):
+    while len(answers) < place.world_size:
+        for rank in range(place.world_size):
             if rank not in answers and store.has(f"present/{rank}"):
                 _take(answers, rank, store, nonce)
         now = time.monotonic()
-        if not halved and len(answers) * 2 >= place.world:
+        if not halved and len(answers) * 2 >= place.world_size:
             halved, patience = True, now + STRAGGLER_S + 2 * (now - began)
-        if len(answers) == place.world or now > patience:
+        if len(answers) == place.world_size or now > patience:
             break
         if now - reported_at > _SAY_S:
             reported_at = now
-            tell(f"{len(answers)} of {place.world} ranks have answered; waiting for "
+            tell(f"{len(answers)} of {place.world_size} ranks have answered; waiting for "
                  f"{missing(JobRanks.of(place, answers))}")  # fmt: skip
         time.sleep(_LOOK_S)
     return JobRanks.of(place, answers)

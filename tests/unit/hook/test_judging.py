@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from preflight.facts.model import Facts
     from preflight.facts.node import Node
-    from preflight.hook.judging import CheckResults
+    from preflight.hook.hook_values import Assessment
     from preflight.verdict import Conclude, Verdict
 
 HOST = Host(name="h1", address="127.0.0.1", expected=Expected(gpus=8))
@@ -42,11 +42,11 @@ def _found(
     in_s: float = 60,
     *,
     before: frozenset[str] = frozenset(),
-) -> CheckResults:
+) -> Assessment:
     fleet = Fleet(hosts=(HOST,), origin="here")
     seen = view(known, HOST.expected, share or Share())
     ends = time.monotonic() + in_s
-    return judge(registry, fleet, known, seen, ends, before=before)
+    return judge(registry, fleet, known, seen, ends, before=before)[0]
 
 
 def _registry(judge: Callable[[], Verdict], folder: Path, *, drains: bool = False) -> Registry:
@@ -139,7 +139,7 @@ def test_a_broken_check_is_our_trouble(tmp_path: Path) -> None:
 
     found = _found(_registry(judge, tmp_path, drains=True), facts())
     assert (found.findings, found.passed) == ((), ())
-    assert found.broken.startswith("site.a: ")
+    assert found.trouble.startswith("site.a: ")
 
 
 def test_a_judge_without_end_is_out_of_time(tmp_path: Path) -> None:

@@ -25,10 +25,11 @@ if TYPE_CHECKING:
 NONCE = "0123456789abcdef"
 
 FOLLOW = """
-import json, os, sys
+import os, sys
+import msgspec
 from preflight.transport.rank_follower import follow
 from preflight.transport.job_store import Place
-os._exit(follow(Place(**json.loads(sys.argv[1]))))
+os._exit(follow(msgspec.json.decode(sys.argv[1], type=Place)))
 """
 
 
@@ -36,16 +37,13 @@ def place(rank: int, port: int, *, world: int = 2, per_node: int = 1) -> Place:
     """Rank `rank` of a small job on this machine."""
     return Place(
         rank=rank,
-        world=world,
+        world_size=world,
         local_rank=rank % per_node,
-        per_node=per_node,
-        group=rank // per_node,
+        local_world_size=per_node,
+        group_rank=rank // per_node,
         run_id="test",
-        restart=0,
-        max_restarts=0,
-        master="127.0.0.1",
-        port=port,
-        agent_store=True,
+        master_addr="127.0.0.1",
+        master_port=port,
     )
 
 

@@ -86,7 +86,12 @@ def test_notes_of_another_run_or_without_bounds_are_refused() -> None:
 def test_a_rank_knows_its_place() -> None:
     """Torchrun's variables give a rank its place; wrong ones are refused."""
     here = read_place(ENVIRON)
-    assert (here.rank, here.index_on_node, here.group, here.prefix) == (5, 1, 2, "preflight/j/0")
+    assert (here.rank, here.index_on_node, here.group_rank, here.prefix) == (
+        5,
+        1,
+        2,
+        "preflight/j/0",
+    )
     for wrong in ({"RANK": "x"}, {"RANK": "8"}, {"LOCAL_WORLD_SIZE": "0"}):
         with pytest.raises(UsageError):
             read_place({**ENVIRON, **wrong})

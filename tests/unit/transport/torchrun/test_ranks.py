@@ -139,7 +139,7 @@ def test_followers_end_with_the_store(job: Callable[..., Job], store: object) ->
     )
     assert server.stdout is not None
     port = int(server.stdout.readline())
-    argv = ours.follower_argv(msgspec.structs.replace(ours.place(1), port=port))
+    argv = ours.follower_argv(msgspec.structs.replace(ours.place(1), master_port=port))
     follower = subprocess.Popen(argv, stderr=subprocess.PIPE)
     try:
         assert server.stdout.readline() == b"it is there\n"
