@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from preflight.core.statistics import healthy_share, median, usual
 from preflight.facts.burn import Burned, Clocks, Kind, Look, Measure, Opened, Reading, Throttle
 from preflight.fleet.baselines import Measure as Baseline
-from preflight.fleet.baselines import found_gpu_floor, gpu_floor
+from preflight.fleet.baselines import gpu_floor, gpu_floor_of_model
 from preflight.history.run_record import LONGEST_WORD, of_slot, unit_key
 
 if TYPE_CHECKING:
@@ -273,7 +273,7 @@ def found_floor(raw: Raw, expectation: Expected) -> SpeedLimit | None:
     measure = baseline_of(raw)
     if measure is None or expectation.gpu_model is not None:
         return None
-    bound = found_gpu_floor(raw.model, measure)
+    bound = gpu_floor_of_model(raw.model, measure)
     return None if bound is None else SpeedLimit(speed(raw.measure, bound.value), bound.origin)
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec.structs import replace
 
 from preflight.captured import Captured, bare_facts
-from preflight.captured.shell import UNKNOWN, Known, commands, expanded, is_cut, logical_lines
+from preflight.captured.shell import UNKNOWN, Variables, commands, expanded, is_cut, logical_lines
 from preflight.checks.env.values import read as value_remark
 from preflight.checks.env.variables import unread, unread_names, variables
 from preflight.core.text import starred
@@ -168,7 +168,7 @@ class Script:
         self.launches: list[Launch] = []
         self.headings: dict[str, dict[str, str]] = {}
         """By node in a heading: the settings below it (and above the first heading)."""
-        self._known = Known()
+        self._variables = Variables()
         self._above_headings: dict[str, str] = {}
         self._heading = ""
 
@@ -180,11 +180,11 @@ class Script:
         elif directive:
             if gpus := _PBS_GPUS.search(directive[1]):
                 self._set("PBS_NGPUS", gpus[1])
-            self.settings |= _options(directive[1].split(), self._known)
+            self.settings |= _options(directive[1].split(), self._variables)
         elif text.lstrip().startswith("|") or text.count("`") > 1:
             self._in_backticks(number, text)
         elif (setting := setting_outside_shell(text)) is not None:
-            self._set(setting[0], expanded(setting[1], self._known))
+            self._set(setting[0], expanded(setting[1], self._variables))
         elif not text.lstrip().startswith("#") and _MAY_SET_OR_START.search(text):
             for words in commands(text):
                 self._command(number, words)
@@ -198,10 +198,10 @@ class Script:
 
     def _set(self, name: str, value: str) -> None:
         if UNKNOWN in value:
-            self._known.pop(name, None)
+            self._variables.pop(name, None)
             value = UNKNOWN
         else:
-            self._known[name] = value
+            self._variables[name] = value
         if is_ours(name) or name == "PBS_NGPUS":
             self.settings[name] = value
 
@@ -212,7 +212,7 @@ class Script:
             if words and (words[0].startswith("--") or _STARTERS.fullmatch(words[0])):
                 inline = dict(pair for word in words if (pair := assignment(word)) is not None)
                 own = {name: value for name, value in inline.items() if is_ours(name)}
-                self.launches.append(Launch(number, own | _options(words, Known())))
+                self.launches.append(Launch(number, own | _options(words, Variables())))
 
     def _command(self, number: int, words: Sequence[str]) -> None:
         if words[0] == "unset":
@@ -224,7 +224,7 @@ class Script:
         for word in words:
             pair = assignment(word)
             if pair is not None:
-                inline[pair[0]] = expanded(pair[1], self._known)
+                inline[pair[0]] = expanded(pair[1], self._variables)
             elif word.startswith("--export="):
                 parts = (assignment(part) for part in word[9:].split(","))
                 inline |= dict(part for part in parts if part is not None)
@@ -237,7 +237,7 @@ class Script:
                 self._set(name, value)
             return
         own = {name: value for name, value in inline.items() if is_ours(name)}
-        settings = self.settings | own | _options(words, self._known)
+        settings = self.settings | own | _options(words, self._variables)
         self.launches.append(Launch(number, settings, self._heading))
 
 
@@ -266,7 +266,7 @@ def _rank_of(launch: Launch) -> str:
     return next((launch.settings[name] for name in _RANK_OPTIONS if name in launch.settings), "")
 
 
-def _options(words: Sequence[str], known: Known) -> dict[str, str]:
+def _options(words: Sequence[str], variables: Variables) -> dict[str, str]:
     """`--name value` and `--name=value`; Slurm's options by the variable that it exports."""
     options = {}
     for at, word in enumerate(words):
@@ -275,7 +275,7 @@ def _options(words: Sequence[str], known: Known) -> dict[str, str]:
         name, equals, value = word.lstrip("-").partition("=")
         if not equals:
             value = words[at + 1] if at + 1 < len(words) and words[at + 1][:1] != "-" else ""
-        value = expanded(value, known)
+        value = expanded(value, variables)
         key = name.replace("_", "-")
         if key == "gres" and value.startswith("gpu"):
             key = "gpus-per-node"

@@ -61,7 +61,7 @@ def commands(line: str) -> list[list[str]]:
     return [words for words in lists if words]
 
 
-class Known(dict[str, str]):
+class Variables(dict[str, str]):
     """Variables by name, and how many characters their expansions may still add.
 
     Linux allows no more in one environment, and 40 lines that each double a value fill any memory.
@@ -70,14 +70,14 @@ class Known(dict[str, str]):
     left: int = 1 << 20
 
 
-def expanded(value: str, known: Known) -> str:
+def expanded(value: str, variables: Variables) -> str:
     """The value with known variables expanded; UNKNOWN if a part is unknown or too long."""
 
     def fill(match: re.Match[str]) -> str:
         name, default = match[1] or match[3], match[2]
-        if name in known:
-            known.left -= len(known[name])
-            return known[name] if known.left >= 0 else UNKNOWN
+        if name in variables:
+            variables.left -= len(variables[name])
+            return variables[name] if variables.left >= 0 else UNKNOWN
         return UNKNOWN if default is None else default
 
     filled = _EXPANSION.sub(fill, value)

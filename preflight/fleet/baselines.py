@@ -153,7 +153,7 @@ def gpu_floor(expected: Expected, measure: Measure, *, algorithm: str = "") -> F
     return _floor(gpu_platform(expected), measure, why, algorithm)
 
 
-def found_gpu_floor(model: str, measure: Measure) -> Floor | None:
+def gpu_floor_of_model(model: str, measure: Measure) -> Floor | None:
     """Return the shipped floor of a GPU by its driver's name for it; None if none is known."""
     return _floor(gpu_platform(Expected(gpu_model=model)), measure, f"a {model} by its driver")
 

@@ -179,7 +179,7 @@ class FleetRequest(Struct, frozen=True, kw_only=True):
     """Whether to ask Slurm for its switches; one process of a run does."""
     logs_in: bool = True
     """Whether nodes are contacted; if a run is only judged again, ssh files may be missing."""
-    found: SiteNodes | None = None
+    site: SiteNodes | None = None
     ini_nodes: str | None = None
     ini_inventory: str | None = None
     environ: dict[str, str] = {}
@@ -192,7 +192,7 @@ def resolve(request: FleetRequest) -> Fleet:
     fleet = _fleet(request)
     if request.logs_in:
         _refuse_strangers(fleet.hosts)
-    by_hook = request.found and request.found.hosts and request.found.origin == fleet.origin
+    by_hook = request.site and request.site.hosts and request.site.origin == fleet.origin
     leaf_origin = fleet.origin if by_hook else "the inventory"
     environ = request.environ if request.ask_slurm else {}
     return with_leaves(fleet, request.topology, environ, leaf_origin=leaf_origin)
@@ -234,7 +234,7 @@ def _fleet(request: FleetRequest) -> Fleet:
     names, origin = _names(request, inventory)
     here = origin == HERE
     names = _without_excluded(names, request.exclude, inventory)
-    brought = request.found.hosts if request.found and request.found.origin == origin else {}
+    brought = request.site.hosts if request.site and request.site.origin == origin else {}
     chosen = [brought[n] for n in names] if brought else _hosts(names, inventory, here=here)
     hosts = tuple(_with_choices(host, request) for host in chosen)
     if not brought:
@@ -333,7 +333,7 @@ def _names(request: FleetRequest, inventory: AnyInventory | None) -> tuple[tuple
     if request.inventory is not None and inventory is not None:
         return _all_of(inventory)
     # The site's hook outranks the current allocation.
-    around = ("SLURM_JOB_NODELIST", "SLURM_NODELIST") if request.found is None else ()
+    around = ("SLURM_JOB_NODELIST", "SLURM_NODELIST") if request.site is None else ()
     for variable in ("PREFLIGHT_NODES", *around):
         if variable in request.environ:
             text = request.environ[variable]
@@ -344,8 +344,8 @@ def _names(request: FleetRequest, inventory: AnyInventory | None) -> tuple[tuple
                 return _expand(text, variable, inventory)
             except UsageError as error:
                 raise UsageError(f"{variable}: {error}") from error
-    if request.found is not None:
-        return request.found.names, request.found.origin
+    if request.site is not None:
+        return request.site.names, request.site.origin
     return _default_names(request, inventory)
 
 

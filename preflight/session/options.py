@@ -306,7 +306,7 @@ def _fleet_request(
         **{name: option(name) for name in _TYPED},
         ask_slurm=not hasattr(config, "workerinput"),
         logs_in=config.getoption("preflight_replay") is None,
-        found=site_nodes,
+        site=site_nodes,
         ini_nodes=config.getini("preflight_nodes") or None,
         ini_inventory=config.getini("preflight_inventory") or None,
         environ=dict(os.environ),

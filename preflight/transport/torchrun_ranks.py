@@ -74,16 +74,15 @@ class TorchrunTransport:
         others = [m.rank for m in members if m.present and m.rank != self._job.place.rank]
         silent = set(self._hub.roll_call(others, min(timeout_s, ROLL_CALL_S)))
         silent |= {m.rank for m in members if m.present is None}
-        strange = [m for m in members if m.present and m.present.version != __version__]
-        if strange:
-            version = strange[0].present.version if strange[0].present else ""
-            rank = self._job.words(strange[0])
-            raise reach_error("other_version", rank=rank, theirs=version[:40], ours=__version__)
+        for member in members:
+            theirs = member.present.version[:40] if member.present else __version__
+            if theirs != __version__:
+                rank = self._job.words(member)
+                raise reach_error("other_version", rank=rank, theirs=theirs, ours=__version__)
         there = [member for member in members if member.rank not in silent]
         shortfall = self._shortfall([m for m in members if m.rank in silent])
-        if not there:
-            reason = shortfall or Shortfall("none of its ranks answers", f"look at {host.name}")
-            raise ReachError("answer", reason.sentence, reason.advice)
+        if shortfall is not None and not there:
+            raise ReachError("answer", shortfall.sentence, shortfall.advice)
         ranks = [self._rank_connection(member) for member in members]
         return TorchrunConnection(self._rank_connection(there[0]), ranks, shortfall)
 

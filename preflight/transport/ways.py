@@ -186,7 +186,7 @@ class Ways:
             self._chosen[host.name] = Way("openssh", why) if usable else Way("paramiko")
         return self._chosen[host.name]
 
-    def known(self, deadline_s: float) -> dict[str, Way]:
+    def of_all(self, deadline_s: float) -> dict[str, Way]:
         """Return the transport of every node by name, without those not found out in time."""
         hosts = [host for group in self._hosts.values() for host in group]
         fan_out(

@@ -120,7 +120,7 @@ def test_ways_choose_per_node_and_ask_ssh_once(
     hosts = [Host(name=f"h{n}", address=f"h{n}", **common) for n in (1, 2, 3)]  # type: ignore[arg-type]
     hosts.append(Host(name="here", address="here", transport="local"))
     ways = Ways(hosts)
-    known = ways.known(PATIENCE_S)
+    known = ways.of_all(PATIENCE_S)
     assert known == {
         "h1": Way("paramiko"),
         "h2": Way("openssh", "ProxyJump"),
