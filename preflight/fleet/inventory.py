@@ -355,7 +355,7 @@ _LARGEST: Final = 32 << 20
 
 _TOP_KEY: Final = re.compile(r"^[\"']?([\w-]+)[\"']?[ \t]*:", re.MULTILINE)
 _ANSIBLE_GROUP: Final = re.compile(
-    r"^[\"']?[\w-]+[\"']?[ \t]*:[ \t]*(?:#.*)?\n(?:[ \t]*+(?:#.*)?\n)*+"
+    r"^[\"']?[\w-]+[\"']?[ \t]*:[ \t\r]*(?:#.*)?\n(?:[ \t\r]*+(?:#.*)?\n)*+"
     r"[ \t]++[\"']?(?:hosts|children|vars)[\"']?[ \t]*:",
     re.MULTILINE,
 )
@@ -410,7 +410,7 @@ def _refuse_unreadable(path: Path) -> None:
 def _is_ansibles(path: Path) -> bool:
     """Whether a YAML file has the layout of an Ansible inventory (or configures a plugin)."""
     try:
-        text = read_regular(path, _LARGEST).decode()
+        text = read_regular(path, _LARGEST).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError):
         return False  # our own reader then raises the error
     keys = set(_TOP_KEY.findall(text))
