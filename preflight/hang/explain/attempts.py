@@ -46,7 +46,7 @@ def last_attempt(found: ScanResult) -> tuple[ScanResult, str]:
     doubt = ""
     for source, again in found.again.items():
         if any(failure.place.source == source and failure.order < again for failure in grave):
-            found.settled[source], doubt = again, _AGAIN
+            found.settled[source], doubt = again, AGAIN
     raised = [error for error in found.raised if is_unsettled(error, found)]
     hits = [
         hit
@@ -125,7 +125,7 @@ def _last_failure(hits: Sequence[Hit], found: ScanResult) -> float:
 
 
 _SURVIVED = "; but the job goes on after that, and no line shows its end: it may have been caught"
-_AGAIN = "; but another failure stands before it, and no time shows whether of another attempt"
+AGAIN = "; but another failure stands before it, and no time shows whether of another attempt"
 _SEVERAL_TIMES = "; but one process raised it several times, so that it caught it at least once"
 IMPORTED = "; but an import failed before that, and no line shows that it was caught"
 DOUBTED = 0.45

@@ -37,10 +37,12 @@ _MOST = 200
 """Limit of stored tracebacks."""
 FAR = 2000
 """Lines, of all ranks, over which a traceback or a symptom of several lines may be woven."""
-_IGNORED = re.compile(r"Exception ignored in[: ]|Error in atexit\._run_exitfuncs|--- Logging error")
+_IGNORED = re.compile(
+    r"Exception ignored (?:in|while)\b|Error in atexit\._run_exitfuncs|--- Logging error"
+)
 """Python prints such an exception and goes on: in `__del__`, when it ends."""
-_LOOSE = re.compile(r"Task exception was never retrieved|Exception in ASGI application")
-"""Announces the exception of one task, or of one request."""
+_LOOSE = re.compile(r"Task exception was never retrieved|Exception in (?:ASGI application|thread )")
+"""Announces the exception of one task, of one request, or of a thread beside the main one."""
 _OF_SPAWNED = re.compile(r"-- Process (\d{1,6}) terminated with the following error:")
 """Stands before the traceback of a process that torch.multiprocessing started."""
 _LOGGED = re.compile(r"[EC](?<!\w.)(?:RROR|RITICAL)\b")
@@ -68,6 +70,7 @@ _ALONE = re.compile(
 )
 _LIBRARY = re.compile(
     r"(?:site|dist)-packages|/lib/python3|<frozen|/torch/distributed/|/bin/(?:torchrun|accelerate|deepspeed)$"
+    r"|\.p(?:xi|yx)$"
 )
 
 
@@ -101,7 +104,7 @@ class LoggedException(Struct, frozen=True, kw_only=True):
     headless: bool = False
     """The beginning of its traceback is cut off, which may say that the process goes on."""
     loose: bool = False
-    """It ended one task or one request: the process goes on."""
+    """It ended one task, request or thread: the process goes on."""
 
 
 class _Running:
@@ -173,6 +176,7 @@ class Tracebacks:
         first = next(iter(self._running), None)
         if first is not None and place.line - self._running[first].number > FAR:
             del self._running[first]
+        self._loose = place.line if _LOOSE.search(line.bare) else self._loose
         speaker = line.speaker.joined(self._whose)
         key = speaker.rank, speaker.label
         if "Traceback (most" in line.text:
@@ -215,8 +219,6 @@ class Tracebacks:
 
     def _outside(self, key: tuple[int | None, str], line: Line, place: Place, order: int) -> bool:
         """Take a line of no traceback: an end whose beginning is cut off (`KeyError: 'x'`)."""
-        if _LOOSE.search(line.bare):
-            self._loose = place.line
         if spawned := _OF_SPAWNED.match(line.bare):
             self._announced = place.line, Speaker(rank=int(spawned[1]))
         elif _LOGGED.search(line.text):
@@ -280,7 +282,7 @@ ECHOES = frozenset((
     "RayActorError", "ActorDiedError", "ActorUnavailableError", "WorkerCrashedError",
     "NodeDiedError", "ObjectLostError", "OwnerDiedError", "RayGetError", "HorovodInternalError",
     "GetTimeoutError", "WorkerGroupError", "SockClientClosedError", "MessageRouterClosedError",
-    "CancelledError",
+    "CancelledError", "CondaError",
 ))  # fmt: skip
 """Exceptions that report the end of another process, or that have their own symptoms."""
 LAUNCHERS = frozenset(("ChildFailedError", "SignalException", "CalledProcessError"))
@@ -291,6 +293,7 @@ _WRAPS = re.compile(
     r"|Socket Timeout|Application timeout caused pair closure|worker process.{0,40}(?:died|exited)"
     r"|\bconnect \[[^\]\s]{1,60}\]:\d{1,5}: Connection refused"
     r"|^cancelled$|Horovod has been shut down|[Ss]ee (?:root cause|stack trace)\b"
+    r"|^`Termination signal` is detected|failed to get register_center"  # of Paddle, of verl
 )
 """Messages of exceptions that only pass on a library's error: the cause is elsewhere."""
 _OF_SPAWN = "<string>"
@@ -365,8 +368,22 @@ def without_caught_imports(thrown: Sequence[LoggedException]) -> list[LoggedExce
     ]
 
 
+def of_last_start(errors: Sequence[LoggedException]) -> list[LoggedException]:
+    """Those of the last start, if one script without ranks ended by one exception after another."""
+    if {error.speaker for error in errors} != {Speaker()}:
+        return [*errors]
+    every, seen, scripts, start = in_order_of_time(errors), set(), {""}, 0
+    for at, error in enumerate(every):
+        is_new = _alike(error) not in seen and not error.chained and not error.cut
+        if is_new and len(scripts) > 1 and error.script in scripts:
+            start = at
+        seen.add(_alike(error))
+        scripts.add(error.script)
+    return every[start:]
+
+
 def of_exceptions(
-    thrown: Sequence[LoggedException], roots: Collection[int], ended: Collection[int]
+    thrown: Sequence[LoggedException], roots: Collection[int | None], ended: Collection[int]
 ) -> Explanation:
     """The explanation for exceptions: the first rank that raised one ended the others.
 

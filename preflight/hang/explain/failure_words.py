@@ -22,7 +22,7 @@ _FAILURE = re.compile(
 _NOTICE = re.compile(
     rb"(?i:\bwarn(?:ing)?\b|warning:|\binfo\b|\bdebug\b|\bnotice\b|\bretry|continuing"
     rb"|ignor(?:ed|ing)|skipp(?:ed|ing)|falling back|deprecat|\bon[_ -]?error|\bpassed\b"
-    rb"|\bsub-?optimal\b|\bgoing to \S{1,80} instead\b"
+    rb"|\bsub-?optimal\b|\btreat(?:ed|ing)? (?:it|them|this) as\b|\bgoing to \S{1,80} instead\b"
     rb"|\b(?:no|0|zero|without|any) (?:xid )?(?:error|fail)"
     rb"|[,.;] using (?:the )?(?:default|\S{1,40}'s)\b"
     rb"|(?:error|abort(?:ed)?|fail(?:ed|ure)?|timeout)[_ -](?:bars?|rate|ratio|func|margin|norm)"
@@ -36,6 +36,7 @@ _NOTICE = re.compile(
 """What is no failure, whatever words are in it, unless NCCL or an exception says it."""
 _HARMLESS = re.compile(
     rb"cannot be preloaded .{0,200}ignored|Unable to register cu\w{1,9} factory"
+    rb"|^(?:df|rm|kill): |CondaError: Run 'conda init'"
     rb"|fatal: [Nn]ot a git repository|git root error: |Error with model (?:object|error)="
     rb"|Worker\w{0,20} pid \d{1,8} died, exit code: -15"  # its engine ended it
     rb"|\bwandb: ERROR |slurmstepd: error: _is_a_lwp: |UCX  ERROR inotify_add_watch"

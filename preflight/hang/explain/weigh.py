@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from preflight.hang.answer_text import Alternative
 from preflight.hang.explain import watchdog
 from preflight.hang.explain.attempts import (
+    AGAIN,
     DOUBTED,
     IMPORTED,
     ended_well,
@@ -22,6 +23,7 @@ from preflight.hang.explain.exceptions import (
     LoggedException,
     in_order_of_time,
     of_exceptions,
+    of_last_start,
     own_faults,
     with_script,
     without_caught_imports,
@@ -85,6 +87,10 @@ _LAST_LINES = 15
 _SAYS_LITTLE = 0.2
 """Confidence of an echo that shows only that something had failed."""
 _ALTERNATIVES = 3
+_LAUNCHED = {"child_failed", "rank_ended", "task_exited"}
+"""Symptoms that launchers of several ranks report."""
+_AT_ONCE = {"script_missing", "usage"}
+"""Symptoms by which a program ends before it begins: an exception after it is of another start."""
 
 
 def explain(found: ScanResult) -> Explanation:
@@ -115,10 +121,14 @@ def explain(found: ScanResult) -> Explanation:
     causes, signs = (gravest_first(in_order_of_time(group), found) for group in (causes, signs))
     own = [hit for hit in signs if not hit.retried and not hit.symptom.waits]
     telling = [hit for hit in own if hit.symptom.reads != "call"]
+    over = _last_start(causes, errors, found)
+    causes = [hit for hit in causes if hit.symptom.id not in _AT_ONCE or hit.order > over]
+    telling = [hit for hit in telling if hit.order > over]
+    errors = [error for error in errors if error.order > over]
     firm = [error for error in errors if not error.loose]
     errors = firm if firm or telling else errors
     roots = {int(hit.fields["rank"]): hit.time for hit in hits if hit.symptom.reads == "summary"}
-    telling, errors = _of_first_root(roots, telling, errors)
+    telling, firsts = _of_first_root(roots, telling, errors)
     # A failed call is earlier than the others' waits for its rank, but no earlier than a mismatch.
     before = telling if late is not None and late.kind == "mismatch" else own
     answer: Explanation
@@ -128,8 +138,10 @@ def explain(found: ScanResult) -> Explanation:
         answer, doubt = _of_hints(hits, found) or ENDED, ""
     elif causes:
         answer = with_ranks(of_hit(causes[0], hits, found), late)
-    elif errors and not _before(telling, errors):
-        answer = of_exceptions(errors, roots, {*ended_as(found, (1,))})
+    elif firsts and not _before(telling, firsts):
+        first_roots = roots if firsts == errors else {error.speaker.rank for error in firsts}
+        answer = of_exceptions(errors, first_roots, {*ended_as(found, (1,))})
+        doubt = doubt or AGAIN * (over > 0)
     elif late is not None and late.kind in ODD and not _follows(late.proofs[0], _first(before)):
         answer = of_the_dead(late, telling, hits, found) or of_watchdog(late)
     else:
@@ -141,6 +153,16 @@ def explain(found: ScanResult) -> Explanation:
         answer = replace(answer, sentence=answer.sentence + doubt, confidence=sure)
     answer = replace(answer, consequences=_consequences(answer, hits))
     return _with_alternatives(answer, others, found)
+
+
+def _last_start(causes: Sequence[Hit], errors: Sequence[LoggedException], found: ScanResult) -> int:
+    """The line by which an earlier start of the same script had failed; 0 if there was none."""
+    if not errors:
+        return 0
+    last = in_order_of_time(errors) if found.met & _LAUNCHED else of_last_start(errors)
+    over = [error.order for error in errors if error not in last]
+    begun = (hit.order for hit in causes if hit.symptom.id in _AT_ONCE)
+    return max([*over, *(order for order in begun if order < last[-1].order)], default=0)
 
 
 def _of_first_root(

@@ -98,6 +98,12 @@ def test_sockets_are_no_finding_where_all_ranks_are_on_one_node(tmp_path: Path) 
         "[17.8] [n3:77:f] vfs_fuse.c:281  UCX  ERROR inotify_add_watch(/tmp) failed: No space left",
         "Job started. Streaming logs... (Ctrl-C to exit log streaming; job will not be killed)",
         "n1:5:6 [2] int create():208 NCCL WARN NET/OFI Failed to initialize sendrecv protocol",
+        "df: /root/.triton/autotune: No such file or directory",
+        "rm: cannot remove './results/': No such file or directory",
+        "CondaError: Run 'conda init' before 'conda deactivate'",
+        "Cannot find suitable count function for <class 'PReLU'>. Treat it as zero FLOPs.",
+        "Exception ignored while calling deallocator <function A.__del__ at 0x7f>:\n"
+        "Traceback (most recent call last):\n" + FRAMES + "PythonFinalizationError: too late",
     ],
 )
 def test_a_healthy_line_reports_no_failure(tmp_path: Path, line: str) -> None:
@@ -134,6 +140,62 @@ def test_cuda_itself_out_of_memory_is_less_sure(tmp_path: Path) -> None:
     cuda = explained(tmp_path, text.format("error: out of memory"))
     torch = explained(tmp_path, text.format("out of memory. Tried to allocate 2.00 GiB."))
     assert cuda.confidence < 0.8 <= torch.confidence
+
+
+_RAISED = """\
+Traceback (most recent call last):
+  File "{script}", line {line}, in <module>
+    main()
+{error}
+"""
+
+
+def test_of_several_starts_in_one_log_the_last_counts(tmp_path: Path) -> None:
+    """One script ends by one exception after another, without ranks; it is unclear all the same."""
+    first = _RAISED.format(script="train.py", line=137, error="ValueError: too many values")
+    last = _RAISED.format(script="train.py", line=140, error="KeyError: 'labels'")
+    usage = "train.py: error: unrecognized arguments: --fast\n"
+    missing = "python: can't open file '/home/u/train.py': [Errno 2] No such file or directory\n"
+    for begin in (first, first + usage, usage, missing):
+        assert explained(tmp_path, begin).confidence >= 0.8
+        answer = explained(tmp_path, begin + last)
+        assert "raised KeyError: 'labels'" in answer.sentence
+        assert answer.confidence < 0.5
+    other = last.replace("train.py", "plot.py")  # a later step of the same job
+    assert "too many values" in explained(tmp_path, first + other).sentence
+
+
+def test_a_usage_error_after_a_normal_end_is_the_failure_of_another_start(tmp_path: Path) -> None:
+    """The parser of a command that is no script says it in the same words."""
+    ended = "`Trainer.fit` stopped: `max_epochs=3` reached.\n"
+    usage = "lm-cli: error: the following arguments are required: --output_dir\n"
+    assert explained(tmp_path, ended).category == "no_failure"
+    assert explained(tmp_path, ended + usage).category == "env_misconfig"
+
+
+def test_a_thread_that_died_is_not_the_cause_if_the_process_raised(tmp_path: Path) -> None:
+    """Writers lose their queue when the process ends; alone, the thread is all that is known."""
+    thread = "Exception in thread Thread-3:\n" + _RAISED.format(
+        script="/usr/lib/python3.10/threading.py", line=1016, error="OSError: handle is closed"
+    )
+    raised = _RAISED.format(script="train.py", line=12, error="RuntimeError: permute: 6 and 5")
+    assert "handle is closed" in explained(tmp_path, thread).sentence
+    answer = explained(tmp_path, thread + raised)
+    assert ("permute" in answer.sentence, answer.confidence) == (True, 0.8)
+
+
+def test_all_ranks_that_raise_alike_are_named_whichever_node_reports_first(tmp_path: Path) -> None:
+    """Two nodes' summaries have times, but no node is at fault."""
+    raised = "".join(
+        f"[rank{rank}]: {line}\n"
+        for rank in range(4)
+        for line in _RAISED.format(script="t.py", line=3, error="NameError: x").splitlines()
+    )
+    ends = SUMMARY.format(at="10:00:09", rank=2, code=1) + SUMMARY.format(
+        at="10:00:05", rank=0, code=1
+    )
+    answer = explained(tmp_path, raised + ends)
+    assert answer.culprits == ("rank 0", "rank 1", "rank 2", "rank 3")
 
 
 def test_the_node_that_reports_a_lost_peer_is_not_blamed(tmp_path: Path) -> None:
