@@ -16,18 +16,15 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
-from typing import Any, Dict
+from typing import Any
 
 import start
 from probe import processes, procfs
 from probe.node_files import clean, words
 from probe.processes import Allowances, Care, Describer
-
-Message = Dict[str, Any]
-
+from start import Emit, Message, Read
 
 _OPENING = b"preflight hello "
 
@@ -350,9 +347,7 @@ MARGIN_S = 3.0
 MOST_DATA_PORTS = 16
 
 
-def run(
-    request: Message, lines: Callable[[float], Message | None], emit: Callable[[Message], None]
-) -> None:
+def run(request: Message, lines: Read, emit: Emit) -> None:
     """Listen, connect, close; emit one `Ports` document (docs/internals/wire.md)."""
     began = time.monotonic()
     until = began + float(request["deadline_s"]) - MARGIN_S

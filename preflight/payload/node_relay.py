@@ -17,10 +17,10 @@ import socket
 import struct
 import subprocess
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import children
+from start import Emit, Message, Read
 
 START, STDIN, EOF, KILL, MORE_OUT = 1, 2, 3, 4, 5
 OUT, ERR, OUT_END, EXIT, MORE_IN, DEAF = 16, 17, 18, 19, 20, 21
@@ -405,9 +405,9 @@ def _reason(error: OSError) -> str:
     return error.strerror or type(error).__name__
 
 
-def run(request: dict[str, Any], read_line: object, emit: Callable[[dict[str, Any]], None]) -> None:
+def run(request: Message, lines: Read, emit: Emit) -> None:
     """Serve one run of preflight; `start` ends all that is left when this returns."""
-    del read_line
+    del lines
     name = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     children.set_name("preflight-relay")
     children.adopt_orphans()

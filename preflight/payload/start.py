@@ -18,15 +18,14 @@ import signal
 import sys
 import time
 from _thread import allocate_lock
+from typing import Any, Callable, Dict, Optional
 
 import children
 
-TYPE_CHECKING = False  # `typing` itself would cost every node milliseconds
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
-    Message = dict[str, Any]
+Message = Dict[str, Any]
+Read = Callable[[float], Optional[Message]]
+"""Returns the controller's next message within some seconds; None when it is gone."""
+Emit = Callable[[Message], None]
 
 VERSION = 1
 """Version of the wire protocol: docs/internals/wire.md."""

@@ -8,12 +8,12 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable
 from typing import Any
 
 from probe import guard
 from probe.node_files import clean_block
 from probe.redact import setting
+from start import Emit, Message, Read
 
 MOST_BYTES = 512 << 10
 """Most bytes of one output; `nvidia-smi -q` prints some 10 KiB for each GPU."""
@@ -58,11 +58,7 @@ _LEFT_OUT = b"    Processes                             : left out, see facts.js
 _FOLDERS = ("/usr/sbin", "/usr/bin", "/sbin", "/bin", "/usr/local/sbin", "/usr/local/bin")
 
 
-def run(
-    request: dict[str, Any],
-    lines: Callable[[], dict[str, Any] | None],
-    emit: Callable[[dict[str, Any]], None],
-) -> None:
+def run(request: Message, lines: Read, emit: Emit) -> None:
     """Emit one `Outputs` document: docs/internals/wire.md."""
     del lines
     began = time.monotonic()

@@ -15,7 +15,8 @@ from typing import Any, Callable, Dict, List
 
 import children
 import start
-from sweep import Emit, clocks
+from start import Emit
+from sweep import clocks
 from sweep.cuda import NoCuda
 from sweep.plan import short
 

@@ -11,7 +11,8 @@ import time
 from typing import Any
 
 import children
-from sweep import Emit, Read, agent, cuda
+from start import Emit, Read
+from sweep import agent, cuda
 
 from . import crew, paths
 

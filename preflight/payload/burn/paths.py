@@ -28,7 +28,8 @@ from typing import Any
 
 from probe import node_files as pci
 from probe.node_files import attempt, clean, names
-from sweep import Emit, cuda, transports, verify
+from start import Emit
+from sweep import cuda, transports, verify
 
 from . import crew
 from .device import Bench, Sides, Waited, proof, reading

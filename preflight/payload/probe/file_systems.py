@@ -5,15 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import time
+from typing import Any
 
 import children
 
 from . import guard, node_files
 from .node_files import MOST, clean, words
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 DEADLINE_S = 5.0
 """A healthy server answers in milliseconds."""

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from .node_files import clean
 from .nvml_calls import MOST, Reader, reasons
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 _STATES = {1: "not started", 2: "in progress", 3: "completed"}
 """nvmlGpuFabricState_t; 0 is "not supported"."""

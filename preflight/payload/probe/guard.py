@@ -14,16 +14,13 @@ import os
 import select
 import struct
 import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import children
 
 from . import procfs
 from .node_files import words
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-    from typing import Any
 
 GRACE_S = 0.5
 """How long a child may take to end after SIGKILL, or after its answer."""

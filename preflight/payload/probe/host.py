@@ -6,8 +6,10 @@ import os
 import re
 import resource
 import time
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 from . import file_systems, guard, node_files, procfs
 from .node_files import (
@@ -21,16 +23,8 @@ from .node_files import (
     whole,
     words,
 )
-from .processes import Patient, ancestors
+from .processes import Care, Patient, ancestors
 from .procfs import TICKS, Users
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from typing import Any
-
-    from .processes import Care
-
 
 _NO_LIMIT = 1 << 60
 """Bytes: cgroup v1 writes "no limit" as the largest number of pages."""

@@ -14,17 +14,14 @@ import json
 import os
 import re
 import time
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from typing import Any, Optional, Tuple
 
 from . import guard, node_files, procfs
 from .node_files import clean, words
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from typing import Any
-
-    Record = tuple[float | None, bytes]
+Record = Tuple[Optional[float], bytes]
 
 MOST_OF_A_KIND = 96
 """Different lines of one kind; with more, the least recent one only counts as dropped."""

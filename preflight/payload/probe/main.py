@@ -10,19 +10,15 @@ import os
 import re
 import sys
 import time
+from collections.abc import Sequence
+from typing import Any
 
 import children
+from start import Emit, Message, Read
 
 from . import guard, host, kernel_log, network, nvml, nvml_calls, processes, rdma, software
 from .node_files import LINE_LIMIT, TEXT_LIMIT, clean
 from .procfs import Users, identity, me
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from typing import Any
-
-    Request = dict[str, Any]
 
 ANSWER_LIMIT = 60 << 10
 """Most bytes of JSON in the answer of one of a site's sections."""
@@ -127,11 +123,7 @@ MARGIN_S = 1.0
 """Time that is reserved for the last section and for sending the answer."""
 
 
-def run(
-    request: Request,
-    lines: Callable[[], Request | None],
-    emit: Callable[[dict[str, Any]], None],
-) -> None:
+def run(request: Message, lines: Read, emit: Emit) -> None:
     """Emit one `Facts` document: preflight.facts.model, docs/internals/wire.md."""
     del lines
     gc.disable()  # there is no garbage here, and its marks would make each child copy memory

@@ -10,17 +10,14 @@ import re
 import socket
 import struct
 import time
+from collections.abc import Iterator, Sequence
+from typing import Any, Dict, List, Tuple
 
 from . import guard
 from .node_files import attempt, clean, counters, names, number, safe_name
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from typing import Any
-
-    Addresses = dict[int, list[str]]
-    Lookups = list[tuple[str, guard.Child]]
+Addresses = Dict[int, List[str]]
+Lookups = List[Tuple[str, guard.Child]]
 
 _GET_ADDRESS = 22
 _DONE, _ERROR = 3, 2

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
+from typing import Any
 
 from . import gpu_health, guard, node_files
 from .node_files import clean, clean_block
 from .nvml_calls import NoDriver, Nvml, Reader, load
 from .nvml_calls import text as as_text
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
 
 MIB = 1 << 20
 _REMOTE_KINDS = {0: "gpu", 1: "other", 2: "switch"}

@@ -6,14 +6,10 @@ Only in a disposable process, as any call may hang.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from typing import Any
 
 from .node_files import clean, words
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
 
 LIBRARY = "libnvidia-ml.so.1"
 OURS = "preflight's own reader broke: "

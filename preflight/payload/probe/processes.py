@@ -8,19 +8,14 @@ import os
 import re
 import struct
 import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
 
 from . import guard, procfs
 from .node_files import clean
-from .procfs import Users, look, me
+from .procfs import Stat, Users, look, me
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-    from typing import Any, TypeVar
-
-    from .procfs import Stat
-
-    _Each = TypeVar("_Each")
+_Each = TypeVar("_Each")
 
 
 _RANK = {"master_port": b"MASTER_PORT", "elastic_run_id": b"TORCHELASTIC_RUN_ID"}

@@ -9,16 +9,13 @@ import itertools
 import os
 import re
 import time
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import start
 
 from . import node_files
 from .node_files import attempt, attempt_raw
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from typing import Any
 
 _JOB = rb"(?m)(?:^|/)job_(\d+)(?:/|$)"
 _GPU, _SOCKET = "/dev/nvidia", "socket:["

@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from itertools import takewhile
+from typing import Any, Dict
 
 from . import node_files
 from .node_files import attempt, clean, counters, names, safe_name
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from typing import Any
-
-    Counts = dict[str, int]
+Counts = Dict[str, int]
 
 
 _CAPABILITIES = 0x34

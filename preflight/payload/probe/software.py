@@ -19,15 +19,11 @@ import site
 import struct
 import sys
 import time
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from typing import Any
 
 from .node_files import clean, names, open_regular, words
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from typing import Any, Optional
-
 
 MAGIC = 0xBA55ED50
 MOST = 64
@@ -146,7 +142,7 @@ def read(libraries: Iterable[str] = ()) -> dict[str, Any]:
     return document
 
 
-def _torch_folder() -> Optional[str]:
+def _torch_folder() -> str | None:
     """Find the package that `import torch` would take, also an editable one; imports nothing."""
     sys_path = list(sys.path)
     if sys.prefix == sys.base_prefix:
@@ -163,7 +159,7 @@ def _torch_folder() -> Optional[str]:
     return os.path.dirname(spec.origin) if spec is not None and spec.origin else None
 
 
-def _torch(folder: str) -> Optional[dict[str, Any]]:
+def _torch(folder: str) -> dict[str, Any] | None:
     try:
         with open(folder + "/version.py", encoding="utf-8", errors="replace") as file:
             assigned = {name: clean(value) for name, value in _ASSIGNED.findall(file.read(65536))}

@@ -15,13 +15,13 @@ from probe import guard, kernel_log, processes, procfs
 from probe.node_files import TEXT_LIMIT, clean
 from probe.processes import Care
 from probe.procfs import Users, identity
+from start import Emit
 
 from . import Document, moments, node_ranks, pyspy, rank_dumps, ras_client
 from .moments import Instant
 from .node_ranks import Patience
 
 Lines = Callable[..., Optional[Document]]
-Emit = Callable[[Document], None]
 
 SPY_S, READ_S, NATIVE_S = 8.0, 8.0, 8.0
 """Time limit of each step; on a healthy node they take milliseconds, native stacks a second."""

@@ -5,9 +5,3 @@ controller; one supervisor for each rail (`supervisor`) replaces what hangs; the
 (`member`, `pair`) meets the others (`process_groups`), times (`clocks`), verifies (`verify`) and
 finds out what carried the data (`transports`); two more processes read its counters (`counters`).
 """
-
-from typing import Any, Callable, Dict, Optional
-
-Read = Callable[[float], Optional[Dict[str, Any]]]
-"""Returns the controller's next message within some seconds; None when it is gone."""
-Emit = Callable[[Dict[str, Any]], None]

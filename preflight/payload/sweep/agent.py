@@ -17,8 +17,9 @@ import children
 import start
 from probe import node_files, procfs
 from probe.processes import Allowances
+from start import Emit, Read
 
-from . import Emit, Read, process_groups
+from . import process_groups
 
 _LAST_WORDS_S = 0.5
 

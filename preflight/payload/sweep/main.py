@@ -22,8 +22,9 @@ from typing import Any
 import children
 import start
 from probe import network
+from start import Emit, Read
 
-from . import Emit, Read, agent, cuda, plan, process_groups, supervisor
+from . import agent, cuda, plan, process_groups, supervisor
 from .plan import short
 
 

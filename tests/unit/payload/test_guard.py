@@ -142,7 +142,7 @@ def test_every_section_is_reported_whose_deadline_passed_meanwhile(
     documents: list[dict[str, Any]] = []
     main.run(
         {**request, "sysfs": str(tmp_path), "kmsg": str(tmp_path / "kmsg")},
-        lambda: None,
+        lambda _: None,
         documents.append,
     )
     (facts,) = documents
