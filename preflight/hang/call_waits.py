@@ -355,14 +355,6 @@ class _Job:
 
     def _crossed(self, spots: Sequence[Spot]) -> Root:
         """Ranks that wait for each other: those few without whose wait no circle is left."""
-        sends = {spot: self._only_sends(spot) for spot in spots}
-        if any(sends.values()):
-            # An asynchronous send holds up no rank: this rank stopped after it.
-            odd = [spot for spot in spots if sends[spot]]
-            ranks = sorted(spot.rank for spot in odd)
-            waiting = next((spot for spot in spots if set(self.lacks[spot]) & set(ranks)), odd[0])
-            if len(ranks) == 1:
-                return self._root("absent", waiting, ranks)
         after = {
             spot: {at for rank in self.lacks[spot] if (at := self.spot.get(rank)) in self.lacks}
             & {*spots}
@@ -392,11 +384,6 @@ class _Job:
             (tuple(sorted(blocking[spot])), self._at_words(spot)) for spot in (others, *least[:1])
         ]
         return replace(root, calls=tuple(made))
-
-    def _only_sends(self, spot: Spot) -> bool:
-        return spot.rank >= 0 and all(
-            call.alone and call.op.startswith("send") for call in self.pending[spot.rank]
-        )
 
     def _at_words(self, spot: Spot) -> str:
         call = self.first[self.at[spot][0]]

@@ -5,8 +5,6 @@ Tracebacks are followed line by line; torchrun's summary names the rank of one w
 
 from __future__ import annotations
 
-import errno
-import os
 import re
 import shlex
 from itertools import pairwise
@@ -75,7 +73,6 @@ _LIBRARY = re.compile(
 
 
 _NUMBER = re.compile(r"\d+")
-_NUMBER_ONLY = re.compile(r"Unknown error -(\d{1,3})$")
 
 
 class LoggedException(Struct, frozen=True, kw_only=True):
@@ -406,7 +403,7 @@ def of_exceptions(
     if len(ranks) > 1:
         subject = rank_words(ranks)
         who = tuple(f"rank {rank}" for rank in ranks[:16])
-    message = f": {first.message}{_meaning(first.message)}" if first.message else ""
+    message = f": {first.message}" if first.message else ""
     last = _end_of_chain(first, thrown)
     leads = (last.kind, last.message) != (first.kind, first.message)
     led_to = f"; that led to {last.kind}: {last.message}" if leads else ""
@@ -457,15 +454,6 @@ def _alike(error: LoggedException) -> tuple[str, str]:
     """What exceptions of several ranks share: their messages may hold the rank, or its file."""
     where = f"{error.file}:{error.line}" if error.file else _NUMBER.sub("0", error.message)
     return error.kind, where
-
-
-def _meaning(message: str) -> str:
-    """What an errno means of which the message has only the number."""
-    match = _NUMBER_ONLY.match(message)
-    number = int(match[1]) if match else 0
-    return (
-        f" ({errno.errorcode[number]}: {os.strerror(number)})" if number in errno.errorcode else ""
-    )
 
 
 def with_script(words: str, raised: Sequence[LoggedException]) -> str:
