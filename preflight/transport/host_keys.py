@@ -305,9 +305,9 @@ def kinds_known(known: Sequence[KnownHost]) -> tuple[str, ...]:
 
 
 def _add(shown: HostKey, route: Route, file: str) -> str:
-    host, _, port = route.known_names[0].removeprefix("[").partition("]:")
-    scan = ("ssh-keyscan", "-t", _family(shown), "-p", port or "22", "--", host)
-    return f"add it: `{shlex.join((*route.through, *scan))} >> {shlex.quote(file)}`"
+    scan = ("ssh-keyscan", "-t", _family(shown), "-p", str(route.port), "--", route.hostname)
+    alias = f" | sed {shlex.quote(f's/[^ ]*/{route.alias}/')}" if route.alias else ""
+    return f"add it: `{shlex.join((*route.through, *scan))}{alias} >> {shlex.quote(file)}`"
 
 
 def _family(shown: HostKey) -> str:

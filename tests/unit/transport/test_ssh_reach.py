@@ -66,6 +66,18 @@ def test_an_unknown_key_is_refused_with_its_fingerprint(way: Transport, sshd: Ss
     assert f"ssh-keyscan -t ed25519 -p {sshd.port} -- 127.0.0.1 >> " in error.advice
 
 
+def test_an_unknown_key_of_an_alias_is_scanned_from_the_host(way: Transport, sshd: Sshd) -> None:
+    """The advice works: its command asks the host itself, and stores the key under the alias."""
+    config = sshd.folder / "ssh_config"
+    config.write_text(sshd.ssh_config("node", "HostKeyAlias fleet"))
+    host = sshd.host(name="node", address="node", ssh_config=str(config))
+    sshd.known_hosts.write_text("")
+    command = refused(way, host, "hostkey").advice.partition("add it: `")[2].partition("`")[0]
+    subprocess.run(command, shell=True, check=True, capture_output=True)  # noqa: S602
+    assert sshd.known_hosts.read_text().startswith("fleet ssh-ed25519 ")
+    way.connect(host, PATIENCE_S).close()
+
+
 @pytest.mark.proves("reach.hostkey", finds="a changed host key")
 def test_a_changed_key_is_refused_with_both_fingerprints(way: Transport, sshd: Sshd) -> None:
     """A host that shows another key than the known one is named as changed."""
