@@ -168,6 +168,11 @@ class Tracebacks:
         """Forget what has begun: the file ends."""
         self._running.clear()
 
+    def rejects(self, order: int) -> None:
+        """Note that a server rejected a request: the exception right before ended only that."""
+        if self.raised and order - self.raised[-1].order <= _BLANK:
+            self.raised[-1] = replace(self.raised[-1], loose=True)
+
     def feed(self, line: Line, place: Place, order: int) -> bool:
         """Take the next line of the file; whether it is of an exception that Python ignored."""
         first = next(iter(self._running), None)

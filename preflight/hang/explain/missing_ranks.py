@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import islice
+from math import inf
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -133,6 +134,32 @@ def of_the_only_absent(
             proofs=tuple(waited[:3]),
             confidence=0.55,
         )
+    )
+
+
+def of_ended_before(
+    timed_out: Sequence[Hit], hits: Sequence[Hit], found: ScanResult
+) -> Explanation | None:
+    """The only rank that torchrun saw end before the others' time-outs, by the times of both."""
+    waiting = {-1 if hit.speaker.rank is None else hit.speaker.rank for hit in timed_out}
+    late = min((hit.time for hit in timed_out if hit.time is not None), default=-inf)
+    summaries = {
+        hit.fields["rank"]: hit
+        for hit in hits
+        if hit.symptom.reads == "summary"
+        and int(hit.fields["rank"]) not in waiting
+        and hit.time is not None
+        and hit.time < late
+    }
+    if len(summaries) != 1 or -1 in waiting:
+        return None
+    (summary,) = summaries.values()
+    answer = of_hit(summary, hits, found)
+    return replace(
+        answer,
+        category="other",
+        sentence=f"{answer.sentence}; after that {rank_words(waiting)} waited for it",
+        confidence=0.6,
     )
 
 

@@ -60,6 +60,8 @@ _STEP = re.compile(
 )
 _SERVED = b'HTTP/1.1" 200 OK'
 """Ends the line of a request that a server has answered: as good as a step, if it is a POST."""
+_REJECTED = b'HTTP/1.1" 400 Bad Request'
+"""Ends the line of a request that a server has rejected, after the exception that it caught."""
 _NUMBERS = re.compile(rb"[\d.]+")
 _WRITER = re.compile(rb"\[rank ?(\d{1,6})\]:")
 _GOES_ON = 20
@@ -368,9 +370,8 @@ class Scanner:
         if b"loss" in line or b"grad" in line:
             self._result.finite[file.source] = order
         now = file.progress
-        if line.endswith(_SERVED):
-            now.served.append(order)
-            self._forget_failure(file, now.served)
+        if line.endswith((_SERVED, _REJECTED)):
+            self._take_request(file, line, order)
             return
         if now.over < inf and (self._time_of(line) or 0) > now.over:
             self._begin_attempt(file, self._result.settled, order)
@@ -391,6 +392,14 @@ class Scanner:
             if self._forget_failure(file, now.orders):
                 self._result.further[file.source] = now.orders[0]
         now.line = line
+
+    def _take_request(self, file: _File, line: bytes, order: int) -> None:
+        """Take a line of a request that a server has answered."""
+        if line.endswith(_REJECTED):
+            file.tracebacks.rejects(order)
+        else:
+            file.progress.served.append(order)
+            self._forget_failure(file, file.progress.served)
 
     def _forget_failure(self, file: _File, orders: deque[int]) -> bool:
         """Whether so much work follows that an unknown failure before it ended nothing."""
@@ -421,7 +430,7 @@ class Scanner:
             anchors = [(word, symptom) for alike, word, symptom in self._anchors if alike in looks]
             if anchors or INFO not in looks or RAISED.search(looks):
                 shape = Shape(looks, anchors)
-        served = b'"POST ' in line and line.endswith(_SERVED)
+        served = b'"POST ' in line and line.endswith((_SERVED, _REJECTED))
         if served or (shape is QUIET and _STEP.search(line.lower(), 0, LONGEST)):
             shape = PACED
         if shape in (QUIET, PACED) and self._origins.may_show_rank(line):

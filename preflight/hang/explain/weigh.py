@@ -39,6 +39,7 @@ from preflight.hang.explain.failure_words import may_be_last
 from preflight.hang.explain.meaning import circumstance, ended_as, gravest_first, lesser, of_hit
 from preflight.hang.explain.missing_ranks import (
     ODD,
+    of_ended_before,
     of_first_end,
     of_members,
     of_the_dead,
@@ -271,6 +272,8 @@ def _of_signs(
     if telling:
         return of_hit(telling[0], hits, found)
     timeouts = [hit for hit in signs if hit.symptom.reads == "timeout"]
+    if timeouts and (first := of_ended_before(timeouts, hits, found)) is not None:
+        return first
     if timeouts:
         return of_time_out(of_hit(timeouts[0], hits, found), hits, found)
     waits = [hit for hit in signs if hit.symptom.waits]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.hang.logs import communicator, explained
+from tests.unit.hang.logs import communicator, explained, timed_out
 
 LOGS = tomllib.loads(Path(__file__).with_name("public_logs.toml").read_text())
 SUMMARY = """\
@@ -40,6 +40,16 @@ def test_the_cause_is_named(tmp_path: Path, name: str) -> None:
     answer = explained(tmp_path, case["log"])
     named = answer.category, case["words"] in answer.sentence
     assert named == (case["category"], True), answer.sentence
+
+
+def test_a_rank_that_ended_before_the_others_time_outs_is_the_missing_one(tmp_path: Path) -> None:
+    """Torchrun reports its end ten minutes before; later, it may be one of those that waited."""
+    waits = timed_out(0, seq=2, at="10:10:05.1")
+    answer = explained(tmp_path, SUMMARY.format(at="10:00:00", rank=4, code=1) + waits)
+    assert answer.culprits == ("rank 4", "node n7")
+    assert "rank 0 waited for it" in answer.sentence
+    late = explained(tmp_path, SUMMARY.format(at="10:10:09", rank=4, code=1) + waits)
+    assert late.culprits == ()
 
 
 def test_an_abort_is_no_exception_without_record(tmp_path: Path) -> None:
@@ -196,6 +206,17 @@ def test_all_ranks_that_raise_alike_are_named_whichever_node_reports_first(tmp_p
     )
     answer = explained(tmp_path, raised + ends)
     assert answer.culprits == ("rank 0", "rank 1", "rank 2", "rank 3")
+
+
+def test_a_request_that_a_server_rejected_is_a_doubtful_failure(tmp_path: Path) -> None:
+    """It answers with a 4xx status right after the traceback; other exceptions still count."""
+    raised = "ERROR [serving.py:251] Error in the inputs\nTraceback (most recent call last):\n"
+    raised += FRAMES + "ValueError: the request has {} tokens, at most 4096\n"
+    rejected = 'INFO:     10.0.0.1:4001 - "POST /v1/completions HTTP/1.1" 400 Bad Request\n'
+    log = raised.format(5000) + rejected
+    assert explained(tmp_path, log).confidence < 0.8 <= explained(tmp_path, raised).confidence
+    assert "has 6000 tokens" in explained(tmp_path, log + raised.format(6000)).sentence
+    assert "has 6000 tokens" in explained(tmp_path, raised.format(6000) + log).sentence
 
 
 def test_the_node_that_reports_a_lost_peer_is_not_blamed(tmp_path: Path) -> None:
