@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -59,7 +60,12 @@ def known_names_in(folder: Path, report: Report) -> tuple[KnownNames, ...]:
     """
     documents = tuple(filter(None, map(_read, (folder, *wave_folders(folder)))))
     names = {name for document in documents for name in document.reach}
-    if missing := [name for name in _judged_sentences(report) if name not in names]:
+    nodes = frozenset(report.fleet.nodes)
+    # "Not run" does not count, as it holds no node's text.
+    rows = (row for row in report.verdicts if row.outcome is not Outcome.NOT_RUN)
+    subjects = {row.subject for row in rows}
+    judged = {name for subject in subjects for name in nodes_in(subject, nodes)}
+    if missing := [name for name in report.fleet.nodes if name in judged - names]:
         raise UsageError(
             f"--public cannot hide names that it does not know: the facts of {fold(missing)} are "
             f"not in {folder} (a killed run leaves no {_FILE}, and older sweeps lose their waves, "
@@ -92,15 +98,6 @@ def _read(folder: Path) -> KnownNames | None:
         return None
 
 
-def _judged_sentences(report: Report) -> Iterator[str]:
-    """Return the nodes with a verdict; "not run" does not count, as it holds no node's text."""
-    nodes = frozenset(report.fleet.nodes)
-    rows = (row for row in report.verdicts if row.outcome is not Outcome.NOT_RUN)
-    about = {row.subject for row in rows}
-    names = {name for subject in about for name in nodes_in(subject, nodes)}
-    return (name for name in report.fleet.nodes if name in names)
-
-
 def fabric_of(
     folder: Path, blames: Sequence[BlameRow], hider: Hider | None
 ) -> Callable[[int], str] | None:
@@ -121,7 +118,7 @@ def fabric_of(
     observed, sweep = samples.observed, samples.sweep
     if hider is not None:
         observed, sweep = hider.all_of(observed), None
-    return lambda most: fabric_section(observed, blames, sweep=sweep, most=most)
+    return partial(fabric_section, observed, blames, sweep=sweep)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -416,17 +416,13 @@ def refuse_all_below(top: Path) -> None:
     if os.geteuid() != 0:
         return
     places: set[tuple[Path, str]] = set()
-    try:
+    why = f"{top} is not used: not every file in it could be checked"
+    with file_errors(why, "name another folder, or try again"):
         for file in (top, *(file for _, inside in folders_below(top) for file in inside)):
             folders = (file.parent, os.path.dirname(os.path.realpath(file)))  # noqa: PTH120  loops
             is_run = folders not in places and os.access(file, os.X_OK) and file.is_file()
             refuse_others(file, is_run=is_run)
             places |= {folders} if is_run else set()
-    except OSError as error:
-        raise UsageError(
-            f"{top} is not used: not every file in it could be checked ({reason_of(error)}); "
-            "name another folder, or try again"
-        ) from error
 
 
 def _refuse_irregular_input(

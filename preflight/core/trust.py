@@ -312,7 +312,7 @@ class Step(NamedTuple):
     """A folder, link or file on a path, as it was opened."""
 
     place: Path
-    found: os.stat_result
+    status: os.stat_result
     is_last: bool
 
 

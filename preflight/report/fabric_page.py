@@ -71,11 +71,11 @@ def fabric_page(
 def fabric_section(
     observed: Observed,
     blames: Sequence[BlameRow],
+    most: int = LARGEST,
     *,
     sweep: Sweep | None = None,
     origin: str = "",
     with_findings: bool = False,
-    most: int = LARGEST,
     limits: Thresholds = SHIPPED,
 ) -> str:
     """Draw the measurements of the fabric in at most `most` bytes.

@@ -150,7 +150,7 @@ class Chosen:
     """The operator's choices for a run. `wanted`: only these checks; None: all of the tier."""
 
     fleet: Fleet
-    found: SiteNodes | None
+    site_nodes: SiteNodes | None
     """The nodes that a hook of the site named, for xdist's workers."""
     registry: Registry
     wanted: frozenset[str] | None
@@ -210,7 +210,7 @@ def read_options(config: pytest.Config) -> Chosen:
     is_fleet_typed = "PREFLIGHT_NODES" in os.environ or any(
         config.getoption(f"preflight_{how}") is not None for how in ("nodes", "inventory")
     )
-    site_nodes = handoff.found if handoff else None
+    site_nodes = handoff.site_nodes if handoff else None
     if not (handoff or rank_0 or is_fleet_typed):
         site_nodes = ask_nodes(config)
     fleet = resolve(_fleet_request(config, site_nodes, rank_0.crew if rank_0 else None))
@@ -230,7 +230,7 @@ def read_options(config: pytest.Config) -> Chosen:
     )
     return Chosen(
         fleet=fleet,
-        found=site_nodes,
+        site_nodes=site_nodes,
         registry=registry,
         wanted=wanted,
         settings=settings,

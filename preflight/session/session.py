@@ -215,7 +215,7 @@ class Session:
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
         """Hand the measurements to an xdist worker."""
-        xdist.give(node.workerinput, self.run, self._chosen.outputs, self._chosen.found)
+        xdist.give(node.workerinput, self.run, self._chosen.outputs, self._chosen.site_nodes)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> None:

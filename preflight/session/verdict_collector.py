@@ -70,7 +70,7 @@ class Conclusion:
     """A finished run: its report, and the lines of its summary."""
 
     report: Report
-    found: tuple[Finding, ...]
+    findings: tuple[Finding, ...]
     outputs: Outputs
     hint: str
 
@@ -78,7 +78,7 @@ class Conclusion:
         """Lay out the summary for a terminal of that width."""
         where, page_at = self.outputs.where, self.outputs.at(PAGE)
         return summary(
-            self.report, self.found, where=where, page=page_at, hint=self.hint, width=width
+            self.report, self.findings, where=where, page=page_at, hint=self.hint, width=width
         )
 
 
@@ -150,12 +150,11 @@ def _page(run: Run, report: Report, all_findings: tuple[Finding, ...], outputs: 
     """The run's HTML page."""
     sweep, observed = run.judgement.measured.sweep, run.judgement.sweep.observed
     drains = frozenset(entry.check.id for entry in run.registry if entry.check.drains)
-    draw = None
+    fabric = None
     if sweep is not None and observed is not None and sweep.pairs:
         limits = run.judgement.sweep_limits
         fabric = partial(fabric_section, observed, report.blames, sweep=sweep, limits=limits)
-        draw = lambda most: fabric(most=most)  # noqa: E731  one of two
-    return page(report, all_findings, draw, earlier=earlier(outputs.path), drains=drains)
+    return page(report, all_findings, fabric, earlier=earlier(outputs.path), drains=drains)
 
 
 def _coverage(run: Run, names: Sequence[str], past: Past | None) -> CoverageRow | None:

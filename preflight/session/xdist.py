@@ -37,7 +37,7 @@ class Handoff(Struct, frozen=True, kw_only=True):
     content: bytes
     """The measurements themselves in that case."""
     sha256: str
-    found: SiteNodes | None
+    site_nodes: SiteNodes | None
     """The nodes that the site's plugins named: only the controller calls these."""
     planned: Planned
     """The rounds of pairs: a worker's own seed and clock would choose others."""
@@ -85,7 +85,7 @@ def give(workerinput: dict[str, Any], run: Run, outputs: Outputs, nodes: SiteNod
         path=str(path) if written else "",
         content=b"" if written else content,
         sha256=hashlib.sha256(content).hexdigest(),
-        found=nodes,
+        site_nodes=nodes,
         planned=run.planned,
         skipped=tuple(run.stopped),
     )

@@ -108,7 +108,7 @@ def test_who_does_not_answer_is_named_and_not_invented(tmp_path: Path) -> None:
     ("arguments", "said"),
     [
         (["--nodes", "h[1-99999999]"], "more than 65536 nodes"),
-        (["./nosuchrun"], "measurements nosuchrun: No such file or directory; give its folder"),
+        (["./nosuchrun"], "measurements nosuchrun: No such file or directory; give a run"),
         (["--inventory", "nosuch.toml"], "cannot read the inventory"),
         (["-o", "nosuch/new.toml"], "there is no folder"),
         (["-o", "/proc/new.toml"], "/proc takes no new file; give another file"),
