@@ -63,7 +63,10 @@ def _blocks_sigint(pid: int) -> bool:
         (("check", "-i", "nosuch.toml"), "give --inventory a readable TOML or YAML file"),
         (("check", "--checks=gpu.cuont"), "did you mean 'gpu.count'"),
         (("nightly", "--wave-budget=abc"), "argument --wave-budget: give a number, not 'abc'"),
-        (("nightly", "a", "--whole-fleet", "--wave-budget=0"), "--wave-budget='0': give the"),
+        (
+            ("nightly", "a", "--whole-fleet", "--wave-budget=0"),
+            "--wave-budget=0: give seconds, 1 to 604800",
+        ),
         (("nightly", "--report=x"), "--report is not for a nightly run"),
         (("learn", "a", "--nodes=b"), "nodes are given twice"),
         (("learn", "--transport=x"), "--transport"),
