@@ -300,6 +300,8 @@ _WRAPS = re.compile(
 """Messages of exceptions that only pass on a library's error: the cause is elsewhere."""
 _OF_SPAWN = "<string>"
 """Where a process that multiprocessing spawned cannot read what its parent, which ended, sends."""
+_EMPTY = "Ran out of input"
+"""Of pickle: a file is empty, or the parent of a spawned process ended."""
 _NO_INPUT = "EOF when reading a line"
 """Python's EOFError where a script asks its terminal; others report the end of a process."""
 
@@ -311,9 +313,12 @@ def own_faults(
     return [
         error
         for error in raised
-        if (error.kind not in ECHOES or error.message == _NO_INPUT)
+        if (error.kind not in ECHOES or error.message in (_NO_INPUT, _EMPTY))
         and not _WRAPS.search(error.message)
-        and not (error.kind == "UnpicklingError" and (error.cut or error.file == _OF_SPAWN))
+        and not (
+            (error.kind == "UnpicklingError" or error.message == _EMPTY)
+            and (error.cut or error.file == _OF_SPAWN)
+        )
         and not _is_handled_import(error, raised)
         and error.order >= survived.get(-1 if error.speaker.rank is None else error.speaker.rank, 0)
     ]
@@ -336,7 +341,30 @@ _INSTALL = (
     "(compare pip freeze), or correct PATHs"
 )
 _NO_FILE = "make that path exist and readable on every node (its spelling, mounts, rights)"
-_ADVICE = {**dict.fromkeys(IMPORTS, _INSTALL), **dict.fromkeys(NO_FILE, _NO_FILE)}
+_ADVICE = (
+    ("|".join(IMPORTS), _INSTALL),
+    ("|".join(NO_FILE) + "|.*unable to open database file", _NO_FILE),
+    (
+        rf"(?:ScannerError|ParserError|JSONDecodeError|TOMLDecodeError)\b|EOFError: {_EMPTY}",
+        "write the file that it reads anew: its syntax is wrong, or it is empty or cut off",
+    ),
+    (
+        "OperationalError: (?:disk I/O error|database is locked)",
+        "put the database on a local disk of the node: SQLite does not work well over a network",
+    ),
+    (
+        r"(?:Connect\w*|Max\w*|Read\w*|Proxy|SSL|URL|HTTP\w*|Comm)(?:Error|Timeout)\b",
+        "look at the node's way to that server (proxy, names, certificates), or do without it",
+    ),
+)
+"""By the kind and the message of an exception."""
+
+
+def _advice_for(error: LoggedException) -> str:
+    words = f"{error.kind}: {error.message}"
+    return next((advice for kinds, advice in _ADVICE if re.match(kinds, words)), "")
+
+
 _CORRECT = "correct the code, or the setting, that leads to that line"
 _ALL_ALIKE = "; these ranks fail alike, so that it is not one node's fault"
 _UNDECIDED = "; but torchrun's summaries do not show which node's exception came first"
@@ -428,7 +456,7 @@ def of_exceptions(
         sentence=f"{subject} raised {first.kind}{message}{place}{code}{led_to}"
         + _UNDECIDED * undecided,
         cause="an exception in the script or in a library; later errors of other ranks are echoes",
-        advice=(_ADVICE.get(last.kind) or _ADVICE.get(first.kind) or _CORRECT)
+        advice=(_advice_for(last) or _advice_for(first) or _CORRECT)
         + "; the other ranks only waited for this one" * waited
         + _ALL_ALIKE * (len(ranks) > 1),
         next=with_script("preflight lint SCRIPT", [first]),

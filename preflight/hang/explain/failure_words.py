@@ -100,7 +100,7 @@ _YAML = re.compile(
 """A setting that is not indented."""
 _IN_YAML = re.compile(rb"\s{0,40}(?:[a-z][a-z_.-]{0,80}:(?: [^\s\[]\S{0,200})?$|- \S)")
 """A line beside one: a name with no value or one of a single word, or an item of a list."""
-_OF_PROGRAM = re.compile(r"\s{0,40}[\w./-]{1,60}(?:\[\d{1,8}\])?: (?:error|fatal): ")
+_OF_PROGRAM = re.compile(r"\s{0,40}[\w./-]{1,60}(?:\[\d{1,8}\])?: (?:error|fatal|line \d{1,6}): ")
 """Begins a message of a program, which is no setting however far it is indented."""
 _SUPPOSED = re.compile(
     r"(?i)\b(?:(?:watch|look|wait|listen|scan|search|check|poll|grep|monitor)(?:e?s|ing)?"

@@ -185,6 +185,8 @@ class _File:
         self.tracebacks = Tracebacks(self.whose)
         self.progress = _Progress()
         self.repeats = Repeats()
+        self.before: list[bytes] = []
+        """The lines right before the one that is read."""
         self.stories: dict[tuple[str, int | None], list[_Story]] = {}
         """By label and rank."""
         self._latest: dict[str, int | None] = {}
@@ -304,6 +306,7 @@ class Scanner:
                         continue
                 is_step = shape is PACED
                 if not (idle and is_step) and not repeats.skips(shape, line, order, idle=idle):
+                    file.before = lines[max(at - 2, 0) : at]
                     self._line(file, text_of(line), order - before, order, shape.begins(line))
                     idle = file.idle
                 if is_step:
@@ -493,7 +496,9 @@ class Scanner:
         now.cancelled |= any("*** JOB " in text for text in story.texts)
         if reports or any("CANCELLED AT" in text for text in story.texts):
             own = time_of(fields.get("time", story.line.text), story.line.when)
-            last = self._time_of(now.line)
+            before = (line for line in file.before if not line.startswith((b"slurm", b"srun")))
+            times = map(self._time_of, (now.line, *before))
+            last = max(filter(None, times), default=None)
             now.over = (own or last or inf) + _PAUSE_S
             if own and last and own - last > _STILL_S:
                 fields |= {"still": "1", "still_min": f"{(own - last) / 60:.0f}"}

@@ -90,8 +90,8 @@ _SAYS_LITTLE = 0.2
 _ALTERNATIVES = 3
 _LAUNCHED = {"child_failed", "rank_ended", "task_exited"}
 """Symptoms that launchers of several ranks report."""
-_AT_ONCE = {"script_missing", "usage"}
-"""Symptoms by which a program ends before it begins: an exception after it is of another start."""
+_AT_ONCE = {"script_missing", "slurm_step", "usage"}
+"""Symptoms by which a program ends before it begins: a failure after it is of another start."""
 
 
 def explain(found: ScanResult) -> Explanation:
@@ -138,7 +138,8 @@ def explain(found: ScanResult) -> Explanation:
     if ended_well(hits, failures, found):
         answer, doubt = _of_hints(hits, found) or ENDED, ""
     elif causes:
-        answer = with_ranks(of_hit(causes[0], hits, found), late)
+        cause = next((hit for hit in causes if hit.symptom.id not in _AT_ONCE), causes[-1])
+        answer = with_ranks(of_hit(cause, hits, found), late)
     elif firsts and not _before(telling, firsts):
         first_roots = roots if firsts == errors else {error.speaker.rank for error in firsts}
         answer = of_exceptions(errors, first_roots, {*ended_as(found, (1,))})

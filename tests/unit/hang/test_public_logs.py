@@ -239,3 +239,49 @@ def test_a_request_that_failed_did_not_end_the_server(tmp_path: Path) -> None:
     assert explained(tmp_path, unknown + log).category == "no_failure"
     ended = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
     assert explained(tmp_path, failed + log + ended).category == "oom_one_rank"
+
+
+@pytest.mark.parametrize(
+    ("raised", "advice"),
+    [
+        ("EOFError: Ran out of input", "empty or cut off"),
+        ("yaml.scanner.ScannerError: while scanning for the next token", "its syntax is wrong"),
+        ("sqlite3.OperationalError: database is locked", "a local disk of the node"),
+        ("sqlite3.OperationalError: unable to open database file", "make that path exist"),
+        ("wandb.errors.CommError: Run initialization has timed out after 90.0 sec.", "proxy"),
+        ("ValueError: 3 heads for 8 ranks", "correct the code"),
+    ],
+)
+def test_the_advice_fits_the_kind_of_the_exception(
+    tmp_path: Path, raised: str, advice: str
+) -> None:
+    """A broken file, a database or a server is not mended in the code."""
+    log = f"Traceback (most recent call last):\n{FRAMES}{raised}\n"
+    assert advice in explained(tmp_path, log).advice
+
+
+def test_a_shell_reports_a_killed_program(tmp_path: Path) -> None:
+    """Its script's name and line come first: no setting of printed YAML."""
+    log = "run_train.sh: line 10: 4711 Killed                  python main.py --a 1\n"
+    assert "SIGKILL" in explained(tmp_path, log).sentence
+
+
+def test_of_several_starts_that_refused_their_options_the_last_counts(tmp_path: Path) -> None:
+    """Each ends before it begins, so that the next one is another start."""
+    log = "a.py: error: argument --fp16: got s\n" * 2
+    log = f"a.py: error: argument --type: got p\n{log}"
+    assert "--fp16" in explained(tmp_path, log).sentence
+    step = (
+        "srun: error: Unable to create step for job 9: More processors requested than permitted\n"
+    )
+    loop = "At least one pair of MPI processes are unable to reach each other for\n"
+    assert explained(tmp_path, step + loop).category == "wrong_interface"
+
+
+def test_a_job_that_writes_until_its_time_limit_has_not_stood_still(tmp_path: Path) -> None:
+    """Lines that are no steps count as well; the scheduler's own do not."""
+    log = "2026-01-02 01:00:00,1 [INFO] epoch 1 step 5 loss 2\n"
+    work = "2026-01-02 09:59:25,2 [INFO] Evaluating on val.\n"
+    end = "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-01-02T10:00:00 DUE TO TIME LIMIT\n"
+    assert explained(tmp_path, log + end).category == "timeout_rank_missing"
+    assert explained(tmp_path, log + work + end).category == "other"
