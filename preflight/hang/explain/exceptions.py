@@ -346,7 +346,7 @@ _ADVICE = (
     ("|".join(NO_FILE) + "|.*unable to open database file", _NO_FILE),
     (
         rf"(?:ScannerError|ParserError|JSONDecodeError|TOMLDecodeError)\b|EOFError: {_EMPTY}",
-        "write the file that it reads anew: its syntax is wrong, or it is empty or cut off",
+        "write the file that it reads again: its syntax is wrong, or it is empty or cut off",
     ),
     (
         "OperationalError: (?:disk I/O error|database is locked)",
