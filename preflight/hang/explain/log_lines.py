@@ -234,7 +234,8 @@ _ESCAPES = re.compile(
 )
 """Of a terminal; as `cat -v`, syslog, JSON and Python write them."""
 _BEGIN_ESCAPES = b"\x1b^#\\"
-_BREAKS = re.compile(rb"\r\n|\n|\r")
+_NO_BREAKS = bytes({*range(256)} - {*b"\r\n"})
+"""All bytes that end no line."""
 _FRAME = re.compile(rb"(?:19|20)\d\d-\S{12,40} (std(?:out|err)) ([FP])(?: |$)")
 """Kubernetes' container runtime interface (CRI); P: the line goes on in the stream's next one."""
 _FIRST = 20
@@ -294,14 +295,17 @@ def unstructured(line: str) -> list[str]:
     return [text_of(f"{head}{text}".encode("utf-8", "replace")) for text in lines]
 
 
-def chunks(path: Path, troubles: list[str]) -> Iterator[list[bytes]]:
-    """Yield a file's lines, some thousands at a time; `-` is standard input.
+def chunks(path: Path, troubles: list[str]) -> Iterator[tuple[list[bytes], bytes]]:
+    """Yield a file's lines, some thousands at a time, and their ends; `-` is standard input.
+
+    The ends are a byte for each line: a carriage return, or a line feed, which may be left out
+    after the last carriage return.
 
     A huge line is one line, cut. UsageError if the file cannot be opened. Later errors (a gzip file
     cut short) are added to `troubles`, and the text before them counts. A file that is mostly no
     text is added, too.
     """
-    tail, counted, odd = b"", 0, 0
+    tail, ends, counted, odd = b"", b"", 0, 0
     for block in blocks(path, troubles):
         sample = block[:_COUNTED].replace(b"\0", b"")
         counted += len(sample)
@@ -309,16 +313,20 @@ def chunks(path: Path, troubles: list[str]) -> Iterator[list[bytes]]:
         text = tail + block
         # A line feed may follow a carriage return at the end.
         end = max(text.rfind(b"\n"), text.rfind(b"\r", 0, -1)) + 1
-        lines, again = _unframed(_split(_plain(text[:end]))[:-1])
-        tail = b"".join(line + b"\n" for line in again) + text[end:]
-        if len(tail) > _HUGE:
-            tail = tail[:LONGEST] + tail[-LONGEST:]
+        every, breaks = _split(_plain(text[:end]))
+        ends += breaks[len(ends) :]  # the first lines are those read again, joined by line feeds
+        lines, again = _unframed(every[:-1])
+        rest = text[end:]
+        if len(rest) > _HUGE:
+            rest = rest[:LONGEST] + rest[-LONGEST:]
+        tail = b"".join(line + b"\n" for line in again) + rest
         if len(lines) * LONGEST < len(text):
             lines = [_cut(line) for line in lines]
-        yield _whole(lines)
+        yield _whole(lines), ends[: len(lines)]
+        ends = ends[len(lines) :]
     if tail:
-        lines, again = _unframed(_split(_plain(tail.removesuffix(b"\r"))))
-        yield [_cut(line) for line in (*lines, *again)]
+        lines, again = _unframed(_split(_plain(tail.removesuffix(b"\r")))[0])
+        yield [_cut(line) for line in (*lines, *again)], ends
     if odd > _BINARY * counted:
         troubles.append(f"{path}: could not be read as text")
 
@@ -449,7 +457,9 @@ def _cut(line: bytes) -> bytes:
     return line[:half] + b" ... " + line[5 - half :]
 
 
-def _split(block: bytes) -> list[bytes]:
-    if b"\r" in block:
-        return _BREAKS.split(block)  # progress bars write over themselves
-    return block.split(b"\n")
+def _split(block: bytes) -> tuple[list[bytes], bytes]:
+    """The lines, and their ends if there is any carriage return: progress bars use it."""
+    if b"\r" not in block:
+        return block.split(b"\n"), b""
+    block = block.replace(b"\r\n", b"\n")
+    return block.replace(b"\r", b"\n").split(b"\n"), block.translate(None, _NO_BREAKS)

@@ -6,6 +6,8 @@ The cause is at the end of a log, which is often damaged: every readable part of
 from __future__ import annotations
 
 import re
+import zlib
+from bisect import bisect_left
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -125,6 +127,11 @@ class ScanResult:
     failed: int | None = None
     """The rank that wrote it, if its line shows one."""
     lines: int = 0
+    starts: dict[str, int] = field(default_factory=dict)
+    """By file, how many lines were read before it."""
+    line_ends: list[tuple[int, int, bytes]] = field(default_factory=list)
+    """Of each part in which a bare carriage return ends a line: how many lines were read before it,
+    how many of those ended with one, and its own line ends, compressed."""
     troubles: list[str] = field(default_factory=list)
 
     @cached_property
@@ -135,6 +142,26 @@ class ScanResult:
     def attempt(self, source: str) -> tuple[float, int]:
         """What tells the attempts of the job in a file apart."""
         return self.settled.get(source, 0), self.again.get(source, 0)
+
+    def count_lines(self, lines: int, ends: bytes) -> None:
+        """Add lines that were read, which end so."""
+        if b"\r" in ends:
+            self.line_ends.append((self.lines, self.returns(self.lines), zlib.compress(ends)))
+        self.lines += lines
+
+    def returns(self, order: int) -> int:
+        """How many of the first lines, up to this one, end with a bare carriage return."""
+        at = bisect_left(self.line_ends, order, key=itemgetter(0))
+        if not at:
+            return 0
+        begin, before, ends = self.line_ends[at - 1]
+        return before + zlib.decompress(ends)[: order - begin].count(b"\r")
+
+    def in_editor(self, place: Place) -> Place:
+        """The place with the line number that editors and `grep -n` show: of line feeds only."""
+        start = self.starts[place.source]
+        returns = self.returns(start + place.line - 1) - self.returns(start)
+        return replace(place, line=place.line - returns)
 
 
 @dataclass
@@ -285,7 +312,8 @@ class Scanner:
     def _file(self, path: Path) -> None:
         file, result, by_looks = _File(path), self._result, self._shapes
         before, repeats = result.lines, file.repeats
-        for lines in chunks(path, result.troubles):
+        result.starts.setdefault(file.source, before)
+        for lines, ends in chunks(path, result.troubles):
             text = b"\n".join(lines)
             shapes = text.translate(ALIKE).split(b"\n")
             if len(by_looks) + len(repeats.seen) > _SHAPES:
@@ -315,7 +343,7 @@ class Scanner:
             text = b"\n".join(lines[begin - 1 :]) if begin > 1 else text
             file.note_writers(text)
             self._origins.note_tasks(text)
-            result.lines += len(lines)
+            result.count_lines(len(lines), ends)
         result.wrote |= file.wrote or file.named
         for story in [story for stories in file.stories.values() for story in stories]:
             self._close(story, file)

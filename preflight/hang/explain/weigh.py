@@ -153,7 +153,8 @@ def explain(found: ScanResult) -> Explanation:
     ):
         sure = min(answer.confidence, DOUBTED)
         answer = replace(answer, sentence=answer.sentence + doubt, confidence=sure)
-    answer = replace(answer, consequences=_consequences(answer, hits))
+    evidence = tuple(map(found.in_editor, answer.evidence))
+    answer = replace(answer, consequences=_consequences(answer, hits), evidence=evidence)
     return _with_alternatives(answer, others, found)
 
 
@@ -325,5 +326,5 @@ def _with_alternatives(
         answer,
         alternatives=tuple(replace(other, confidence=round(share, 2)) for other in rest),
         next=with_script(next_commands(answer.next), found.raised),
-        lines=found.lines,
+        lines=found.lines - found.returns(found.lines),
     )

@@ -251,6 +251,36 @@ def test_lines_cross_the_borders_of_what_is_read_at_once(
         assert (answer.category, answer.evidence[0].line, answer.lines) == ("port_in_use", 6, 7)
 
 
+@pytest.mark.parametrize("size", [7, 64, 1 << 20])
+def test_a_proof_has_the_line_number_that_editors_show(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    """Editors and `grep -n` count line feeds, not the carriage returns of progress bars."""
+    bar = "\r" + "\r".join(f"{part:3}%|{'#' * part}| {part}/99" for part in range(40))
+    trace = 'Traceback (most recent call last):\r\n  File "a.py", line 5, in f\nKeyError: {}\n'
+    log = f"start\r\n{bar}\r\n\r\x1b[K\n{trace.format(8)}{bar}\r\r\n\n{bar}{bar}\r{trace.format(9)}"
+    monkeypatch.setattr(log_lines, "CHUNK", size)
+    for one in (log.encode(), gzip.compress(log.encode()), log.encode("utf-16")):
+        answer = explained(tmp_path, one, one)
+        for proof in answer.evidence:
+            assert log.split("\n")[proof.line - 1] == proof.text
+        proofs = [(Path(proof.source).name, proof.line) for proof in answer.evidence]
+        assert proofs == [("0.log", 11), ("1.log", 11)]
+        assert answer.lines == 2 * log.count("\n")
+
+
+@pytest.mark.parametrize("size", [40, 100, 1 << 20])
+def test_parts_of_a_progress_bar_that_a_container_wrote_are_counted_as_in_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    """Kubernetes writes a long line in parts, which are read as one."""
+    head = "2026-10-05T10:00:00.000000000Z stderr"
+    bar = f"{head} P 10%\r20%\r\n{head} P 30%\r40%\n{head} F 50%\r60%\n"
+    monkeypatch.setattr(log_lines, "CHUNK", size)
+    answer = explained(tmp_path, f"{head} F start\n{5 * bar}{head} F {FAILED}")
+    assert (answer.category, answer.evidence[0].line, answer.lines) == ("port_in_use", 17, 17)
+
+
 def test_a_line_without_end_takes_no_endless_memory(tmp_path: Path) -> None:
     """50 MB without a newline are one line, and a failure after it stands in the second."""
     answer = explained(tmp_path, b"x" * 50_000_000 + b"\n" + FAILED.encode())
