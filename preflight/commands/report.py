@@ -11,6 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from preflight.commands import print_lines, short_names
+from preflight.commands.blame import hosts_of, judge_stored
 from preflight.commands.nightly.state import WAVE
 from preflight.commands.nightly.united import fabric_of_waves
 from preflight.core.command_line import some_path
@@ -23,7 +24,7 @@ from preflight.facts.model import Facts, Ports
 from preflight.facts.node import Reach
 from preflight.fleet.nodeset import fold
 from preflight.report.document import BlameRow, Report, encode
-from preflight.report.events import reread
+from preflight.report.events import REPORT, reread
 from preflight.report.exports import MODE, junit, metrics, refuse_unread
 from preflight.report.fabric_page import fabric_section
 from preflight.report.hide import Hider
@@ -65,7 +66,8 @@ def known_names_in(folder: Path, report: Report) -> tuple[KnownNames, ...]:
     rows = (row for row in report.verdicts if row.outcome is not Outcome.NOT_RUN)
     subjects = {row.subject for row in rows}
     judged = {name for subject in subjects for name in nodes_in(subject, nodes)}
-    if missing := [name for name in report.fleet.nodes if name in judged - names]:
+    unknown = judged - names
+    if missing := [name for name in report.fleet.nodes if name in unknown]:
         raise UsageError(
             f"--public cannot hide names that it does not know: the facts of {fold(missing)} are "
             f"not in {folder} (a killed run leaves no {_FILE}, and older sweeps lose their waves, "
@@ -116,6 +118,9 @@ def fabric_of(
     if not samples.observed.tried:
         return None
     observed, sweep = samples.observed, samples.sweep
+    if not (folder / REPORT).is_file():  # a killed run has samples, and perhaps no verdicts
+        blames = judge_stored(samples, hosts_of(samples, None)).blames
+        blames = hider.all_of(blames) if hider else blames
     if hider is not None:
         observed, sweep = hider.all_of(observed), None
     return partial(fabric_section, observed, blames, sweep=sweep)

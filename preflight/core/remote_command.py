@@ -205,8 +205,8 @@ class Remote(ABC):
     def _leave(self) -> int | None:
         """Release the command, once; return its status."""
         if not self._left:
+            self._status = self._release()  # again, if a Ctrl-C cuts it short
             self._left = True
-            self._status = self._release()
             self._buffer.ended = True
         return self._status
 

@@ -146,9 +146,12 @@ def _expand_names(pattern: str) -> list[str]:
     its = clustershell("NodeSet")
     if "@" in pattern:
         raise UsageError(f"groups such as {_short(pattern)!a} are not read here: {_EXAMPLE}")
+    operations = [*_OPERATION.finditer(pattern)]
+    if "".join(operation[0] for operation in operations) != pattern or operations[0][1]:
+        raise UsageError(f"{_short(pattern)!a} has an operator without nodes: {_EXAMPLE}")
     names: set[str] = set()
     try:
-        for sign, part in _OPERATION.findall(pattern):
+        for sign, part in (operation.groups() for operation in operations):
             getattr(names, _CHANGES[sign])(its.NodeSet(part, resolver=its.RESOLVER_NOGROUP))
     except (its.NodeSetException, ValueError, AssertionError) as error:
         raise UsageError(

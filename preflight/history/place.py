@@ -28,6 +28,8 @@ _MODE = 0o640
 _LEAST = 512
 """Bytes of the smallest valid database; SQLite would overwrite a shorter file."""
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+]*)://(.*)", re.DOTALL)
+_AFTER_BRACKET = re.compile(r"\][^:]|\s")
+"""What urlsplit() passes over in a server: words behind the bracket of an address, and blanks."""
 _QUERY = re.compile(r"[?#]")
 _SERVERS = ("postgresql",)
 _ANOTHER = "give another: --preflight-history=DIR"
@@ -61,7 +63,9 @@ def parse_place(text: str, working: Path) -> Place:
     if kind.partition("+")[0] in _SERVERS:
         with suppress(ValueError):
             # What stands before the last @ is a login, which may hold any character.
-            if urlsplit(f"//{rest.rpartition('@')[2]}").port != 0:
+            server = rest.rpartition("@")[2]
+            host = re.split("[/?]", server)[0]
+            if urlsplit(f"//{server}").port != 0 and not _AFTER_BRACKET.search(host):
                 return Place(None, text)
         raise UsageError(
             f"--preflight-history={_hide_login(text)[:80]!a}: its host or port is invalid; type "

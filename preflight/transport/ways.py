@@ -282,6 +282,8 @@ def fan_out(
             if progress is not None and done != reported and due:
                 reported, reported_at = done, now
                 progress(done, len(by_name), [name for name in by_name if name not in results])
+        while not finished.empty():  # a machine that was suspended reads them after the deadline
+            results.update([finished.get()])
     finally:
         waiting.clear()
     for name in by_name.keys() - results.keys():

@@ -482,7 +482,6 @@ ELSEWHERE = {
     "preflight/hook/work.py": "the inventory that hook.toml names",
     "preflight/session/xdist.py": "measured.json, which its sender has hashed",
     "preflight/hang/watch/evidence.py": "nccl.conf, of 64 KiB",
-    "preflight/session/options.py": "measured.json, by the reader of `learn`",
     "preflight/session/site.py": "an ini file, searched for one word",
     "preflight/transport/ssh_config.py": "a key of 64 KiB, for paramiko",
     "preflight/commands/capture.py": "measured.json and report.json of its own run",

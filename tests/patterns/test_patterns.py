@@ -46,7 +46,6 @@ _END_IN_AT = (
 """Given words only up to their last @, where each :// finds its end."""
 
 _MADE_WHEN_RUN = {
-    "preflight/fabric/stored.py": "names of our own fields",
     "preflight/facts/boards.py": "a table of boards, matched from the beginning",
     "preflight/payload/probe/node_files.py": "literals of its callers, for names of files",
     "preflight/report/hide.py": "NAMING and PLAIN of forms.py, and escaped names",
@@ -61,6 +60,7 @@ _MADE_WHEN_RUN = {
     "checks/host/test_host_log.py": "_KINDS",
     "checks/net/test_nic_log.py": "_KINDS",
     "preflight/captured/environment.py": "_FORMS",
+    "preflight/hang/explain/exceptions.py": "_ADVICE",
     "preflight/captured/unread.py": "_FORMS",
     "preflight/core/trust.py": "_PARTED",
 }

@@ -111,7 +111,8 @@ def test_measurements_that_cannot_be_are_refused(here: Here) -> None:
     path.write_text(json.dumps(measured))
     told = here.preflight(f"--preflight-replay={path}")
     assert told.exit == 4
-    assert "odd.json: sweep.pairs[0] ('h1-h2').first.timings[0]: it has no times" in told.err
+    assert "odd.json: " in told.err
+    assert "$.sweep.pairs[0].first.timings[0].times_us" in told.err
     assert "Traceback" not in told.out + told.err
 
 

@@ -366,6 +366,7 @@ def test_an_empty_path_is_not_the_current_folder(tmp_path: Path, words: str) -> 
     [
         ("history", "[::1"),
         ("check", "[::1/db"),
+        ("history", "[::1]x/db"),
         ("check", "::1]/db"),
         ("history", "h:port/db"),
         ("check", "h:0/db"),

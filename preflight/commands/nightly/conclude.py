@@ -117,7 +117,7 @@ def tidy_waves(folder: Path, keep: int) -> None:
     Files that cannot be removed stay.
     """
     older = [path for path in sweeps_in(folder.parent) if path.name < folder.name]
-    for old in older[keep - 1 :] if keep else ():
+    for old in older[keep - 1 :] if keep > 0 else ():
         with suppress(OSError, UsageError):
             if (old / REPORT).is_file() and read_nightly_run(old).finished:
                 _remove_waves(old)

@@ -27,7 +27,7 @@ from itertools import combinations
 from typing import Any
 
 from probe import node_files as pci
-from probe.node_files import attempt, clean, names
+from probe.node_files import clean, names
 from start import Emit
 from sweep import cuda, transports, verify
 
@@ -87,7 +87,10 @@ def sides(sysfs: str) -> Sides:
     nodes = []
     for name in names(folder):
         match = _NODE.match(name)
-        cpus = pci.cpus_in(attempt(f"{folder}/{name}/cpulist")) if match else []
+        try:
+            cpus = pci.cpus_in(pci.attempt_raw(f"{folder}/{name}/cpulist").decode("ascii"))
+        except ValueError:
+            cpus = []
         usable = [cpu for cpu in cpus if cpu in allowed]
         if match and usable:
             nodes.append((int(match.group(1)), usable))

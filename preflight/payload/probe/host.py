@@ -343,12 +343,13 @@ _ENOUGH = 4096
 
 def read_stack(root: str) -> dict[str, Any]:
     """Return `Stack`; "" or 0 for what is not known."""
+    online = node_files.attempt_raw(root + "/devices/system/cpu/online")
     return {
         "os": system(attempt_lines("/etc/os-release")),
         "libc": _libc(),
         "architecture": clean(os.uname().machine),
         "cpu": cpu(lines("/proc/cpuinfo", _ENOUGH)),
-        "cpus_online": len(node_files.cpus_in(attempt(root + "/devices/system/cpu/online"))),
+        "cpus_online": len(node_files.cpus_in(online.decode("ascii"))),
         "product": attempt(root + "/class/dmi/id/product_name"),
         "bios": attempt(root + "/class/dmi/id/bios_version"),
     }

@@ -265,12 +265,11 @@ def numbered(folder: str, pattern: str) -> list[str]:
 
 
 def cpus_in(cpulist: str) -> list[int]:
-    """Return the CPUs of a list of sysfs, "0-31,64-95"; [] for an invalid list."""
+    """Return the CPUs of a list of sysfs, "0-31,64-95"; ValueError for an invalid list."""
     cpus: list[int] = []
-    for part in cpulist.split(","):
-        first, _, last = part.strip().partition("-")
-        if first.isdigit() and (not last or last.isdigit()):
-            cpus += range(int(first), min(int(last or first), int(first) + 65535) + 1)
+    for part in filter(None, cpulist.strip().split(",")):
+        first, _, last = part.partition("-")
+        cpus += range(int(first), min(int(last or first), int(first) + 65535) + 1)
     return cpus
 
 

@@ -142,6 +142,7 @@ def take_part(
     if rail.go.backend == "nccl":
         say(round=first_round, phase="init", within_s=rail.go.init_s)
         cuda.initialise(torch, rail.gpu)
+        say(round=first_round, phase="start", within_s=STORE_S + _MARGIN_S)
     transport = transports.Transport(torch, rail, log)
     steps = clocks.Steps()
     context = Context(torch, store, rendezvous, rail, transport, counting, steps, say)

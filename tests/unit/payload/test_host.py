@@ -312,6 +312,19 @@ def test_governors_are_counted_by_cpu(tmp_path: Path) -> None:
     assert machine.stack.cpus_online == 3
 
 
+@pytest.mark.parametrize(
+    ("online", "cpus"), [(",".join(map(str, range(0, 384, 2))), 192), ("0-3,many", None)]
+)
+def test_online_cpus_are_counted_whole_or_not_at_all(
+    tmp_path: Path, online: str, cpus: int | None
+) -> None:
+    """Without SMT, every second CPU is listed: a long list is not cut, a broken one is unknown."""
+    put(tmp_path, {"devices/system/cpu/online": online})
+    machine = probe(Remote("probe"), sysfs=str(tmp_path)).machine
+    assert machine is not None
+    assert (machine.stack and machine.stack.cpus_online) == cpus
+
+
 @pytest.mark.parametrize(("version", "cpus"), [("v2", 1.5), ("v1", 0.5)])
 def test_the_least_that_any_group_above_grants(
     version: str, cpus: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

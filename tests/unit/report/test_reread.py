@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import gzip
 import json
 import operator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -15,14 +17,13 @@ from preflight.commands import cli
 from preflight.errors import UsageError
 from preflight.fabric.decoding.sensitivity import SensitivityRow
 from preflight.report.document import BlameRow, PairRow, encode
-from preflight.report.events import Began, reread
+from preflight.report.events import Began, Events, reread
 from preflight.verdict import fail
 
 from .nights import BENT, report
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 _TEXTS = ("subject", "component", "blame")
 """They name devices and pairs as well, and are shown as text."""
@@ -208,3 +209,21 @@ def test_a_document_without_bottom_is_refused(tmp_path: Path, name: str) -> None
     (tmp_path / name).write_text(deep)
     with pytest.raises(UsageError, match="give another run"):
         reread(tmp_path)
+
+
+def test_the_page_of_a_killed_run_blames_by_its_samples(tmp_path: Path) -> None:
+    """It measured, but was killed before its verdicts: the page shows the slow rail."""
+    frozen = Path(__file__).parents[2] / "frozen" / "runs" / "rehearsal-slow-rail"
+    (tmp_path / "measured.json").write_bytes(
+        gzip.decompress((frozen / "measured.json.gz").read_bytes())
+    )
+    Events(tmp_path / "events.jsonl").begin(
+        Began(
+            preflight="0", run="r", started="2026-11-24T10:00:00Z", tier="quick", nodes=("n1",),
+            origin="", expected={"fabric.allreduce": ("*",)},
+        )
+    )  # fmt: skip
+    page = tmp_path / "a.html"
+    assert cli.main(["report", str(tmp_path), f"--html={page}"]) == 0
+    assert "Every pair against its peers" in page.read_text()
+    assert "No node or path is blamed" not in page.read_text()
