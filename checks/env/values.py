@@ -281,6 +281,11 @@ def _or(value: int | None, default: int) -> int:
     return default if value is None else value
 
 
+def choice(variable: Variable, value: str) -> Remark | None:
+    """One word of a list."""
+    return None if not value or _is_one(variable, value) else _unknown_word(variable, value, value)
+
+
 def listed_words(variable: Variable, value: str) -> Remark | None:
     """Words of a list; `^` in front inverts where the variable knows that.
 
@@ -291,8 +296,7 @@ def listed_words(variable: Variable, value: str) -> Remark | None:
         texts = [part.rpartition(":")[2] for part in value.split(";")]
     for text in texts:
         inverts = variable.invert or variable.type == "functions"
-        words = (text.removeprefix("^") if inverts else text).split(",")
-        for word in words if variable.type != "choice" else texts:
+        for word in (text.removeprefix("^") if inverts else text).split(","):
             if word and not _is_one(variable, word):
                 return _unknown_word(variable, value, word)
     return None
@@ -453,7 +457,9 @@ def _boolean(variable: Variable, value: str) -> Remark | None:
 _READERS: Final[Mapping[str, Callable[[Variable, str], Remark | None]]] = {
     **dict.fromkeys(("integer", "switch", "number_of", "bytes"), _number),
     "boolean": _boolean,
-    **dict.fromkeys(("choice", "list", "functions"), listed_words),
+    "choice": choice,
+    "list": listed_words,
+    "functions": listed_words,
     "level": level,
     "float": float_number,
     "ifname": interfaces,
