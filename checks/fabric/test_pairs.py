@@ -148,21 +148,25 @@ def test_fabric_intra_node(node: Node, conclude: Conclude) -> None:
 
 
 def judge_nvlink_domain(
-    name: str, one: OverNvlink | None, gpus: tuple[Gpu, ...] | None = None, *, limit: Thresholds
+    name: str, domain: OverNvlink | None, gpus: tuple[Gpu, ...] | None = None, *, limit: Thresholds
 ) -> Verdict:
     """Fail a node whose NVLink to its neighbours is slow or unused, if that is its own fault."""
-    if one is None:
+    if domain is None:
         return not_run("NVML reports no NVLink domain that reaches beyond this node")
-    if one.state == "alone":
+    if domain.state == "alone":
         return not_run("no other node of its NVLink domain takes part with NCCL")
-    if one.state == "not_run":
-        return not_run(one.reason, stopped=one.stopped)
-    if one.state == "trouble":
+    if domain.state == "not_run":
+        return not_run(domain.reason, stopped=domain.stopped)
+    if domain.state == "trouble":
         advice = f"read the output of {name}, run again, or exclude {name}"
-        return unknown(f"{name} fell out of the sweep: {one.reason}", advice=advice, cause="sweep")
+        return unknown(
+            f"{name} fell out of the sweep: {domain.reason}", advice=advice, cause="sweep"
+        )
     from preflight.fabric.nvlink_domain import over_nvlink
 
-    return _nvlink_domain_verdict(name, over_nvlink(one, gpus or (), limit("nvlink.inside_share")))
+    return _nvlink_domain_verdict(
+        name, over_nvlink(domain, gpus or (), limit("nvlink.inside_share"))
+    )
 
 
 def _nvlink_domain_verdict(name: str, domain: OverNvlink) -> Verdict:

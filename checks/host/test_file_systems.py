@@ -51,16 +51,22 @@ def permanent_mounts(facts: Facts) -> tuple[tuple[str, bool], ...] | None:
     return tuple(sorted((fs.mount, fs.read_only) for fs in systems if not fs.automounted))
 
 
-def label(one: FileSystem) -> str:
+def label(file_system: FileSystem) -> str:
     """/data (nfs4, nas1:/export)."""
-    return f"{one.mount} ({', '.join(filter(None, [one.kind, one.source]))})"
+    return (
+        f"{file_system.mount} ({', '.join(filter(None, [file_system.kind, file_system.source]))})"
+    )
 
 
-def no_answer(one: FileSystem) -> str:
+def no_answer(file_system: FileSystem) -> str:
     """How the file system hung or failed, in words; "" if it answered."""
-    if one.state == "hung":
-        return f"{label(one)} gave no answer within {one.seconds:g} s"
-    return f"{label(one)} answers with: {one.error}" if one.state == "error" else ""
+    if file_system.state == "hung":
+        return f"{label(file_system)} gave no answer within {file_system.seconds:g} s"
+    return (
+        f"{label(file_system)} answers with: {file_system.error}"
+        if file_system.state == "error"
+        else ""
+    )
 
 
 def missing_mount(systems: tuple[FileSystem, ...], usual: Usual | None) -> tuple[str, str]:
@@ -76,39 +82,47 @@ def missing_mount(systems: tuple[FileSystem, ...], usual: Usual | None) -> tuple
     return "", ""
 
 
-def unwritable(one: FileSystem, limit: Thresholds) -> str:
+def unwritable(file_system: FileSystem, limit: Thresholds) -> str:
     """Why nothing can be written there, in words; "" if something can."""
-    if not one.shared and (why := no_answer(one)):
+    if not file_system.shared and (why := no_answer(file_system)):
         return why
-    refusals = [words for words in one.refused if not words.startswith(SHM)]
-    if one.remounted:
-        return f"{label(one)} was made read-only after it had been mounted to be written"
+    refusals = [words for words in file_system.refused if not words.startswith(SHM)]
+    if file_system.remounted:
+        return f"{label(file_system)} was made read-only after it had been mounted to be written"
     if refusals:
-        return f"nothing can be written to {refusals[0]}{_left(one)}"
-    if one.free_mib is not None and one.free_mib < limit("disk_least_mib") and not one.read_only:
-        return f"{label(one)} is full{_left(one)}"
+        return f"nothing can be written to {refusals[0]}{_left(file_system)}"
+    if (
+        file_system.free_mib is not None
+        and file_system.free_mib < limit("disk_least_mib")
+        and not file_system.read_only
+    ):
+        return f"{label(file_system)} is full{_left(file_system)}"
     return ""
 
 
-def read_only_by_choice(one: FileSystem) -> bool:
+def read_only_by_choice(file_system: FileSystem) -> bool:
     """Whether it was mounted read-only on purpose, as a container's own folder may be."""
-    answers = one.state not in ("hung", "error") and not one.remounted
-    return answers and one.read_only and "/tmp" not in one.paths  # noqa: S108  (compared, not written)
+    answers = file_system.state not in ("hung", "error") and not file_system.remounted
+    return answers and file_system.read_only and "/tmp" not in file_system.paths  # noqa: S108  (compared, not written)
 
 
-def scarce(one: FileSystem, limit: Thresholds) -> Iterator[str]:
+def scarce(file_system: FileSystem, limit: Thresholds) -> Iterator[str]:
     """What is nearly used up."""
-    if one.read_only or one.size_mib is None or one.free_mib is None:
+    if file_system.read_only or file_system.size_mib is None or file_system.free_mib is None:
         return
-    share = one.size_mib * limit("disk_free_percent") / 100
+    share = file_system.size_mib * limit("disk_free_percent") / 100
     enough = min(share, limit("disk_free_gib") * _GIB)
-    if one.free_mib < enough:
-        free = f"{memory(one.free_mib)} of {memory(one.size_mib)} are free on {one.mount}"
-        yield f"{free}, at least {memory(enough)} should be"
-    if one.inodes and one.inodes_free is not None:
-        percent, least = 100 * one.inodes_free / one.inodes, limit("inodes_free_percent")
+    if file_system.free_mib < enough:
+        free, size = memory(file_system.free_mib), memory(file_system.size_mib)
+        where = f"are free on {file_system.mount}"
+        yield f"{free} of {size} {where}, at least {memory(enough)} should be"
+    if file_system.inodes and file_system.inodes_free is not None:
+        percent, least = (
+            100 * file_system.inodes_free / file_system.inodes,
+            limit("inodes_free_percent"),
+        )
         if percent < least:
-            free = f"{percent:.1f} % of the inodes of {one.mount} are free"
+            free = f"{percent:.1f} % of the inodes of {file_system.mount} are free"
             yield f"{free}, at least {least:g} % should be"
 
 

@@ -72,9 +72,9 @@ def judge_load(facts: Facts, limit: Thresholds) -> Verdict:
     return ok(usage, load_1min=load.one_minute)
 
 
-def words(one: Worker) -> str:
+def words(worker: Worker) -> str:
     """As in: pid 4242 (python, user alice, 12.0 CPUs)."""
-    return f"pid {one.pid} ({one.name}, user {one.user}, {one.cpus:.1f} CPUs)"
+    return f"pid {worker.pid} ({worker.name}, user {worker.user}, {worker.cpus:.1f} CPUs)"
 
 
 def test_host_load(node: Node, conclude: Conclude) -> None:

@@ -91,9 +91,10 @@ def judge_governor(facts: Facts, usual: Majority[tuple[str, ...]] | None = None)
     return warn(f"{slow_words} of {cpus}; {expected}", advice=SET_GOVERNOR, governors=every)
 
 
-def words(one: Governor) -> str:
+def words(governor: Governor) -> str:
     """192 CPUs under powersave (intel_pstate)."""
-    return f"{count(one.cpus, 'CPU')} under {one.name or '?'} ({one.driver or 'driver unknown'})"
+    driver = governor.driver or "driver unknown"
+    return f"{count(governor.cpus, 'CPU')} under {governor.name or '?'} ({driver})"
 
 
 def names_of(facts: Facts) -> tuple[str, ...] | None:

@@ -90,9 +90,9 @@ def up_of(name: str) -> Callable[[Facts], bool | None]:
     return lambda facts: next((is_up(link) for link in facts.interfaces if link.name == name), None)
 
 
-def is_up(one: Interface) -> bool:
+def is_up(interface: Interface) -> bool:
     """Whether frames can pass, as far as its state shows."""
-    return one.operstate.lower() not in ("down", "lowerlayerdown", "notpresent")
+    return interface.operstate.lower() not in ("down", "lowerlayerdown", "notpresent")
 
 
 Kind = Literal["broken", "dropped", "flaps", "packets", ""]
@@ -133,9 +133,9 @@ def kind_of(name: str) -> Kind:
     return next((kind for kind, pattern in _KINDS if pattern.search(low)), "")
 
 
-def frame_troubles(one: Interface, facts: Facts, limit: Thresholds) -> Iterator[Deviation]:
+def frame_troubles(interface: Interface, facts: Facts, limit: Thresholds) -> Iterator[Deviation]:
     """Frames that came broken or found no room, and a link that came and went."""
-    counters = (one.ethernet.counters if one.ethernet else None) or ()
+    counters = (interface.ethernet.counters if interface.ethernet else None) or ()
     packets = _largest(counters, "packets")
     for kind, name, advice in _FRAMES:
         worst = _largest(counters, kind)
@@ -144,30 +144,32 @@ def frame_troubles(one: Interface, facts: Facts, limit: Thresholds) -> Iterator[
         total = max(packets.value, worst.value)
         rate = worst.value / total * _MILLION
         if rate >= limit(name):
-            note = f"{one.name}: {worst.name} {worst.value} of {total} packets"
+            note = f"{interface.name}: {worst.name} {worst.value} of {total} packets"
             share = f"{rate / 1e4:.3g} %" if rate >= 1e4 else f"{rate:.3g} in a million"  # noqa: PLR2004
             sentence = f"{note}: {share}, under {limit(name):g} in a million expected"
-            yield Deviation(sentence, advice.format(one.name), grave=False)
-    flaps, most = flaps_per_day(one, facts), limit("link_flaps_per_day")
+            yield Deviation(sentence, advice.format(interface.name), grave=False)
+    flaps, most = flaps_per_day(interface, facts), limit("link_flaps_per_day")
     if flaps is not None and flaps >= most:
-        note = f"{one.name} lost its link {one.carrier_downs} times since boot, {flaps:.3g} a day"
-        advice = f"look at {one.name}'s cable and its switch port"
+        downs = f"{interface.carrier_downs} times since boot, {flaps:.3g} a day"
+        note = f"{interface.name} lost its link {downs}"
+        advice = f"look at {interface.name}'s cable and its switch port"
         yield Deviation(f"{note}; under {most:g} a day expected", advice, grave=False)
 
 
-def flaps_per_day(one: Interface, facts: Facts) -> float | None:
+def flaps_per_day(interface: Interface, facts: Facts) -> float | None:
     """How often its link went down since boot, per day; None where that is not known."""
     up_s = facts.time_s - facts.boot_s
-    if one.carrier_downs is None or up_s <= 0:
+    if interface.carrier_downs is None or up_s <= 0:
         return None
-    return one.carrier_downs / max(1.0, up_s / _DAY_S)
+    return interface.carrier_downs / max(1.0, up_s / _DAY_S)
 
 
-def undated_flaps(one: Interface, facts: Facts, limit: Thresholds) -> str:
+def undated_flaps(interface: Interface, facts: Facts, limit: Thresholds) -> str:
     """A number of lost links that may be too high, but has no start time; "" if there is none."""
-    if facts.time_s > facts.boot_s or (one.carrier_downs or 0) < limit("link_flaps_per_day"):
+    if facts.time_s > facts.boot_s or (interface.carrier_downs or 0) < limit("link_flaps_per_day"):
         return ""
-    return f"{one.name} lost its link {one.carrier_downs} times, and nothing says since when"
+    times = f"{interface.carrier_downs} times, and nothing says since when"
+    return f"{interface.name} lost its link {times}"
 
 
 def _largest(counters: tuple[Counter, ...], kind: str) -> Counter | None:

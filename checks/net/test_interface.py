@@ -272,29 +272,31 @@ def lookup_of(facts: Facts, name: str) -> Resolved | None:
 
 
 def name_deviation(
-    one: Resolved, facts: Facts, master: Facts | None, group: Group, *, expected: bool
+    lookup: Resolved, facts: Facts, master: Facts | None, group: Group, *, expected: bool
 ) -> Deviation | None:
     """What is wrong with where a name leads here. `expected`: the job itself uses the name."""
-    if not one.addresses:
-        return _unknown_name(one, master, group, expected=expected)
+    if not lookup.addresses:
+        return _unknown_name(lookup, master, group, expected=expected)
     at_master = master is not None and same_machine(facts, master)
-    advice = _HOSTS.format(one.name)
-    if all(is_loopback(address) for address in one.addresses):
+    advice = _HOSTS.format(lookup.name)
+    if all(is_loopback(address) for address in lookup.addresses):
         if at_master:
             return None
-        sentence = f"the master's name {one.name} leads to {_list(one)} here, which is this node"
+        sentence = (
+            f"the master's name {lookup.name} leads to {_list(lookup)} here, which is this node"
+        )
         return Deviation(f"{sentence} itself; its ranks would wait for themselves", advice)
-    vote = decided(group.majority(answers(one.name)))
+    vote = decided(group.majority(answers(lookup.name)))
     usual = vote.value if vote is not None else ()
     addresses = addresses_of(master) if master is not None else set()
-    if usual and set(usual).isdisjoint(one.addresses) and not addresses & set(one.addresses):
+    if usual and set(usual).isdisjoint(lookup.addresses) and not addresses & set(lookup.addresses):
         usual_answer = f"{', '.join(usual[:2])} on {vote.holders}" if vote else ""
-        sentence = f"the master's name {one.name} leads to {_list(one)} here, {usual_answer}"
+        sentence = f"the master's name {lookup.name} leads to {_list(lookup)} here, {usual_answer}"
         return Deviation(sentence, advice)
-    if not usual and addresses and addresses.isdisjoint(one.addresses):
-        sentence = f"the master's name {one.name} leads to {_list(one)}, which none of its"
+    if not usual and addresses and addresses.isdisjoint(lookup.addresses):
+        sentence = f"the master's name {lookup.name} leads to {_list(lookup)}, which none of its"
         return Deviation(f"{sentence} interfaces has", advice, grave=False)
-    return _wrong_family(one, facts) or _slow(one)
+    return _wrong_family(lookup, facts) or _slow(lookup)
 
 
 def same_machine(a: Facts, b: Facts) -> bool:

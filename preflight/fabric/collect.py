@@ -102,12 +102,12 @@ class Accounts:
         """Nodes of which an account is missing."""
         return (n for key, ends in self.ends.items() for n in key[2:] if n and n not in ends)
 
-    def take(self, name: str, key: Key, seen: Account) -> bool:
+    def take(self, name: str, key: Key, account: Account) -> bool:
         """Keep one account; False if that end was not asked for it or cannot have measured it."""
         asked = key in self.ends and name in key[2:] and name not in self.ends[key]
-        if not asked or not fits(seen, self._backend, self._most[key]):
+        if not asked or not fits(account, self._backend, self._most[key]):
             return False
-        self.ends[key][name] = _as_end(name, seen)
+        self.ends[key][name] = _as_end(name, account)
         return True
 
     def samples(self) -> tuple[PairSamples, ...]:
@@ -124,13 +124,13 @@ def iterations(rungs: Iterable[Rung], soak: Rung | None = None) -> dict[Kind, in
     return most | {(soak.size_bytes, "soak"): soak.iterations} if soak is not None else most
 
 
-def fits(seen: Account, backend: str, most: Mapping[Kind, int]) -> bool:
+def fits(account: Account, backend: str, most: Mapping[Kind, int]) -> bool:
     """Whether an account is possible: each size as requested and once, no more iterations."""
-    timings = {(timing.size_bytes, timing.phase): timing for timing in seen.timings}
+    timings = {(timing.size_bytes, timing.phase): timing for timing in account.timings}
     return (
-        seen.backend == backend
-        and len(timings) == len(seen.timings)
-        and (seen.state != "measured" or bool(timings))
+        account.backend == backend
+        and len(timings) == len(account.timings)
+        and (account.state != "measured" or bool(timings))
         and all(
             0 < len(timing.times_us) <= most.get(kind, 0)
             and len(timing.gaps_us) == len(timing.times_us) >= len(timing.resumed)

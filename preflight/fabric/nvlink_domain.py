@@ -88,12 +88,12 @@ def judge_domains(
     return judgements
 
 
-def over_nvlink(one: OverNvlink, gpus: Sequence[Gpu], share: float) -> OverNvlink:
+def over_nvlink(domain: OverNvlink, gpus: Sequence[Gpu], share: float) -> OverNvlink:
     """Blame a node that reached less than this share of what its NVLinks carry."""
-    far = below_nvlinks(one.best_gbs, one.at_bytes, nvlink_gbs(gpus, len(gpus)), share)
-    if one.why or not far:
-        return one
-    return replace(one, why=f"{_speed_words(one)}; {far}", advice=_SLOW)
+    far = below_nvlinks(domain.best_gbs, domain.at_bytes, nvlink_gbs(gpus, len(gpus)), share)
+    if domain.why or not far:
+        return domain
+    return replace(domain, why=f"{_speed_words(domain)}; {far}", advice=_SLOW)
 
 
 def _missing(name: str, plain: OverNvlink, met: ByNode, sweep: Sweep) -> OverNvlink | None:

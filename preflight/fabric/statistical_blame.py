@@ -77,12 +77,12 @@ def statistical_blames(
     unblamed: Iterable[Culprit],
     proven: Sequence[Culprit],
     observed: Observed,
-    seen: Sequence[PairJudgement],
+    judgements: Sequence[PairJudgement],
 ) -> list[Blame]:
     """Blame each fault; one blame per node, whatever its rails. `proven`: all proven culprits."""
     blames: dict[str, Blame] = {}
     for culprit in unblamed:
-        fresh = _blame(culprit, observed, seen, proven)
+        fresh = _blame(culprit, observed, judgements, proven)
         same = blames.get(fresh.component)
         blames[fresh.component] = _join(same, fresh) if same else fresh
     return list(blames.values())
@@ -271,7 +271,7 @@ _HUNG_ONCE = (
 
 
 def transient_paths(
-    seen: Sequence[PairJudgement],
+    judgements: Sequence[PairJudgement],
     observed: Observed,
     blamed: Sequence[Blame],
     limit: Thresholds,
@@ -283,7 +283,7 @@ def transient_paths(
     nodes = {blame.node for blame in blamed}
     paths = {blame.among[0].nodes for blame in blamed if blame.kind == "path"}
     pairs = {pair for blame in blamed for pair in blame.pairs}
-    readings = grouped((reading.path, reading) for reading in seen)
+    readings = grouped((reading.path, reading) for reading in judgements)
     many = len({rail for _, _, rail in readings}) > 1
     by_path = {
         (a, b, rail): own

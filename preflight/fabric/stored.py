@@ -164,13 +164,13 @@ _BYTE = re.compile(r"\(byte (\d+)\)")
 _AROUND = 20
 
 
-def read_stored(given: Path) -> StoredSamples:
+def read_stored(path: Path) -> StoredSamples:
     """Read a run's folder, or a file of samples of either form.
 
     UsageError names the file, the place in it, and what to do. Files may be hostile: the result is
     bounded, typed and consistent, and its names are host names.
     """
-    return stored_in(*open_samples(given))
+    return stored_in(*open_samples(path))
 
 
 def stored_in(path: Path, content: bytes) -> StoredSamples:

@@ -56,34 +56,34 @@ _MOST_OF_A_DAEMON_MIB: Final = 4096
 """Chosen: a desktop with several large screens takes 1 to 2 GiB."""
 
 
-def is_daemon(one: Process) -> bool:
+def is_daemon(proc: Process) -> bool:
     """Whether it is a driver daemon, monitor or desktop, which belongs to no job.
 
     A user can give any process such a name, so more than a daemon's memory counts as a job's.
     """
-    if one.user != "root" and (one.gpu_mib or 0) > _MOST_OF_A_DAEMON_MIB:
+    if proc.user != "root" and (proc.gpu_mib or 0) > _MOST_OF_A_DAEMON_MIB:
         return False
-    name = program(one.command)
+    name = program(proc.command)
     return any(
         name == daemon or (len(name) in _CUT_AT and daemon.startswith(name)) for daemon in _DAEMONS
     )
 
 
-def is_orphan(one: Process, alive: Collection[Process]) -> bool:
+def is_orphan(proc: Process, alive: Collection[Process]) -> bool:
     """Whether the launcher that started it is gone. `alive`: the other known processes.
 
     A child of a rank (a data loader, a wrapper) is no orphan.
     """
-    if _LAUNCHER.search(one.parent_command):
+    if _LAUNCHER.search(proc.parent_command):
         return False
-    if any(other.pid == one.ppid and other.rank is not None for other in alive):
+    if any(other.pid == proc.ppid and other.rank is not None for other in alive):
         return False
-    return one.ppid <= 1 or bool(_REAPERS.fullmatch(program(one.parent_command)))
+    return proc.ppid <= 1 or bool(_REAPERS.fullmatch(program(proc.parent_command)))
 
 
-def holds_memory(one: Process) -> bool:
+def holds_memory(proc: Process) -> bool:
     """Whether NVML charges GPU memory to it."""
-    return bool(one.gpu_mib)
+    return bool(proc.gpu_mib)
 
 
 GRANT: Final = "let the probe see other users' processes: run it as root or give it CAP_SYS_PTRACE"
@@ -283,15 +283,15 @@ def busy_with(facts: Facts) -> str:
 _COMMAND_CHARS: Final = 60
 
 
-def process(one: Process) -> str:
+def process(proc: Process) -> str:
     """Pid, program, user and age: pid 42 (python train.py, user alice, started 14 min ago)."""
-    command = one.command if len(one.command) <= _COMMAND_CHARS else one.command[:57] + "..."
-    details = [command, f"user {one.user}" if one.user else ""]
-    if one.pid:
-        started = f"started {age(one.age_s)} ago" if one.age_s else ""
-        return f"pid {one.pid} ({', '.join(filter(None, [*details, started]))})"
+    command = proc.command if len(proc.command) <= _COMMAND_CHARS else proc.command[:57] + "..."
+    details = [command, f"user {proc.user}" if proc.user else ""]
+    if proc.pid:
+        started = f"started {age(proc.age_s)} ago" if proc.age_s else ""
+        return f"pid {proc.pid} ({', '.join(filter(None, [*details, started]))})"
     hidden = "a process that this login may not see"
-    return f"{hidden} (user {one.user})" if one.user else hidden
+    return f"{hidden} (user {proc.user})" if proc.user else hidden
 
 
 def kill_command(pids: Iterable[int]) -> str:

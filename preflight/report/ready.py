@@ -218,7 +218,7 @@ def of_entries(entries: Sequence[Entry]) -> dict[str, Any]:
 
 
 def pair_rows(
-    sweep: Sweep, seen: Sequence[PairJudgement], scheduled: frozenset[Pairing]
+    sweep: Sweep, judgements: Sequence[PairJudgement], scheduled: frozenset[Pairing]
 ) -> tuple[PairRow, ...]:
     """A row for every measurement of a pair on a rail, with the reason why it was measured."""
     return tuple(
@@ -233,7 +233,7 @@ def pair_rows(
             limit_gbs=judgement.bound.gbs,
             limit_origin=judgement.bound.origin,
         )
-        for pair, judgement in zip(sweep.pairs, seen, strict=True)
+        for pair, judgement in zip(sweep.pairs, judgements, strict=True)
     )
 
 

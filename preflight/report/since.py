@@ -61,11 +61,11 @@ def at(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
 
 
-def summary_of(report: Report, found: Sequence[Finding]) -> RunSummary:
+def summary_of(report: Report, all_findings: Sequence[Finding]) -> RunSummary:
     """Sum up a run."""
     bad = {
         Bad(finding.check, name)
-        for finding in found
+        for finding in all_findings
         if finding.makes_not_ready
         for name in finding.subjects
     }

@@ -250,30 +250,34 @@ class HostKey(Struct, frozen=True):
     fingerprint: str
 
 
-def verify(known: Sequence[KnownHost], kind: str, blob: bytes, route: Route) -> None:
+def verify(known_hosts: Sequence[KnownHost], kind: str, blob: bytes, route: Route) -> None:
     """Return if the key is known for the host, else raise ReachError("hostkey").
 
     `known`: the lines about the host. `kind`, `blob`: its key. Of the route's names for it, a later
     one counts only if no line has the exact one, which comes first.
     """
-    if not any(line.marker == REVOKED and line.blob == blob for line in known):
-        plain = [line for line in known if not line.marker]
+    if not any(line.marker == REVOKED and line.blob == blob for line in known_hosts):
+        plain = [line for line in known_hosts if not line.marker]
         exact = [line for line in plain if line.speaks_of(route.known_names[0])]
         if any(line.kind == kind and line.blob == blob for line in exact or plain):
             return
     shown = HostKey(kind, fingerprint(blob))
-    raise refusal(known, shown, route, knows_certificates=False)
+    raise refusal(known_hosts, shown, route, knows_certificates=False)
 
 
 def refusal(
-    known: Sequence[KnownHost], shown: HostKey, route: Route, *, knows_certificates: bool = True
+    known_hosts: Sequence[KnownHost],
+    shown: HostKey,
+    route: Route,
+    *,
+    knows_certificates: bool = True,
 ) -> ReachError:
     """Say why a key is not accepted.
 
     `knows_certificates`: whether the SSH client that refused the key can verify certificates.
     """
     name, files = route.known_names[0], route.known_hosts
-    for line in known:
+    for line in known_hosts:
         if line.marker == REVOKED and line.fingerprint == shown.fingerprint:
             key = f"it shows the {shown.kind} key {shown.fingerprint}"
             sentence = f"{key}, which {line.file} line {line.line} revokes"
@@ -281,13 +285,13 @@ def refusal(
     # At sshd's default path of the key's public half.
     file = f"/etc/ssh/ssh_host_{_family(shown)}_key.pub"
     compare = f"compare with `ssh-keygen -lf {file}` on its console"
-    exact = [line for line in known if not line.marker and line.speaks_of(name)]
+    exact = [line for line in known_hosts if not line.marker and line.speaks_of(name)]
     if exact:
         old = next((line for line in exact if line.kind == shown.kind), exact[0])
         add = _add(shown, route, old.file)
         forget = shlex.join(("ssh-keygen", "-R", name, "-f", old.file))
         return reach_error("changed", shown=shown, old=old, compare=compare, forget=forget, add=add)
-    authorities = [line for line in known if line.marker == AUTHORITY]
+    authorities = [line for line in known_hosts if line.marker == AUTHORITY]
     if authorities and knows_certificates:
         line = authorities[0]
         add = _add(shown, route, line.file)
@@ -299,9 +303,9 @@ def refusal(
     return reach_error("unknown_key", shown=shown, where=where, compare=compare, add=add)
 
 
-def kinds_known(known: Sequence[KnownHost]) -> tuple[str, ...]:
+def kinds_known(known_hosts: Sequence[KnownHost]) -> tuple[str, ...]:
     """Return the key types to ask the host for first, so that its key can be compared."""
-    return tuple(dict.fromkeys(line.kind for line in known if not line.marker))
+    return tuple(dict.fromkeys(line.kind for line in known_hosts if not line.marker))
 
 
 def _add(shown: HostKey, route: Route, file: str) -> str:

@@ -41,10 +41,10 @@ _MOST_CHANGES = 5
 
 
 def change_lines(
-    report: Report, found: Sequence[Finding], earlier: Sequence[RunSummary]
+    report: Report, all_findings: Sequence[Finding], earlier: Sequence[RunSummary]
 ) -> list[tuple[str, str]]:
     """Return label and text of each line; none without an earlier night."""
-    now = summary_of(report, found)
+    now = summary_of(report, all_findings)
     last = before(earlier, now)
     if last is None:
         return []
@@ -191,20 +191,20 @@ def outputs_of(folder: Path, nightly: NightlyRun) -> Outputs:
 
 
 def _write_outputs(
-    report: Report, found: tuple[Finding, ...], outputs: Outputs, nightly: NightlyRun
+    report: Report, all_findings: tuple[Finding, ...], outputs: Outputs, nightly: NightlyRun
 ) -> Report:
     """Write the files, as a run does."""
     report = outputs.write_report(report)
     waves = [outputs.path / wave.folder for wave in nightly.waves if wave.folder]
     drawn = fabric_of_waves(waves, report.blames)
-    html = page(report, found, drawn, earlier=earlier(outputs.path), drains=draining())
+    html = page(report, all_findings, drawn, earlier=earlier(outputs.path), drains=draining())
     outputs.write(PAGE, html.encode())
     # What later nights compare with; single verdicts only if they are in no wave.
     outputs.events.begin(row_of(Began, report, report.fleet, schema=SCHEMA, expected={}))
-    outputs.events.end((), summary_of(report, found))
+    outputs.events.end((), summary_of(report, all_findings))
     with suppress(OSError):
         point_at(outputs.path)
-    outputs.write_metrics(report, found)
+    outputs.write_metrics(report, all_findings)
     return report
 
 

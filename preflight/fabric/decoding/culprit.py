@@ -132,12 +132,12 @@ def known(fresh: Culprit, culprits: Sequence[Culprit]) -> bool:
     )
 
 
-def due_to(fresh: Culprit, one: Culprit) -> bool:
+def due_to(fresh: Culprit, culprit: Culprit) -> bool:
     """Whether a path was slow, or hung, because of a wider part that loses or delays data."""
-    path, part = one.component, fresh.component
+    path, part = culprit.component, fresh.component
     if path is None or path.kind != "path" or part is None or part.kind == "path":
         return False
-    return one.symptom in _BY_EVENTS and fresh.symptom in EVENTS and within(path, part)
+    return culprit.symptom in _BY_EVENTS and fresh.symptom in EVENTS and within(path, part)
 
 
 def within(part: Component, other: Component) -> bool:

@@ -76,18 +76,18 @@ class RetestComparison:
         """What was seen before any part was retested."""
         self.again = watch(met.only(again=True, border=border), least_us)
 
-    def remaining(self, one: Culprit) -> Culprit | None:
+    def remaining(self, culprit: Culprit) -> Culprit | None:
         """Return a culprit by events, judged by all samples; None: the retest clears it.
 
         A retest clears it only if it clears all suspects: none is named because others are cleared.
         """
-        doubts = [self._doubt(part, one) for part in one.among]
+        doubts = [self._doubt(part, culprit) for part in culprit.among]
         if not any(doubts):
             return None
-        looks = [self._looks(part, one) for part in one.among]
+        looks = [self._looks(part, culprit) for part in culprit.among]
         first, again = max(looks, key=lambda look: look[0].events)
         return replace(
-            one,
+            culprit,
             events=first.events + again.events,
             operations=first.operations + again.operations,
             second_look=next(doubt for doubt in doubts if doubt),
@@ -191,23 +191,23 @@ def _fine(own: Sequence[int], path: Sequence[int], strength: float, rates: Rates
 _UNPROVEN = 0.3
 
 
-def proven(one: Culprit, observed: Observed, trials: Trials) -> Culprit:
+def proven(culprit: Culprit, observed: Observed, trials: Trials) -> Culprit:
     """Count its cleared partners; with fewer than two partners, or none cleared, name the set.
 
     A partner is cleared if it was fine with another node that has no fault.
     """
-    part, name = one.component, one.node
-    if part is None or not name or one.symptom == "late":
-        return one
+    part, name = culprit.component, culprit.node
+    if part is None or not name or culprit.symptom == "late":
+        return culprit
     partners = {trial.partner(name) for trial in trials.of(name, part.rail)}
     fine = trials.fine(part.rail)
     cleared = partners & fine
     if name in observed.silent or (len(partners) > 1 and cleared):
-        return replace(one, cleared_partners=len(cleared))
+        return replace(culprit, cleared_partners=len(cleared))
     others = [Component(part.kind, (partner,), part.rail) for partner in sorted(partners - fine)]
     paths = [Component("path", (name, partner), part.rail) for partner in sorted(partners)]
     among = (part, *others, *paths) if len(partners) <= 1 else (part, *others)
-    return replace(one, among=among, confidence=_UNPROVEN, cleared_partners=len(cleared))
+    return replace(culprit, among=among, confidence=_UNPROVEN, cleared_partners=len(cleared))
 
 
 class Findings(Struct, frozen=True, kw_only=True):
@@ -236,7 +236,7 @@ class Findings(Struct, frozen=True, kw_only=True):
 def find(
     observed: Observed,
     thresholds: Thresholds = SHIPPED,
-    seen: Sequence[PairJudgement] | None = None,
+    judgements: Sequence[PairJudgement] | None = None,
 ) -> Findings:
     """Name the parts at fault, or the sets among which they lie: outright failures come first.
 
@@ -245,7 +245,9 @@ def find(
     limit = thresholds.of(observed.backend)
     met = meetings(observed)
     searches = list(_searches(observed, met, limit))
-    outright = bad_by_themselves(observed.tried if seen is None else seen, observed.silent)
+    outright = bad_by_themselves(
+        observed.tried if judgements is None else judgements, observed.silent
+    )
     culprits = _add_culprits(outright, searches)
     doubted = [
         search.parts.component(key) for search in searches for key in search.explained.doubted
@@ -255,12 +257,12 @@ def find(
     trials = _trials(culprits, observed)
     culprits = [
         culprit
-        if seen is not None and culprit in outright
+        if judgements is not None and culprit in outright
         else _with_pairs(proven(culprit, observed, trials), trials)
         for culprit in culprits
     ]
-    if seen is not None:
-        culprits = without_effects(culprits, seen)
+    if judgements is not None:
+        culprits = without_effects(culprits, judgements)
     return Findings(
         culprits=tuple(culprits),
         systemic=_systemic(culprits, observed),

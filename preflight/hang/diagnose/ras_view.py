@@ -103,11 +103,11 @@ class RasView:
                     numbers[(*member.process, member.gpu)] = member.rank
         return numbers
 
-    def number(self, group: Communicator, one: Member | Absent) -> int | None:
+    def number(self, group: Communicator, member: Member | Absent) -> int | None:
         """The job's rank of a communicator's rank; None if it cannot be known."""
         if self.whole is not None and group.size == self.whole.size:
-            return one.rank
-        return self.numbers.get((*one.process, one.gpu))
+            return member.rank
+        return self.numbers.get((*member.process, member.gpu))
 
     @cached_property
     def world(self) -> int:

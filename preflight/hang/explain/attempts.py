@@ -20,87 +20,87 @@ if TYPE_CHECKING:
     from preflight.hang.explain.scan import ScanResult
 
 
-def survived(found: ScanResult) -> Callable[[Hit], bool]:
+def survived(scan: ScanResult) -> Callable[[Hit], bool]:
     """Which failures ended no process: the trainer caught them, or tried again, and went on."""
     last: dict[tuple[str, str], int] = {}
-    for hit in found.hits:
+    for hit in scan.hits:
         key = (hit.symptom.id, hit.place.source)
         last[key] = max(hit.order, last.get(key, 0))
     return lambda hit: (
         hit.order < last.get((hit.symptom.survived_by, hit.place.source), 0)
-        or (hit.symptom.at_end == "steps" and hit.order < found.finite.get(hit.place.source, 0))
+        or (hit.symptom.at_end == "steps" and hit.order < scan.finite.get(hit.place.source, 0))
         or (
             (hit.tried_again or hit.symptom.at_end == "lines")
-            and found.lines - hit.order > AT_END
-            and not (hit.symptom.retried and found.failure)
+            and scan.lines - hit.order > AT_END
+            and not (hit.symptom.retried and scan.failure)
         )
     )
 
 
-def last_attempt(found: ScanResult) -> tuple[ScanResult, str]:
+def last_attempt(scan: ScanResult) -> tuple[ScanResult, str]:
     """What is not settled, if it shows why the job failed; otherwise all, perhaps with a doubt."""
-    found = dataclasses.replace(found, settled=watchdog.settled(found))
-    grave: list[Hit | LoggedException] = [*own_faults(found.raised, {})]
-    grave += [hit for hit in found.hits if _is_grave(hit)]
-    grave = [failure for failure in grave if is_unsettled(failure, found)]
+    scan = dataclasses.replace(scan, settled=watchdog.settled(scan))
+    grave: list[Hit | LoggedException] = [*own_faults(scan.raised, {})]
+    grave += [hit for hit in scan.hits if _is_grave(hit)]
+    grave = [failure for failure in grave if is_unsettled(failure, scan)]
     doubt = ""
-    for source, again in found.again.items():
+    for source, again in scan.again.items():
         if any(failure.place.source == source and failure.order < again for failure in grave):
-            found.settled[source], doubt = again, AGAIN
-    raised = [error for error in found.raised if is_unsettled(error, found)]
+            scan.settled[source], doubt = again, AGAIN
+    raised = [error for error in scan.raised if is_unsettled(error, scan)]
     hits = [
         hit
-        for hit in found.hits
-        if is_unsettled(hit, found) or (hit.symptom.role == "fact" and hit.symptom.reads != "end")
+        for hit in scan.hits
+        if is_unsettled(hit, scan) or (hit.symptom.role == "fact" and hit.symptom.reads != "end")
     ]
     if own_faults(raised, {}) or any(map(_is_grave, hits)):
-        return dataclasses.replace(found, hits=hits, raised=raised), doubt
-    rest: list[Hit | LoggedException] = [*found.raised]
-    rest += [hit for hit in found.hits if hit.symptom.role not in ("fact", "hint")]
-    rest = [failure for failure in rest if not is_unsettled(failure, found)]
+        return dataclasses.replace(scan, hits=hits, raised=raised), doubt
+    rest: list[Hit | LoggedException] = [*scan.raised]
+    rest += [hit for hit in scan.hits if hit.symptom.role not in ("fact", "hint")]
+    rest = [failure for failure in rest if not is_unsettled(failure, scan)]
     # A program may print its last steps when it ends, after its exception: a launcher reports that.
-    has_died = _last_failure(hits, found) == inf
-    again = any(failure.order <= found.settled.get(failure.place.source, 0) for failure in rest)
-    return found, _SURVIVED if rest and (again or not has_died) else ""
+    has_died = _last_failure(hits, scan) == inf
+    again = any(failure.order <= scan.settled.get(failure.place.source, 0) for failure in rest)
+    return scan, _SURVIVED if rest and (again or not has_died) else ""
 
 
 def _is_grave(hit: Hit) -> bool:
     return hit.symptom.role in ("cause", "sign") and not hit.retried
 
 
-def is_unsettled(one: Hit | LoggedException, found: ScanResult) -> bool:
+def is_unsettled(failure: Hit | LoggedException, scan: ScanResult) -> bool:
     """Whether no later line of its file settles what failed before."""
-    source = one.place.source
-    is_import = isinstance(one, LoggedException) and one.kind in IMPORTS
-    first_step = found.began.get(source, 0) if is_import else 0
-    return one.order > max(found.settled.get(source, 0), found.further.get(source, 0), first_step)
+    source = failure.place.source
+    is_import = isinstance(failure, LoggedException) and failure.kind in IMPORTS
+    first_step = scan.began.get(source, 0) if is_import else 0
+    return failure.order > max(scan.settled.get(source, 0), scan.further.get(source, 0), first_step)
 
 
 def ended_well(
-    hits: Sequence[Hit], failures: Sequence[Hit | LoggedException], found: ScanResult
+    hits: Sequence[Hit], failures: Sequence[Hit | LoggedException], scan: ScanResult
 ) -> bool:
     """Whether the job reports its normal end after all warnings, and no process died.
 
     What torchrun settled before, by a restart of all ranks or by their success, does not count.
     A script may print its last words whatever happened: they count only without a failure.
     """
-    last = _last_failure(hits, found)
-    return found.ended > last or (not failures and _last_words(found) > last)
+    last = _last_failure(hits, scan)
+    return scan.ended > last or (not failures and _last_words(scan) > last)
 
 
-def _last_words(found: ScanResult) -> int:
-    fields = {"last_words"} if found.failure else {"last_words", "exit"}
-    last = [hit for hit in found.hits if fields & hit.fields.keys()]
-    if (bad := found.failure) is not None:  # the words of one program say nothing of the next
+def _last_words(scan: ScanResult) -> int:
+    fields = {"last_words"} if scan.failure else {"last_words", "exit"}
+    last = [hit for hit in scan.hits if fields & hit.fields.keys()]
+    if (bad := scan.failure) is not None:  # the words of one program say nothing of the next
         last = [hit for hit in last if hit.place.source != bad.source or hit.place.line > bad.line]
     return max((hit.order for hit in last), default=0)
 
 
-def _last_failure(hits: Sequence[Hit], found: ScanResult) -> float:
+def _last_failure(hits: Sequence[Hit], scan: ScanResult) -> float:
     """The last line of a failure that the job may have survived; infinite if a process died."""
     traceback_lines = {
         (error.place.source, line)
-        for error in found.raised
+        for error in scan.raised
         for line in range(error.began, error.place.line + 1)
     }
     has_died = any(
@@ -109,13 +109,13 @@ def _last_failure(hits: Sequence[Hit], found: ScanResult) -> float:
         or (
             hit.symptom.role == "sign"
             and not hit.retried
-            and hit.order > found.latest.get(hit.place.source, 0)
+            and hit.order > scan.latest.get(hit.place.source, 0)
         )
         or (hit.symptom.reads == "end" and exit_code(hit) != 0)
-        for hit in (*hits, *(end for end in found.hits if end.symptom.reads == "end"))
-        if is_unsettled(hit, found) and (hit.place.source, hit.place.line) not in traceback_lines
+        for hit in (*hits, *(end for end in scan.hits if end.symptom.reads == "end"))
+        if is_unsettled(hit, scan) and (hit.place.source, hit.place.line) not in traceback_lines
     )
-    errors = [error for error in found.raised if is_unsettled(error, found)]
+    errors = [error for error in scan.raised if is_unsettled(error, scan)]
     # An exception of a rank is not caught if another rank reports the end.
     if has_died or any(error.speaker.rank is not None for error in errors):
         return inf
@@ -134,19 +134,19 @@ _GOES_ON, _FEW = 100, 3
 """Lines after an exception: more than a program prints that ends by it, or by a failed import."""
 
 
-def perhaps_survived(hits: Sequence[Hit], found: ScanResult) -> str:
+def perhaps_survived(hits: Sequence[Hit], scan: ScanResult) -> str:
     """How the log goes on after its last failure, if no process is known to have died; or ''."""
-    last = _last_failure(hits, found)
-    if _last_words(found) > last:
+    last = _last_failure(hits, scan)
+    if _last_words(scan) > last:
         return "; but a later line reports the end of the work: it may have been caught"
-    sources = {hit.place.source for hit in found.hits}
-    sources |= {error.place.source for error in found.raised}
-    after = found.lines - last
-    few = any(error.kind in IMPORTS for error in found.raised)
-    if found.raised and len(sources) == 1 and after > (_FEW if few else _GOES_ON):
+    sources = {hit.place.source for hit in scan.hits}
+    sources |= {error.place.source for error in scan.raised}
+    after = scan.lines - last
+    few = any(error.kind in IMPORTS for error in scan.raised)
+    if scan.raised and len(sources) == 1 and after > (_FEW if few else _GOES_ON):
         return f"; but {after:g} lines follow, and none reports an end: it may have been caught"
     counts = Counter(
-        (error.speaker.pid, error.kind, error.file, error.line) for error in found.raised
+        (error.speaker.pid, error.kind, error.file, error.line) for error in scan.raised
     )
     often = any(times > _FEW for (pid, *_), times in counts.items() if pid is not None)
     return _SEVERAL_TIMES if often and last < inf else ""

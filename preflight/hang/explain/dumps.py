@@ -62,13 +62,13 @@ _LESS_SURE = 0.7
 _MOST = 4
 
 
-def separate(given: Iterable[Path]) -> tuple[list[Path], list[Path]]:
+def separate(paths: Iterable[Path]) -> tuple[list[Path], list[Path]]:
     """The dumps among the files and in the folders given, and everything else.
 
     A folder that holds dumps is also among the others if it holds more than dumps.
     """
     dumps, others = [], []
-    for path in given:
+    for path in paths:
         files = list(_in_folder(path))
         dump_paths = [file for file in files or (path,) if _is_dump(file)]
         dumps += dump_paths

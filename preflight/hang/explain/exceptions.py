@@ -370,21 +370,21 @@ _ALL_ALIKE = "; these ranks fail alike, so that it is not one node's fault"
 _UNDECIDED = "; but torchrun's summaries do not show which node's exception came first"
 
 
-def without_caught_imports(thrown: Sequence[LoggedException]) -> list[LoggedException]:
+def without_caught_imports(raised: Sequence[LoggedException]) -> list[LoggedException]:
     """Leave out imports that failed before another exception of the same process ended it.
 
     And those of a tool beside the ranks, if a rank raised another exception later. One that led to
     another exception was not caught.
     """
-    later = [error for error in thrown if error.kind not in IMPORTS and not error.chained]
+    later = [error for error in raised if error.kind not in IMPORTS and not error.chained]
     causes = {
         error.order
-        for error, other in pairwise(thrown)
+        for error, other in pairwise(raised)
         if other.kind not in IMPORTS and _is_raised_while_handling(other, error)
     }
     return [
         error
-        for error in thrown
+        for error in raised
         if error.kind not in IMPORTS
         or error.order in causes
         or not any(
@@ -413,31 +413,31 @@ def of_last_start(errors: Sequence[LoggedException]) -> list[LoggedException]:
 
 
 def of_exceptions(
-    thrown: Sequence[LoggedException], roots: Collection[int | None], ended: Collection[int]
+    raised: Sequence[LoggedException], roots: Collection[int | None], ended: Collection[int]
 ) -> Explanation:
     """The explanation for exceptions: the first rank that raised one ended the others.
 
     `roots`: ranks that torchrun names as the first to fail on their nodes; `ended`: those that a
     launcher saw end as by an exception.
     """
-    of_roots = [error for error in thrown if error.speaker.rank in roots]
-    candidates = in_order_of_time(of_roots or thrown)
+    of_roots = [error for error in raised if error.speaker.rank in roots]
+    candidates = in_order_of_time(of_roots or raised)
     first = candidates[0]
-    same = [error for error in thrown if _alike(error) == _alike(first)]
+    same = [error for error in raised if _alike(error) == _alike(first)]
     undecided = len(roots) > 1 and any(error not in same for error in candidates)
     ranks = sorted({error.speaker.rank for error in same if error.speaker.rank is not None})
-    if not ranks and len(ended) > 1 and 1 < len(same) == len(thrown):
+    if not ranks and len(ended) > 1 and 1 < len(same) == len(raised):
         ranks = sorted(ended)
     place = f" at {first.file}:{first.line}" if first.file else ""
     code = f" ({first.code})" if first.code else ""
     subject = first.speaker.words or "a rank"
-    waited = len(ranks) == 1 and all(error.speaker.rank in (None, *ranks) for error in thrown)
+    waited = len(ranks) == 1 and all(error.speaker.rank in (None, *ranks) for error in raised)
     who = names(first.speaker)
     if len(ranks) > 1:
         subject = rank_words(ranks)
         who = tuple(f"rank {rank}" for rank in ranks[:16])
     message = f": {first.message}" if first.message else ""
-    last = _end_of_chain(first, thrown)
+    last = _end_of_chain(first, raised)
     leads = (last.kind, last.message) != (first.kind, first.message)
     led_to = f"; that led to {last.kind}: {last.message}" if leads else ""
     if first.cut and not ranks:
@@ -447,7 +447,7 @@ def of_exceptions(
             cause="what its message reports, unless lines before it, which are missing, show more",
             advice="correct what it reports; if that is not enough, give the lines before it",
             next="preflight lint SCRIPT",
-            evidence=proofs(error.place for error in [first, *same, *thrown]),
+            evidence=proofs(error.place for error in [first, *same, *raised]),
             confidence=0.5 if message else 0.4,
         )
     return Explanation(
@@ -460,7 +460,7 @@ def of_exceptions(
         + "; the other ranks only waited for this one" * waited
         + _ALL_ALIKE * (len(ranks) > 1),
         next=with_script("preflight lint SCRIPT", [first]),
-        evidence=proofs(error.place for error in [first, *same, *thrown]),
+        evidence=proofs(error.place for error in [first, *same, *raised]),
         confidence=0.45 if undecided else 0.6 if first.headless or first.loose else 0.8,
     )
 
@@ -469,10 +469,10 @@ _BETWEEN = 4
 """Lines at most between two exceptions of a chain: Python's words, and empty ones."""
 
 
-def _end_of_chain(first: LoggedException, thrown: Sequence[LoggedException]) -> LoggedException:
+def _end_of_chain(first: LoggedException, raised: Sequence[LoggedException]) -> LoggedException:
     """The last of the exceptions that were raised while this one was handled, or itself."""
     last = first
-    for error in thrown:
+    for error in raised:
         if _is_raised_while_handling(error, last):
             last = error
     return last

@@ -39,7 +39,7 @@ _WAYS_OUT = "give log files, or a folder from preflight watch or torchrun --log-
 
 
 def logs_of(
-    given: Sequence[Path], beside: Iterable[Path] = (), empty: list[str] | None = None
+    paths: Sequence[Path], beside: Iterable[Path] = (), empty: list[str] | None = None
 ) -> Iterator[Path]:
     """The given files, and the logs in given folders (only non-empty ones, if there are any).
 
@@ -47,7 +47,7 @@ def logs_of(
     is given, and otherwise a UsageError, as is one with the logs of several runs.
     """
     dumps = set(beside)
-    for path in given:
+    for path in paths:
         if str(path) == "-" or not _is_folder(path):
             yield path
             continue
@@ -62,7 +62,7 @@ def logs_of(
             raise UsageError(f"cannot read {path}: {error.strerror}; {_WAYS_OUT}") from error
         logs = {log: size for log, size in logs.items() if log not in dumps}
         if not logs and not any(path in dump.parents for dump in dumps):
-            if empty is None or len(given) + len(dumps) == 1:
+            if empty is None or len(paths) + len(dumps) == 1:
                 raise UsageError(
                     f"no log of a job in {path}: give log files, as in {shlex.quote(str(path))}/*, "
                     "or a folder from preflight watch or torchrun --log-dir, which holds "

@@ -52,49 +52,49 @@ class Meaning(Struct, frozen=True):
     advice: str = ""
 
 
-def lesser(hit: Hit, found: ScanResult) -> bool:
+def lesser(hit: Hit, scan: ScanResult) -> bool:
     """Whether this cause is only a sign here: a flushed queue, an Xid that a program caused."""
     if hit.symptom.reads == "xid":
         return _grade(hit) not in _PROVEN
-    here = circumstance(hit, found)
+    here = circumstance(hit, scan)
     return here is not None and here.lesser
 
 
-def refine(hit: Hit, same: Sequence[Hit], found: ScanResult) -> Meaning:
+def refine(hit: Hit, same: Sequence[Hit], scan: ScanResult) -> Meaning:
     """Category and confidence of a hit; `same` are all hits of its symptom."""
     if hit.symptom.reads == "memory":
-        return _memory(hit, same, found)
-    here = circumstance(hit, found)
+        return _memory(hit, same, scan)
+    here = circumstance(hit, scan)
     if here is None and hit.symptom.reads == "xid":
         return _xid(hit)
     if here is None:
         return Meaning(hit.symptom.category, hit.symptom.confidence)
-    several = " and ".join(_values(here.several, found))
+    several = " and ".join(_values(here.several, scan))
     remark = here.remark.format(several=several)
     return Meaning(here.category, here.confidence, remark, here.cause, here.advice)
 
 
-def circumstance(hit: Hit, found: ScanResult) -> Circumstance | None:
+def circumstance(hit: Hit, scan: ScanResult) -> Circumstance | None:
     """What changes the meaning of its symptom here."""
-    return next((case for case in hit.symptom.when if _holds(case, hit, found)), None)
+    return next((case for case in hit.symptom.when if _holds(case, hit, scan)), None)
 
 
-def _holds(case: Circumstance, hit: Hit, found: ScanResult) -> bool:
+def _holds(case: Circumstance, hit: Hit, scan: ScanResult) -> bool:
     if case.greater is not None:
         first, second = (whole(hit.fields.get(name, "")) for name in case.greater)
         if first is None or second is None or first <= second:
             return False
     return (
         all(number_of(hit, field) in numbers for field, numbers in case.numbers.items())
-        and (not case.met or case.met in found.met)
-        and (not case.several or len(_values(case.several, found)) > 1)
-        and case.world in (0, found.world)
-        and (not case.one_node or found.on_one_node)
+        and (not case.met or case.met in scan.met)
+        and (not case.several or len(_values(case.several, scan)) > 1)
+        and case.world in (0, scan.world)
+        and (not case.one_node or scan.on_one_node)
     )
 
 
-def _values(field: str, found: ScanResult) -> list[str]:
-    return sorted({hit.fields[field] for hit in found.hits if field in hit.fields})
+def _values(field: str, scan: ScanResult) -> list[str]:
+    return sorted({hit.fields[field] for hit in scan.hits if field in hit.fields})
 
 
 def _grade(hit: Hit) -> Grade:
@@ -113,11 +113,11 @@ def _xid(hit: Hit) -> Meaning:
     return Meaning("unknown", 0.3, "; this alone does not show the cause")
 
 
-def _memory(hit: Hit, same: Sequence[Hit], found: ScanResult) -> Meaning:
+def _memory(hit: Hit, same: Sequence[Hit], scan: ScanResult) -> Meaning:
     tried, total = _gib(hit.fields.get("tried")), _gib(hit.fields.get("total"))
     own, free = _gib(hit.fields.get("own")), _gib(hit.fields.get("free"))
     ranks = {other.speaker.rank for other in same if other.speaker.rank is not None}
-    everyone = found.world or max(len(found.wrote), _SEVERAL)
+    everyone = scan.world or max(len(scan.wrote), _SEVERAL)
     if everyone > 1 and len(ranks) == everyone:
         remark = f"; all {everyone} ranks did: the work does not fit these GPUs"
         return Meaning("other", 0.85, remark)
@@ -139,7 +139,7 @@ def _gib(words: str | None) -> float | None:
     return float(number) * _GIB.get(unit, 1.0)
 
 
-def gravest_first(some: Sequence[Hit], found: ScanResult) -> list[Hit]:
+def gravest_first(some: Sequence[Hit], scan: ScanResult) -> list[Hit]:
     """If an Xid is the first of all: the gravest Xid of its node first, and a program's own last.
 
     A faulty GPU makes programs fail, and the GPUs that it talked to log Xids as well.
@@ -149,26 +149,26 @@ def gravest_first(some: Sequence[Hit], found: ScanResult) -> list[Hit]:
     def order(hit: Hit) -> tuple[bool, int]:
         if (hit.symptom.reads, hit.speaker.node) != of_node:
             return True, len(GRADES)
-        return refine(hit, (), found).category != "gpu_hardware", GRADES.index(_grade(hit))
+        return refine(hit, (), scan).category != "gpu_hardware", GRADES.index(_grade(hit))
 
     return sorted(some, key=order) if some and some[0].symptom.reads == "xid" else [*some]
 
 
-def of_hit(hit: Hit, hits: Sequence[Hit], found: ScanResult) -> Explanation:
+def of_hit(hit: Hit, hits: Sequence[Hit], scan: ScanResult) -> Explanation:
     """The answer if this hit shows the first failure."""
     symptom = hit.symptom
-    weight = lesser(hit, found)
-    same = [o for o in hits if o.symptom.id == symptom.id and lesser(o, found) == weight]
+    weight = lesser(hit, scan)
+    same = [o for o in hits if o.symptom.id == symptom.id and lesser(o, scan) == weight]
     same = [o for o in same if o.fields.get("xid") == hit.fields.get("xid")]
-    speakers = ended_as(found, symptom.exits)
+    speakers = ended_as(scan, symptom.exits)
     if hit.speaker.rank is None and len(speakers) == 1:
         hit = replace(hit, speaker=next(iter(speakers.values())).joined(hit.speaker))
         same = [hit, *same]
     fields = _fields_with_speaker(hit, same)
-    alike = _ended_alike(hit, same, found)
+    alike = _ended_alike(hit, same, scan)
     if len(alike) > 1:
         fields = {name: value for name, value in fields.items() if name not in _OF_ONE}
-    here = refine(hit, same, found)
+    here = refine(hit, same, scan)
     is_shown = len(alike) > 1 and not (symptom.reads == "memory" and here.remark)
     together = _ALIKE.format(rank_words(alike)) if is_shown else ""
     xid = xid_info(int(fields.get("xid", "0"))) if symptom.reads == "xid" else None
@@ -193,21 +193,21 @@ _OF_ONE = ("speaker", "rank", "rank_words", "local_rank", "pid")
 _ALIKE = "; {} ended alike, so that no single one is at fault: the cause is common to them"
 
 
-def _ended_alike(hit: Hit, same: Sequence[Hit], found: ScanResult) -> set[int]:
+def _ended_alike(hit: Hit, same: Sequence[Hit], scan: ScanResult) -> set[int]:
     """The ranks that ended as this one did, at the same time as far as it is known."""
     by_torchrun = hit.symptom.role == "echo" and hit.fields.keys() & {"exitcode", "local_rank"}
     if by_torchrun and exit_code(hit) != _BY_LAUNCHER:
-        return {*ended_as(found, (exit_code(hit),))}
+        return {*ended_as(scan, (exit_code(hit),))}
     if not hit.symptom.dies:
         return set()
     ranks = {other.speaker.rank for other in same if other.speaker.rank is not None}
-    return ranks.union(ended_as(found, hit.symptom.exits))
+    return ranks.union(ended_as(scan, hit.symptom.exits))
 
 
-def ended_as(found: ScanResult, codes: Sequence[int]) -> dict[int, Speaker]:
+def ended_as(scan: ScanResult, codes: Sequence[int]) -> dict[int, Speaker]:
     """The ranks that launchers saw end first with one of these codes, and their nodes."""
     ends: dict[int, Hit] = {}
-    for hit in found.hits:
+    for hit in scan.hits:
         if hit.symptom.reads == "end" and exit_code(hit) in codes:
             rank = int(hit.fields["rank"])
             ends[rank] = ends.get(rank, hit) if hit.time is None else hit

@@ -31,19 +31,19 @@ _FEWEST = 2
 """Ranks that waited, so that the only other one is missing."""
 
 
-def of_members(found: ScanResult) -> Explanation | None:
+def of_members(scan: ScanResult) -> Explanation | None:
     """An explanation from the processes' first lines, if there is nothing else; or None.
 
     It names no culprit: the processes of another node may write elsewhere. Only rank 0 reports
     that all ranks joined, so a log without rank 0 proves nothing.
     """
-    facts = [hit for hit in found.hits if hit.symptom.reads == "member"]
+    facts = [hit for hit in scan.hits if hit.symptom.reads == "member"]
     members = {int(hit.fields["member"]) for hit in facts if "member" in hit.fields}
     sizes = {int(hit.fields["of"]) for hit in facts if "of" in hit.fields}
     if 0 not in members or len(sizes) != 1 or any("registered" in hit.fields for hit in facts):
         return None
     missing = list(islice((rank for rank in range(max(sizes)) if rank not in members), 9))
-    if not missing or found.lines - max(hit.order for hit in facts) > _LATER:
+    if not missing or scan.lines - max(hit.order for hit in facts) > _LATER:
         return None
     words = ", ".join(map(str, missing[:8])) + " ..." * (len(missing) > 8)  # noqa: PLR2004
     sentence = (
@@ -95,11 +95,11 @@ def with_ranks(answer: Explanation, late: watchdog.Verdict | None) -> Explanatio
 
 
 def of_the_dead(
-    late: watchdog.Verdict, telling: Sequence[Hit], hits: Sequence[Hit], found: ScanResult
+    late: watchdog.Verdict, telling: Sequence[Hit], hits: Sequence[Hit], scan: ScanResult
 ) -> Explanation | None:
     """Why a rank that did not come had ended, as its launcher reports later; None if it lived."""
     codes = {
-        int(hit.fields["rank"]): exit_code(hit) for hit in found.hits if hit.symptom.reads == "end"
+        int(hit.fields["rank"]): exit_code(hit) for hit in scan.hits if hit.symptom.reads == "end"
     }
     dead = {
         rank: code
@@ -111,14 +111,14 @@ def of_the_dead(
     why = [hit for hit in telling if set(hit.symptom.exits) & set(dead.values())]
     summaries = [hit for hit in hits if hit.symptom.reads == "summary"]
     first = why or [hit for hit in summaries if int(hit.fields["rank"]) in dead]
-    return of_hit(first[0], hits, found) if first else None
+    return of_hit(first[0], hits, scan) if first else None
 
 
 def of_the_only_absent(
-    waited: Sequence[Hit], signs: Sequence[Hit], found: ScanResult
+    waited: Sequence[Hit], signs: Sequence[Hit], scan: ScanResult
 ) -> Explanation | None:
     """The only rank that a launcher ended and that reports no wait, if the others waited."""
-    ranks = {int(hit.fields["rank"]) for hit in found.hits if hit.symptom.reads == "end"}
+    ranks = {int(hit.fields["rank"]) for hit in scan.hits if hit.symptom.reads == "end"}
     there = {hit.speaker.rank for hit in waited if hit.speaker.rank is not None}
     absent = ranks - {hit.speaker.rank for hit in signs}
     if len(absent) != 1 or len(there) < _FEWEST:
@@ -138,7 +138,7 @@ def of_the_only_absent(
 
 
 def of_ended_before(
-    timed_out: Sequence[Hit], hits: Sequence[Hit], found: ScanResult
+    timed_out: Sequence[Hit], hits: Sequence[Hit], scan: ScanResult
 ) -> Explanation | None:
     """The only rank that torchrun saw end before the others' time-outs, by the times of both."""
     waiting = {-1 if hit.speaker.rank is None else hit.speaker.rank for hit in timed_out}
@@ -154,7 +154,7 @@ def of_ended_before(
     if len(summaries) != 1 or -1 in waiting:
         return None
     (summary,) = summaries.values()
-    answer = of_hit(summary, hits, found)
+    answer = of_hit(summary, hits, scan)
     return replace(
         answer,
         category="other",
@@ -163,9 +163,7 @@ def of_ended_before(
     )
 
 
-def of_first_end(
-    signs: Sequence[Hit], hits: Sequence[Hit], found: ScanResult
-) -> Explanation | None:
+def of_first_end(signs: Sequence[Hit], hits: Sequence[Hit], scan: ScanResult) -> Explanation | None:
     """The only rank that torchrun saw end first, if its peers lost it or it logged a failure."""
     peers = {hit.speaker.rank for hit in signs} - {None}
     summaries = {
@@ -174,13 +172,13 @@ def of_first_end(
         if hit.symptom.reads == "summary" and int(hit.fields["rank"]) not in peers
     }
     if not summaries:
-        return _of_only_exit(peers, hits, found)
+        return _of_only_exit(peers, hits, scan)
     if len(summaries) != 1:
         return None
     ((rank, summary),) = summaries.items()
-    answer = of_hit(summary, hits, found)
-    if found.failure and found.failed == int(rank) and "Traceback" not in found.failure.text:
-        evidence = proofs((found.failure, summary.place))
+    answer = of_hit(summary, hits, scan)
+    if scan.failure and scan.failed == int(rank) and "Traceback" not in scan.failure.text:
+        evidence = proofs((scan.failure, summary.place))
         return replace(
             answer,
             category="other",
@@ -201,21 +199,21 @@ def of_first_end(
 
 
 def _of_only_exit(
-    peers: Collection[int | None], hits: Sequence[Hit], found: ScanResult
+    peers: Collection[int | None], hits: Sequence[Hit], scan: ScanResult
 ) -> Explanation | None:
     """The only task that srun saw end with an error, besides those that report a lost peer."""
     tasks = {
         hit.fields["rank"]
-        for hit in found.hits
+        for hit in scan.hits
         if hit.symptom.reads == "end" and int(hit.fields["rank"]) not in peers and exit_code(hit)
     }
     first = [hit for hit in hits if {hit.fields.get("task", "")} == tasks]
-    return of_hit(first[0], hits, found) if peers and first else None
+    return of_hit(first[0], hits, scan) if peers and first else None
 
 
-def of_time_out(base: Explanation, hits: Sequence[Hit], found: ScanResult) -> Explanation:
+def of_time_out(base: Explanation, hits: Sequence[Hit], scan: ScanResult) -> Explanation:
     """Which ranks waited, and that these lines do not show for which."""
-    late = watchdog.judge(hits, found)
+    late = watchdog.judge(hits, scan)
     finding = late.sentence if late is not None else base.sentence
     absence = (
         "no rank is missing: the data did not get through, or the GPUs hang"

@@ -101,42 +101,40 @@ def _group_beside(late: Hit, positions: Sequence[Hit]) -> str:
     return groups.pop() if len(groups) == 1 else ""
 
 
-def settled(found: ScanResult) -> dict[str, float]:
+def settled(scan: ScanResult) -> dict[str, float]:
     """Add to what is settled, by file, a hang after which the ranks have waited again."""
     times = sorted(
         (hit.time, int(hit.fields["timeout_ms"]) / 1000 + _SKEW_S)
-        for hit in found.hits
+        for hit in scan.hits
         if hit.symptom.reads == "timeout" and hit.time is not None
     )
     over = [time for (time, _), (later, s) in pairwise(times) if s < later - time < _HALF_YEAR_S]
-    last = dict(found.settled)
-    for hit in found.hits:
+    last = dict(scan.settled)
+    for hit in scan.hits:
         if over and hit.time is not None and hit.time <= over[-1] + _SKEW_S:
             last[hit.place.source] = max(hit.order, last.get(hit.place.source, 0))
     return last
 
 
-def judge(hits: Sequence[Hit], found: ScanResult) -> Verdict | None:
+def judge(hits: Sequence[Hit], scan: ScanResult) -> Verdict | None:
     """Compare the ranks that timed out; None if no rank's number is known."""
     # A call that failed shows no wait: only what the rank called under its number.
     calls, late = timeouts(hits, failed=True), timeouts(hits)
     collectives = [timeout for timeout in late if timeout.op not in _BETWEEN_TWO]
     verdict = _mismatched(calls)
-    if verdict is None and not _wait_for_a_silent_rank(collectives, hits, found):
+    if verdict is None and not _wait_for_a_silent_rank(collectives, hits, scan):
         verdict = _behind(collectives, hits) or _earlier(collectives)
     if verdict is None and late:
-        verdict = _missing(late, found)
+        verdict = _missing(late, scan)
     if verdict is None:
         return None
-    if _may_be_of_several_groups(calls, hits, found):
+    if _may_be_of_several_groups(calls, hits, scan):
         return replace(verdict, confidence=0.4, sentence=verdict.sentence + _OF_SEVERAL)
-    certain = found.world or _positions(hits) or all(call.group for call in calls)
+    certain = scan.world or _positions(hits) or all(call.group for call in calls)
     return replace(verdict, confidence=0.85 if certain else 0.7)
 
 
-def _wait_for_a_silent_rank(
-    late: Sequence[Timeout], hits: Sequence[Hit], found: ScanResult
-) -> bool:
+def _wait_for_a_silent_rank(late: Sequence[Timeout], hits: Sequence[Hit], scan: ScanResult) -> bool:
     """Whether all ranks wait, except fewer that report nothing.
 
     If a rank stops within a collective, some of the others still end it, and wait in the next.
@@ -145,14 +143,14 @@ def _wait_for_a_silent_rank(
     there = waits | {hit.speaker.rank for hit in _positions(hits)}
     numbers = {timeout.seq for timeout in late}
     follow = len({timeout.group for timeout in late}) == 1 and max(numbers) - min(numbers) == 1
-    return follow and there == waits and len(waits) < found.world < 2 * len(waits)
+    return follow and there == waits and len(waits) < scan.world < 2 * len(waits)
 
 
 _OF_SEVERAL = "; but no line shows whether they are of one group"
 
 
 def _may_be_of_several_groups(
-    calls: Sequence[Timeout], hits: Sequence[Hit], found: ScanResult
+    calls: Sequence[Timeout], hits: Sequence[Hit], scan: ScanResult
 ) -> bool:
     """Whether a call whose line names no group may be of another than those it is compared with.
 
@@ -170,7 +168,7 @@ def _may_be_of_several_groups(
     if all(call.group or _group_beside(call.hit, positions) for call in calls):
         return place_of_two
     return (
-        found.several
+        scan.several
         or place_of_two
         or len({rank for rank, *_ in waits}) < len(waits)
         or _several_groups(positions)
@@ -268,7 +266,7 @@ def _earlier(late: Sequence[Timeout]) -> Verdict | None:
     return None
 
 
-def _missing(late: Sequence[Timeout], found: ScanResult) -> Verdict:
+def _missing(late: Sequence[Timeout], scan: ScanResult) -> Verdict:
     """Ranks that wrote lines and did not wait in the collective of the others."""
     first = min(late, key=lambda timeout: timeout.hit.order)
     near = range(first.seq - _NEAR, first.seq)
@@ -283,15 +281,15 @@ def _missing(late: Sequence[Timeout], found: ScanResult) -> Verdict:
     # A rank whose position shows that it had called it was there, too.
     there = {timeout.rank for timeout in same} | {
         hit.speaker.rank
-        for hit in _positions(found.hits)
+        for hit in _positions(scan.hits)
         if hit.speaker.rank is not None
         and hit.fields.get("group", "") in ("", first.group or hit.fields.get("group", ""))
         and int(hit.fields["completed"]) < first.seq <= int(hit.fields["enqueued"])
     }
-    writers = found.wrote.union(hit.speaker.rank for hit in found.hits)
-    of = found.world or _size(first)
+    writers = scan.wrote.union(hit.speaker.rank for hit in scan.hits)
+    of = scan.world or _size(first)
     # A rank that waited elsewhere shows that there are several groups.
-    job = range(of) or (found.wrote if len(same) == len(late) else ())
+    job = range(of) or (scan.wrote if len(same) == len(late) else ())
     # If no fewer ranks are missing than present, either may be at fault.
     size = of or len(job)
     whole = 0 < size < 2 * len(there) and len(there) >= _LEAST and first.group in ("", "0")

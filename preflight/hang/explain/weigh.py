@@ -94,16 +94,16 @@ _AT_ONCE = {"script_missing", "slurm_step", "usage"}
 """Symptoms by which a program ends before it begins: a failure after it is of another start."""
 
 
-def explain(found: ScanResult) -> Explanation:
+def explain(scan: ScanResult) -> Explanation:
     """Name the first failure in time; `unknown` if the lines do not show one."""
-    if not found.lines:
-        return UNREAD if found.troubles else EMPTY
-    others = _others([hit for hit in found.hits if hit.symptom.role != "fact"])
-    found, doubt = last_attempt(found)
-    is_survived = survived(found)
-    hits = [hit for hit in found.hits if hit.symptom.role != "fact" and not is_survived(hit)]
-    late = watchdog.judge(hits, found)
-    every = own_faults(found.raised, watchdog.survivors(hits))
+    if not scan.lines:
+        return UNREAD if scan.troubles else EMPTY
+    others = _others([hit for hit in scan.hits if hit.symptom.role != "fact"])
+    scan, doubt = last_attempt(scan)
+    is_survived = survived(scan)
+    hits = [hit for hit in scan.hits if hit.symptom.role != "fact" and not is_survived(hit)]
+    late = watchdog.judge(hits, scan)
+    every = own_faults(scan.raised, watchdog.survivors(hits))
     errors = without_caught_imports(every)
     doubt = doubt or IMPORTED * (len(errors) < len(every))
     exits = _first([hit for hit in hits if hit.symptom.role == "echo" and "code" in hit.fields])
@@ -111,18 +111,18 @@ def explain(found: ScanResult) -> Explanation:
         hit
         for hit in hits
         if (hit.symptom.role == "sign" and not (hit.symptom.follows and _follows(hit, exits)))
-        or lesser(hit, found)
+        or lesser(hit, scan)
     ]
     ends = _first([*(hit for hit in signs if hit.symptom.dies), *errors])
     causes: list[Hit] = []
     for hit in hits:
-        if hit.symptom.role == "cause" and not lesser(hit, found):
+        if hit.symptom.role == "cause" and not lesser(hit, scan):
             follows = hit.retried or (hit.symptom.follows and _follows(hit, ends))
             (signs if follows else causes).append(hit)
-    causes, signs = (gravest_first(in_order_of_time(group), found) for group in (causes, signs))
+    causes, signs = (gravest_first(in_order_of_time(group), scan) for group in (causes, signs))
     own = [hit for hit in signs if not hit.retried and not hit.symptom.waits]
     telling = [hit for hit in own if hit.symptom.reads != "call"]
-    over = _last_start(causes, errors, found)
+    over = _last_start(causes, errors, scan)
     causes = [hit for hit in causes if hit.symptom.id not in _AT_ONCE or hit.order > over]
     telling = [hit for hit in telling if hit.order > over]
     errors = [error for error in errors if error.order > over]
@@ -134,35 +134,35 @@ def explain(found: ScanResult) -> Explanation:
     before = telling if late is not None and late.kind == "mismatch" else own
     answer: Explanation
     failures: list[Hit | LoggedException] = [*causes, *errors]
-    failures = [failure for failure in failures if is_unsettled(failure, found)]
-    if ended_well(hits, failures, found):
-        answer, doubt = _of_hints(hits, found) or ENDED, ""
+    failures = [failure for failure in failures if is_unsettled(failure, scan)]
+    if ended_well(hits, failures, scan):
+        answer, doubt = _of_hints(hits, scan) or ENDED, ""
     elif causes:
         cause = next((hit for hit in causes if hit.symptom.id not in _AT_ONCE), causes[-1])
-        answer = with_ranks(of_hit(cause, hits, found), late)
+        answer = with_ranks(of_hit(cause, hits, scan), late)
     elif firsts and not _before(telling, firsts):
         first_roots = roots if firsts == errors else {error.speaker.rank for error in firsts}
-        answer = of_exceptions(errors, first_roots, {*ended_as(found, (1,))})
+        answer = of_exceptions(errors, first_roots, {*ended_as(scan, (1,))})
         doubt = doubt or AGAIN * (over > 0)
     elif late is not None and late.kind in ODD and not _follows(late.proofs[0], _first(before)):
-        answer = of_the_dead(late, telling, hits, found) or of_watchdog(late)
+        answer = of_the_dead(late, telling, hits, scan) or of_watchdog(late)
     else:
-        answer = _of_signs(telling or own, signs, hits, found) or _of_rest(hits, found)
+        answer = _of_signs(telling or own, signs, hits, scan) or _of_rest(hits, scan)
     if answer.category != "no_failure" and (
-        doubt or (failures and (doubt := perhaps_survived(hits, found)))
+        doubt or (failures and (doubt := perhaps_survived(hits, scan)))
     ):
         sure = min(answer.confidence, DOUBTED)
         answer = replace(answer, sentence=answer.sentence + doubt, confidence=sure)
-    evidence = tuple(map(found.in_editor, answer.evidence))
+    evidence = tuple(map(scan.in_editor, answer.evidence))
     answer = replace(answer, consequences=_consequences(answer, hits), evidence=evidence)
-    return _with_alternatives(answer, others, found)
+    return _with_alternatives(answer, others, scan)
 
 
-def _last_start(causes: Sequence[Hit], errors: Sequence[LoggedException], found: ScanResult) -> int:
+def _last_start(causes: Sequence[Hit], errors: Sequence[LoggedException], scan: ScanResult) -> int:
     """The line by which an earlier start of the same script had failed; 0 if there was none."""
     if not errors:
         return 0
-    last = in_order_of_time(errors) if found.met & _LAUNCHED else of_last_start(errors)
+    last = in_order_of_time(errors) if scan.met & _LAUNCHED else of_last_start(errors)
     over = [error.order for error in errors if error not in last]
     begun = (hit.order for hit in causes if hit.symptom.id in _AT_ONCE)
     return max([*over, *(order for order in begun if order < last[-1].order)], default=0)
@@ -203,46 +203,46 @@ def _consequences(answer: Explanation, hits: Sequence[Hit]) -> tuple[str, ...]:
     return tuple(sentences[:_MOST_CONSEQUENCES]) if answer.confidence >= LIKELY else ()
 
 
-def _of_rest(hits: Sequence[Hit], found: ScanResult) -> Explanation:
+def _of_rest(hits: Sequence[Hit], scan: ScanResult) -> Explanation:
     """The answer if these lines show no failure, or only echoes of one."""
     echoes = [hit for hit in hits if hit.symptom.role == "echo"]
     if echoes:
         telling = [hit for hit in echoes if hit.symptom.confidence > _SAYS_LITTLE]
-        return of_hit(in_order_of_time(telling or echoes)[0], hits, found)
-    hints = [hit for hit in hits if _is_relevant_hint(hit, found)]
-    answer = of_members(found)
+        return of_hit(in_order_of_time(telling or echoes)[0], hits, scan)
+    hints = [hit for hit in hits if _is_relevant_hint(hit, scan)]
+    answer = of_members(scan)
     if answer is not None or hints:
-        return answer or of_hit(in_order_of_time(hints)[0], hits, found)
-    if found.failure is None and not found.troubles:
+        return answer or of_hit(in_order_of_time(hints)[0], hits, scan)
+    if scan.failure is None and not scan.troubles:
         return NO_FAILURE
-    if found.failure is None:
+    if scan.failure is None:
         return NOTHING
-    line = proofs((found.failure,))[0].text
-    if found.lines - found.failure.line <= _LAST_LINES and may_be_last(line):
+    line = proofs((scan.failure,))[0].text
+    if scan.lines - scan.failure.line <= _LAST_LINES and may_be_last(line):
         return replace(
             NOTHING,
             category="other",
             sentence=f"the log ends soon after the first line that reports a failure: {line}",
             advice="correct what that line reports; if that is not enough, give the logs of all "
             "ranks from start to end",
-            evidence=(found.failure,),
+            evidence=(scan.failure,),
             confidence=LIKELY,
         )
     sentence = f"no known cause; the first line that reports a failure is: {line}"
-    return replace(NOTHING, sentence=sentence, evidence=(found.failure,), confidence=0.2)
+    return replace(NOTHING, sentence=sentence, evidence=(scan.failure,), confidence=0.2)
 
 
-def _of_hints(hits: Sequence[Hit], found: ScanResult) -> Explanation | None:
+def _of_hints(hits: Sequence[Hit], scan: ScanResult) -> Explanation | None:
     """What may have slowed a job that ended normally; None if it is only a guess."""
     sure = [
-        hit for hit in hits if _is_relevant_hint(hit, found) and hit.symptom.confidence >= LIKELY
+        hit for hit in hits if _is_relevant_hint(hit, scan) and hit.symptom.confidence >= LIKELY
     ]
-    return of_hit(in_order_of_time(sure)[0], hits, found) if sure else None
+    return of_hit(in_order_of_time(sure)[0], hits, scan) if sure else None
 
 
-def _is_relevant_hint(hit: Hit, found: ScanResult) -> bool:
+def _is_relevant_hint(hit: Hit, scan: ScanResult) -> bool:
     """Whether it is a hint that matters here."""
-    here = circumstance(hit, found)
+    here = circumstance(hit, scan)
     return hit.symptom.role == "hint" and not (here is not None and here.moot)
 
 
@@ -268,26 +268,26 @@ def _before(telling: Sequence[Hit], errors: Sequence[LoggedException]) -> bool:
 
 
 def _of_signs(
-    telling: Sequence[Hit], signs: Sequence[Hit], hits: Sequence[Hit], found: ScanResult
+    telling: Sequence[Hit], signs: Sequence[Hit], hits: Sequence[Hit], scan: ScanResult
 ) -> Explanation | None:
     """Without a cause: the best sign, or the timeouts as such."""
     if telling:
-        return of_hit(telling[0], hits, found)
+        return of_hit(telling[0], hits, scan)
     timeouts = [hit for hit in signs if hit.symptom.reads == "timeout"]
-    if timeouts and (first := of_ended_before(timeouts, hits, found)) is not None:
+    if timeouts and (first := of_ended_before(timeouts, hits, scan)) is not None:
         return first
     if timeouts:
-        return of_time_out(of_hit(timeouts[0], hits, found), hits, found)
+        return of_time_out(of_hit(timeouts[0], hits, scan), hits, scan)
     waits = [hit for hit in signs if hit.symptom.waits]
-    if (absent := of_the_only_absent(waits, signs, found)) is not None:
+    if (absent := of_the_only_absent(waits, signs, scan)) is not None:
         return absent
     retries = [hit for hit in signs if hit.retried and hit.symptom.category != "unknown"]
     # A launcher that reports the end of a process says more than its peers' lost connections.
     ends = [hit for hit in hits if hit.symptom.role == "echo" and hit.symptom.dies]
-    if not ends and (first := of_first_end(signs, hits, found)) is not None:
+    if not ends and (first := of_first_end(signs, hits, scan)) is not None:
         return first
     rest = ends or waits or retries or signs
-    return of_hit(rest[0], hits, found) if rest else None
+    return of_hit(rest[0], hits, scan) if rest else None
 
 
 def _others(hits: Sequence[Hit]) -> list[Alternative]:
@@ -316,7 +316,7 @@ def _others(hits: Sequence[Hit]) -> list[Alternative]:
 
 
 def _with_alternatives(
-    answer: Explanation, others: Sequence[Alternative], found: ScanResult
+    answer: Explanation, others: Sequence[Alternative], scan: ScanResult
 ) -> Explanation:
     """Add the alternatives; they share the rest of the confidence, each at most half of it."""
     rest = [other for other in (*others, *answer.alternatives) if other.category != answer.category]
@@ -325,6 +325,6 @@ def _with_alternatives(
     return replace(
         answer,
         alternatives=tuple(replace(other, confidence=round(share, 2)) for other in rest),
-        next=with_script(next_commands(answer.next), found.raised),
-        lines=found.lines - found.returns(found.lines),
+        next=with_script(next_commands(answer.next), scan.raised),
+        lines=scan.lines - scan.returns(scan.lines),
     )
