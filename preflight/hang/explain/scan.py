@@ -6,7 +6,6 @@ The cause is at the end of a log, which is often damaged: every readable part of
 from __future__ import annotations
 
 import re
-import zlib
 from bisect import bisect_left
 from collections import Counter, deque
 from dataclasses import dataclass, field
@@ -131,7 +130,7 @@ class ScanResult:
     """By file, how many lines were read before it."""
     line_ends: list[tuple[int, int, bytes]] = field(default_factory=list)
     """Of each part in which a bare carriage return ends a line: how many lines were read before it,
-    how many of those ended with one, and its own line ends, compressed."""
+    how many of those ended with one, and its own line ends."""
     troubles: list[str] = field(default_factory=list)
 
     @cached_property
@@ -146,7 +145,7 @@ class ScanResult:
     def count_lines(self, lines: int, ends: bytes) -> None:
         """Add lines that were read, which end so."""
         if b"\r" in ends:
-            self.line_ends.append((self.lines, self.returns(self.lines), zlib.compress(ends)))
+            self.line_ends.append((self.lines, self.returns(self.lines), ends))
         self.lines += lines
 
     def returns(self, order: int) -> int:
@@ -155,7 +154,7 @@ class ScanResult:
         if not at:
             return 0
         begin, before, ends = self.line_ends[at - 1]
-        return before + zlib.decompress(ends)[: order - begin].count(b"\r")
+        return before + ends.count(b"\r", 0, order - begin)
 
     def in_editor(self, place: Place) -> Place:
         """The place with the line number that editors and `grep -n` show: of line feeds only."""
