@@ -148,7 +148,9 @@ def _expand_names(pattern: str) -> list[str]:
         raise UsageError(f"groups such as {_short(pattern)!a} are not read here: {_EXAMPLE}")
     operations = [*_OPERATION.finditer(pattern)]
     if "".join(operation[0] for operation in operations) != pattern or operations[0][1]:
-        raise UsageError(f"{_short(pattern)!a} has an operator without nodes: {_EXAMPLE}")
+        raise UsageError(
+            f"{_short(pattern)!a} has an operator (!, & or ^) without nodes beside it: {_EXAMPLE}"
+        )
     names: set[str] = set()
     try:
         for sign, part in (operation.groups() for operation in operations):

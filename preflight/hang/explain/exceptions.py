@@ -346,7 +346,7 @@ _ADVICE = (
     ("|".join(NO_FILE) + "|.*unable to open database file", _NO_FILE),
     (
         rf"(?:ScannerError|ParserError|JSONDecodeError|TOMLDecodeError)\b|EOFError: {_EMPTY}",
-        "write the file that it reads again: its syntax is wrong, or it is empty or cut off",
+        "replace the file that it reads: its syntax is wrong, or it is empty or cut off",
     ),
     (
         "OperationalError: (?:disk I/O error|database is locked)",
@@ -354,7 +354,7 @@ _ADVICE = (
     ),
     (
         r"(?:Connect\w*|Max\w*|Read\w*|Proxy|SSL|URL|HTTP\w*|Comm)(?:Error|Timeout)\b",
-        "look at the node's way to that server (proxy, names, certificates), or do without it",
+        "check that the node reaches that server (proxy, DNS, certificates), or run without it",
     ),
 )
 """By the kind and the message of an exception."""
