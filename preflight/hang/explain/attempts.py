@@ -82,14 +82,16 @@ def ended_well(
     """Whether the job reports its normal end after all warnings, and no process died.
 
     What torchrun settled before, by a restart of all ranks or by their success, does not count.
-    A script may print its last words whatever happened: they count only without a failure.
+    A script may print its last words whatever happened: they count only long after a failure, or
+    if it ended no more than a request.
     """
     last = _last_failure(hits, scan)
-    return scan.ended > last or (not failures and _last_words(scan) > last)
+    is_firm = any(not (isinstance(error, LoggedException) and error.loose) for error in failures)
+    return scan.ended > last or _last_words(scan, failures) > last + _GOES_ON * is_firm
 
 
-def _last_words(scan: ScanResult) -> int:
-    fields = {"last_words"} if scan.failure else {"last_words", "exit"}
+def _last_words(scan: ScanResult, failures: Sequence[Hit | LoggedException] = ()) -> int:
+    fields = {"last_words"} if scan.failure and not failures else {"last_words", "exit"}
     last = [hit for hit in scan.hits if fields & hit.fields.keys()]
     if (bad := scan.failure) is not None:  # the words of one program say nothing of the next
         last = [hit for hit in last if hit.place.source != bad.source or hit.place.line > bad.line]
@@ -126,10 +128,13 @@ def _last_failure(hits: Sequence[Hit], scan: ScanResult) -> float:
 
 _SURVIVED = "; but the job goes on after that, and no line shows its end: it may have been caught"
 AGAIN = "; but another failure stands before it, and no time shows whether of another attempt"
+EARLIER = "; an earlier start in this log failed in another way"
 _SEVERAL_TIMES = "; but one process raised it several times, so that it caught it at least once"
 IMPORTED = "; but an import failed before that, and no line shows that it was caught"
 DOUBTED = 0.45
 """Confidence of a failure after which the job seems to go on."""
+OF_LAST_START = 0.65
+"""Confidence of the last of several starts: two unlabelled ranks could have failed differently."""
 _GOES_ON, _FEW = 100, 3
 """Lines after an exception: more than a program prints that ends by it, or by a failed import."""
 

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import re
 import shlex
+from functools import cache
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from preflight.core.files import parse_toml
 from preflight.hang.explain.explanation import (
     Explanation,
     Hit,
@@ -33,10 +36,12 @@ if TYPE_CHECKING:
 
 _MOST = 200
 """Limit of stored tracebacks."""
+_LONGEST_MESSAGE, _LONGEST_SOURCE = 300, 120
+"""Characters of a message, and of a line of code."""
 FAR = 2000
 """Lines, of all ranks, over which a traceback or a symptom of several lines may be woven."""
 _IGNORED = re.compile(
-    r"Exception ignored (?:in|while)\b|Error in atexit\._run_exitfuncs|--- Logging error"
+    r"^(?:Exception ignored (?:in|while)\b|Error in atexit\._run_exitfuncs)|--- Logging error ---$"
 )
 """Python prints such an exception and goes on: in `__del__`, when it ends."""
 _LOOSE = re.compile(r"Task exception was never retrieved|Exception in (?:ASGI application|thread )")
@@ -84,6 +89,8 @@ class LoggedException(Struct, frozen=True, kw_only=True):
     """The file of the innermost frame outside libraries; "" if there is none."""
     line: int
     code: str
+    source: str
+    """That line of code, as the traceback shows it."""
     script: str
     """The started script, if the outermost frame shows it; otherwise ""."""
     speaker: Speaker
@@ -110,6 +117,8 @@ class _Running:
         self.number = number
         self.time = time_of(line.text, line.when)
         self.own: tuple[str, int, str] = ("", 0, "")
+        self.source = ""
+        self.awaits_source = False
         self.script = ""
         self.cut = False
         self.chained = self.handled = False
@@ -123,11 +132,18 @@ class _Running:
     def take(self, frame: re.Match[str]) -> None:
         """Take a frame."""
         self.ignored |= _AT_EXIT.fullmatch(frame["code"] or "") is not None
-        if not _LIBRARY.search(frame["file"]):
+        self.awaits_source = not _LIBRARY.search(frame["file"])
+        if self.awaits_source:
             outermost = not self.own[0] and frame["code"] == "<module>"
             if outermost and frame["file"].endswith(".py"):
                 self.script = frame["file"]
             self.own = (frame["file"], int(frame["line"]), frame["code"] or "")
+            self.source = ""
+
+    def take_source(self, line: Line) -> None:
+        """Take the line of code below a frame."""
+        if self.awaits_source:
+            self.source, self.awaits_source = line.bare.strip()[:_LONGEST_SOURCE], False
 
     def ends_before(self, line: Line, number: int) -> bool:
         """Whether lines whose beginning is cut off are no traceback: other lines follow a frame."""
@@ -153,6 +169,8 @@ class Tracebacks:
         self._loose = -_NEAR
         """The last line that announces the exception of one task, or one request."""
         self.raised: list[LoggedException] = []
+        self._goes_on: tuple[int, Speaker] = (0, Speaker())
+        """The line after the last exception whose message ends with a colon, and its speaker."""
 
     @property
     def open(self) -> bool:
@@ -181,6 +199,7 @@ class Tracebacks:
         self._loose = place.line if _LOOSE.search(line.bare) else self._loose
         speaker = line.speaker.joined(self._whose)
         key = speaker.rank, speaker.label
+        self._add_to_message(line, speaker, place)
         if "Traceback (most" in line.text:
             self._running.pop(key, None)
             whose = speaker
@@ -210,7 +229,16 @@ class Tracebacks:
         elif ends := _ENDS.match(line.bare.removeprefix(running.indent)):
             self._end(running, ends, place, order)
             del self._running[key]
+        else:
+            running.take_source(line)
         return running.ignored
+
+    def _add_to_message(self, line: Line, speaker: Speaker, place: Place) -> None:
+        """Add the line after a message that ends with a colon; a traceback has its own message."""
+        if (place.line, speaker) == self._goes_on and "Traceback" not in line.text:
+            last = self.raised[-1]
+            message = f"{last.message} {line.bare.strip()}"[:_LONGEST_MESSAGE]
+            self.raised[-1] = replace(last, message=message)
 
     def _quotes_the_next(self, line: Line, speaker: Speaker, place: Place) -> bool:
         """Whether the traceback that begins here is in the message of the last exception."""
@@ -225,7 +253,7 @@ class Tracebacks:
             self._announced = place.line, Speaker(rank=int(spawned[1]))
         elif _LOGGED.search(line.text):
             self._announced = place.line, line.speaker.joined(self._whose)
-        if ignored := bool(_IGNORED.match(line.bare)):
+        if ignored := bool(_IGNORED.search(line.bare)):
             self._ignored.add(key)
         elif _HANDLED.match(line.bare):
             self._handled[key] = line.bare.startswith("During")
@@ -246,10 +274,11 @@ class Tracebacks:
         self.raised.append(
             LoggedException(
                 kind=kind,
-                message=(ends["message"] or "")[:300],
+                message=(ends["message"] or "")[:_LONGEST_MESSAGE],
                 file=file,
                 line=line,
                 code=code,
+                source=running.source,
                 script=running.script,
                 speaker=running.speaker,
                 place=place,
@@ -263,6 +292,8 @@ class Tracebacks:
                 loose=(kind, file, line) in self._of_tasks,
             )
         )
+        if self.raised[-1].message.endswith((":", "error(s) found.")):
+            self._goes_on = place.line + 1, running.speaker
 
 
 _T = TypeVar("_T", Hit, LoggedException)
@@ -296,6 +327,7 @@ _WRAPS = re.compile(
     r"|\bconnect \[[^\]\s]{1,60}\]:\d{1,5}: Connection refused"
     r"|^cancelled$|Horovod has been shut down|[Ss]ee (?:root cause|stack trace)\b"
     r"|^`Termination signal` is detected|failed to get register_center"  # of Paddle, of verl
+    r"|ACL stream synchronize failed"  # of HCCL
 )
 """Messages of exceptions that only pass on a library's error: the cause is elsewhere."""
 _OF_SPAWN = "<string>"
@@ -328,41 +360,25 @@ def _is_handled_import(error: LoggedException, raised: Sequence[LoggedException]
     """Whether a script did without a library, and something else was raised in another file."""
     if error.kind not in IMPORTS:
         return False
-    last = _end_of_chain(error, raised)
+    last = end_of_chain(error, raised)
     elsewhere = last.handled and last.file != error.file
     return elsewhere and last.kind not in IMPORTS and "import" not in last.message.lower()
 
 
 IMPORTS = ("ImportError", "ModuleNotFoundError")
 """What a script may catch where it can do without a library."""
-NO_FILE = ("FileNotFoundError", "NotADirectoryError", "PermissionError")
-_INSTALL = (
-    "install what is missing, in the version that the script needs, in the Python of every node "
-    "(compare pip freeze), or correct PATHs"
-)
-_NO_FILE = "make that path exist and readable on every node (its spelling, mounts, rights)"
-_ADVICE = (
-    ("|".join(IMPORTS), _INSTALL),
-    ("|".join(NO_FILE) + "|.*unable to open database file", _NO_FILE),
-    (
-        rf"(?:ScannerError|ParserError|JSONDecodeError|TOMLDecodeError)\b|EOFError: {_EMPTY}",
-        "replace the file that it reads: its syntax is wrong, or it is empty or cut off",
-    ),
-    (
-        "OperationalError: (?:disk I/O error|database is locked)",
-        "put the database on a local disk of the node: SQLite does not work well over a network",
-    ),
-    (
-        r"(?:Connect\w*|Max\w*|Read\w*|Proxy|SSL|URL|HTTP\w*|Comm)(?:Error|Timeout)\b",
-        "check that the node reaches that server (proxy, DNS, certificates), or run without it",
-    ),
-)
-"""By the kind and the message of an exception."""
+_ADVICE = Path(__file__).resolve().with_name("exception_advice.toml")
+
+
+@cache
+def _advice_by_pattern() -> list[tuple[re.Pattern[str], str]]:
+    rows = parse_toml(_ADVICE.read_text())["row"]
+    return [(re.compile(row["matches"]), row["advice"]) for row in rows]
 
 
 def _advice_for(error: LoggedException) -> str:
     words = f"{error.kind}: {error.message}"
-    return next((advice for kinds, advice in _ADVICE if re.match(kinds, words)), "")
+    return next((advice for kinds, advice in _advice_by_pattern() if kinds.match(words)), "")
 
 
 _CORRECT = "correct the code, or the setting, that leads to that line"
@@ -436,8 +452,8 @@ def of_exceptions(
     if len(ranks) > 1:
         subject = rank_words(ranks)
         who = tuple(f"rank {rank}" for rank in ranks[:16])
-    message = f": {first.message}" if first.message else ""
-    last = _end_of_chain(first, raised)
+    message = f": {first.message or first.source}" if first.message or first.source else ""
+    last = end_of_chain(first, raised)
     leads = (last.kind, last.message) != (first.kind, first.message)
     led_to = f"; that led to {last.kind}: {last.message}" if leads else ""
     if first.cut and not ranks:
@@ -445,7 +461,8 @@ def of_exceptions(
             category="other" if message else "unknown",
             sentence=f"{first.kind}{message} is the first error; its traceback is not there",
             cause="what its message reports, unless lines before it, which are missing, show more",
-            advice="correct what it reports; if that is not enough, give the lines before it",
+            advice=_advice_for(first)
+            or "correct what it reports; if that is not enough, give the lines before it",
             next="preflight lint SCRIPT",
             evidence=proofs(error.place for error in [first, *same, *raised]),
             confidence=0.5 if message else 0.4,
@@ -469,7 +486,7 @@ _BETWEEN = 4
 """Lines at most between two exceptions of a chain: Python's words, and empty ones."""
 
 
-def _end_of_chain(first: LoggedException, raised: Sequence[LoggedException]) -> LoggedException:
+def end_of_chain(first: LoggedException, raised: Sequence[LoggedException]) -> LoggedException:
     """The last of the exceptions that were raised while this one was handled, or itself."""
     last = first
     for error in raised:

@@ -36,7 +36,8 @@ _NOTICE = re.compile(
 """What is no failure, whatever words are in it, unless NCCL or an exception says it."""
 _HARMLESS = re.compile(
     rb"cannot be preloaded .{0,200}ignored|Unable to register cu\w{1,9} factory"
-    rb"|^(?:df|rm|kill): |CondaError: Run 'conda init'"
+    rb"|^(?:df|rm|kill|mesg|stty): |CondaError: Run 'conda init'"
+    rb"|bash: (?:cannot set terminal process group|no job control)"
     rb"|fatal: [Nn]ot a git repository|git root error: |Error with model (?:object|error)="
     rb"|Worker\w{0,20} pid \d{1,8} died, exit code: -15"  # its engine ended it
     rb"|\bwandb: ERROR |slurmstepd: error: _is_a_lwp: |UCX  ERROR inotify_add_watch"
@@ -48,6 +49,7 @@ _HARMLESS = re.compile(
     rb"|Call to ibv_open_device failed|NET/IB : Unable to open device|^deadlocks and crashes\.$"
     rb"|Cannot use FA version|accepting this combination|NCCL WARN Missing \""
     rb"|Ignoring this choice|dependency resolver does not|(?i:\b(?:errors?|xids?): (?:none|0)\b)"
+    rb"|(?i:\berror (?:is|=) {0,3}-?\d)"
 )
 """What is no failure, at whatever level it is logged."""
 _CERTAIN = re.compile(

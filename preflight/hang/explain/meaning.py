@@ -20,6 +20,7 @@ from preflight.hang.explain.explanation import (
     rank_words,
     with_meanings,
 )
+from preflight.hang.explain.failure_words import AT_END
 from preflight.hang.explain.symptom import Category
 
 if TYPE_CHECKING:
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
     from preflight.hang.explain.scan import ScanResult
     from preflight.hang.explain.symptom import Circumstance
 
-_GIB = {"KiB": 2**-20, "MiB": 2**-10, "GiB": 1.0, "TiB": 2.0**10}
+_GIB = {"K": 2**-20, "M": 2**-10, "G": 1.0, "T": 2.0**10}
+_SIZE = re.compile(r"(\d{1,9}(?:\.\d{1,9})?) ?([KMGT])i?B")
 _WHOLE = 0.9
 """Share of the GPU: an allocation this large would have failed on any rank."""
 _FOREIGN = 0.25
@@ -90,6 +92,7 @@ def _holds(case: Circumstance, hit: Hit, scan: ScanResult) -> bool:
         and (not case.several or len(_values(case.several, scan)) > 1)
         and case.world in (0, scan.world)
         and (not case.one_node or scan.on_one_node)
+        and (not case.last or scan.lines - hit.order <= AT_END)
     )
 
 
@@ -133,10 +136,8 @@ def _memory(hit: Hit, same: Sequence[Hit], scan: ScanResult) -> Meaning:
 
 
 def _gib(words: str | None) -> float | None:
-    if not words:
-        return None
-    number, _, unit = words.partition(" ")
-    return float(number) * _GIB.get(unit, 1.0)
+    size = _SIZE.fullmatch(words or "")
+    return float(size[1]) * _GIB[size[2]] if size else None
 
 
 def gravest_first(some: Sequence[Hit], scan: ScanResult) -> list[Hit]:

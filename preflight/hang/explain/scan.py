@@ -56,8 +56,8 @@ _SHOWN = 400
 _SHAPES = 200_000
 """Shapes of lines that are remembered."""
 _STEP = re.compile(
-    rb"(?:step|iter|iteration|epoch|batch|%\|[^|]{0,99}\|)s?[\"' :=#\[]{1,8}"
-    rb"(\d{1,12}(?:\.\d{1,9})?)"
+    rb"(?:(?:step|iter|iteration|epoch(?:\(train\))?|batch|%\|[^|]{0,99}\|)s?[\"' :=#\[]{1,8}"
+    rb"|(?<=\d)\]\[ {0,6}(?=\d{1,9}/\d))(\d{1,12}(?:\.\d{1,9})?)"
 )
 _SERVED = b'HTTP/1.1" 200 OK'
 """Ends the line of a request that a server has answered: as good as a step, if it is a POST."""
@@ -445,9 +445,11 @@ class Scanner:
             now.risen_from, now.rises = order, 0
         now.lower = step
         now.rises += 1
-        begins = now.rises == (1 if step[-1] <= 1 else _RISES)
-        if begins and _head(line) == now.head and self._time_of(line) is None:
+        begins, head = now.rises == (1 if step[-1] <= 1 else _RISES), _head(line)
+        if begins and head == now.head and self._time_of(line) is None:
             self._begin_attempt(file, self._result.again, now.risen_from)
+        elif now.rises >= _RISES and head != now.head and b"%|" not in line:  # another counter
+            now.step, now.head = step, head
 
     def _time_of(self, line: bytes) -> float | None:
         read = self._origins.read(text_of(line))

@@ -10,9 +10,10 @@ from msgspec.structs import replace
 from preflight.hang.answer_text import Alternative
 from preflight.hang.explain import watchdog
 from preflight.hang.explain.attempts import (
-    AGAIN,
     DOUBTED,
+    EARLIER,
     IMPORTED,
+    OF_LAST_START,
     ended_well,
     is_unsettled,
     last_attempt,
@@ -20,7 +21,9 @@ from preflight.hang.explain.attempts import (
     survived,
 )
 from preflight.hang.explain.exceptions import (
+    IMPORTS,
     LoggedException,
+    end_of_chain,
     in_order_of_time,
     of_exceptions,
     of_last_start,
@@ -90,6 +93,7 @@ _SAYS_LITTLE = 0.2
 _ALTERNATIVES = 3
 _LAUNCHED = {"child_failed", "rank_ended", "task_exited"}
 """Symptoms that launchers of several ranks report."""
+_INTERRUPT = "KeyboardInterrupt"
 _AT_ONCE = {"script_missing", "slurm_step", "usage"}
 """Symptoms by which a program ends before it begins: a failure after it is of another start."""
 
@@ -106,24 +110,11 @@ def explain(scan: ScanResult) -> Explanation:
     every = own_faults(scan.raised, watchdog.survivors(hits))
     errors = without_caught_imports(every)
     doubt = doubt or IMPORTED * (len(errors) < len(every))
-    exits = _first([hit for hit in hits if hit.symptom.role == "echo" and "code" in hit.fields])
-    signs = [
-        hit
-        for hit in hits
-        if (hit.symptom.role == "sign" and not (hit.symptom.follows and _follows(hit, exits)))
-        or lesser(hit, scan)
-    ]
-    ends = _first([*(hit for hit in signs if hit.symptom.dies), *errors])
-    causes: list[Hit] = []
-    for hit in hits:
-        if hit.symptom.role == "cause" and not lesser(hit, scan):
-            follows = hit.retried or (hit.symptom.follows and _follows(hit, ends))
-            (signs if follows else causes).append(hit)
-    causes, signs = (gravest_first(in_order_of_time(group), scan) for group in (causes, signs))
+    causes, signs = _causes_and_signs(hits, errors, scan)
     own = [hit for hit in signs if not hit.retried and not hit.symptom.waits]
     telling = [hit for hit in own if hit.symptom.reads != "call"]
-    over = _last_start(causes, errors, scan)
-    causes = [hit for hit in causes if hit.symptom.id not in _AT_ONCE or hit.order > over]
+    over = _last_start([*causes, *telling], errors, scan)
+    causes = [hit for hit in causes if not _is_of_earlier_start(hit, over, scan)]
     telling = [hit for hit in telling if hit.order > over]
     errors = [error for error in errors if error.order > over]
     firm = [error for error in errors if not error.loose]
@@ -143,7 +134,7 @@ def explain(scan: ScanResult) -> Explanation:
     elif firsts and not _before(telling, firsts):
         first_roots = roots if firsts == errors else {error.speaker.rank for error in firsts}
         answer = of_exceptions(errors, first_roots, {*ended_as(scan, (1,))})
-        doubt = doubt or AGAIN * (over > 0)
+        answer = _after_earlier_start(answer) if over else answer
     elif late is not None and late.kind in ODD and not _follows(late.proofs[0], _first(before)):
         answer = of_the_dead(late, telling, hits, scan) or of_watchdog(late)
     else:
@@ -158,14 +149,56 @@ def explain(scan: ScanResult) -> Explanation:
     return _with_alternatives(answer, others, scan)
 
 
-def _last_start(causes: Sequence[Hit], errors: Sequence[LoggedException], scan: ScanResult) -> int:
+def _causes_and_signs(
+    hits: Sequence[Hit], errors: Sequence[LoggedException], scan: ScanResult
+) -> tuple[list[Hit], list[Hit]]:
+    """The failures that explain themselves, and those that may follow from others; gravest first.
+
+    A cause is only a sign if a rank's end can produce it and one ended before, if the program tried
+    again, or if the circumstances make it less.
+    """
+    exits = _first([hit for hit in hits if hit.symptom.role == "echo" and "code" in hit.fields])
+    signs = [
+        hit
+        for hit in hits
+        if (hit.symptom.role == "sign" and not (hit.symptom.follows and _follows(hit, exits)))
+        or lesser(hit, scan)
+    ]
+    ends = _first([*(hit for hit in signs if hit.symptom.dies), *errors])
+    causes: list[Hit] = []
+    for hit in hits:
+        if hit.symptom.role == "cause" and not lesser(hit, scan):
+            follows = hit.retried or (hit.symptom.follows and _follows(hit, ends))
+            (signs if follows else causes).append(hit)
+    return (
+        gravest_first(in_order_of_time(causes), scan),
+        gravest_first(in_order_of_time(signs), scan),
+    )
+
+
+def _last_start(hits: Sequence[Hit], errors: Sequence[LoggedException], scan: ScanResult) -> int:
     """The line by which an earlier start of the same script had failed; 0 if there was none."""
-    if not errors:
+    interrupts = [error for error in scan.raised if error.kind == _INTERRUPT and error.script]
+    if not errors and not interrupts:
         return 0
     last = in_order_of_time(errors) if scan.met & _LAUNCHED else of_last_start(errors)
     over = [error.order for error in errors if error not in last]
-    begun = (hit.order for hit in causes if hit.symptom.id in _AT_ONCE)
-    return max([*over, *(order for order in begun if order < last[-1].order)], default=0)
+    # An import fails at a start: it is no consequence of an interrupt.
+    ends = _AT_ONCE | ({"interrupted"} if last and last[-1].kind in IMPORTS else set())
+    end = max(error.order for error in (*last, *interrupts))
+    begun = (hit.order for hit in hits if hit.symptom.id in ends and hit.order < end)
+    return max((*over, *begun), default=0)
+
+
+def _is_of_earlier_start(cause: Hit, over: int, scan: ScanResult) -> bool:
+    """Whether a program that ended before it began was started again: it made a step later."""
+    last = max(over, scan.latest.get(cause.place.source, 0))
+    return cause.symptom.id in _AT_ONCE and cause.order <= last
+
+
+def _after_earlier_start(answer: Explanation) -> Explanation:
+    sure = min(answer.confidence, OF_LAST_START)
+    return replace(answer, sentence=answer.sentence + EARLIER, confidence=sure)
 
 
 def _of_first_root(
@@ -262,9 +295,9 @@ def _follows(hit: Hit, ends: tuple[float, float, float]) -> bool:
 
 
 def _before(telling: Sequence[Hit], errors: Sequence[LoggedException]) -> bool:
-    """Whether a sign is in the exception itself or came earlier."""
-    first = min(errors, key=lambda error: error.order)
-    return any(sign.order <= first.order for sign in telling)
+    """Whether a sign is in the exception itself, in one that it led to, or came earlier."""
+    last = end_of_chain(min(errors, key=lambda error: error.order), errors)
+    return any(sign.order <= last.order for sign in telling)
 
 
 def _of_signs(
