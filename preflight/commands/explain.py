@@ -44,13 +44,13 @@ def run(arguments: argparse.Namespace) -> int:
         dumps = Dumps(paths)
         troubles = dumps.troubles + troubles
         of_dumps = explain_dumps(dumps)
-        explanation = joined(explanation, of_dumps) if scan.lines else of_dumps
+        explanation = joined(explanation, of_dumps) if scan.line_count else of_dumps
     for trouble in troubles[:_TROUBLES]:
         remark(trouble)
     if len(troubles) > _TROUBLES:
         remark(f"{len(troubles) - _TROUBLES} more files are not used")
     print_answer(arguments, explanation, lambda width: lines(explanation, width), indent=2)
-    if not scan.lines and not troubles and not paths:
+    if not scan.line_count and not troubles and not paths:
         return EMPTY
     return _EXITS.get(explanation.category, FOUND)
 

@@ -28,39 +28,44 @@ def survived(scan: ScanResult) -> Callable[[Hit], bool]:
         last[key] = max(hit.order, last.get(key, 0))
     return lambda hit: (
         hit.order < last.get((hit.symptom.survived_by, hit.place.source), 0)
-        or (hit.symptom.at_end == "steps" and hit.order < scan.finite.get(hit.place.source, 0))
+        or (
+            hit.symptom.at_end == "steps"
+            and hit.order < scan.finite_step_line.get(hit.place.source, 0)
+        )
         or (
             (hit.tried_again or hit.symptom.at_end == "lines")
-            and scan.lines - hit.order > AT_END
-            and not (hit.symptom.retried and scan.failure)
+            and scan.line_count - hit.order > AT_END
+            and not (hit.symptom.retried and scan.first_failure)
         )
     )
 
 
 def last_attempt(scan: ScanResult) -> tuple[ScanResult, str]:
     """What is not settled, if it shows why the job failed; otherwise all, perhaps with a doubt."""
-    scan = dataclasses.replace(scan, settled=watchdog.settled(scan))
-    grave: list[Hit | LoggedException] = [*own_faults(scan.raised, {})]
+    scan = dataclasses.replace(scan, settled_until=watchdog.settled(scan))
+    grave: list[Hit | LoggedException] = [*own_faults(scan.exceptions, {})]
     grave += [hit for hit in scan.hits if _is_grave(hit)]
     grave = [failure for failure in grave if is_unsettled(failure, scan)]
     doubt = ""
-    for source, again in scan.again.items():
+    for source, again in scan.restart_line.items():
         if any(failure.place.source == source and failure.order < again for failure in grave):
-            scan.settled[source], doubt = again, AGAIN
-    raised = [error for error in scan.raised if is_unsettled(error, scan)]
+            scan.settled_until[source], doubt = again, AGAIN
+    exceptions = [error for error in scan.exceptions if is_unsettled(error, scan)]
     hits = [
         hit
         for hit in scan.hits
         if is_unsettled(hit, scan) or (hit.symptom.role == "fact" and hit.symptom.reads != "end")
     ]
-    if own_faults(raised, {}) or any(map(_is_grave, hits)):
-        return dataclasses.replace(scan, hits=hits, raised=raised), doubt
-    rest: list[Hit | LoggedException] = [*scan.raised]
+    if own_faults(exceptions, {}) or any(map(_is_grave, hits)):
+        return dataclasses.replace(scan, hits=hits, exceptions=exceptions), doubt
+    rest: list[Hit | LoggedException] = [*scan.exceptions]
     rest += [hit for hit in scan.hits if hit.symptom.role not in ("fact", "hint")]
     rest = [failure for failure in rest if not is_unsettled(failure, scan)]
     # A program may print its last steps when it ends, after its exception: a launcher reports that.
     has_died = _last_failure(hits, scan) == inf
-    again = any(failure.order <= scan.settled.get(failure.place.source, 0) for failure in rest)
+    again = any(
+        failure.order <= scan.settled_until.get(failure.place.source, 0) for failure in rest
+    )
     return scan, _SURVIVED if rest and (again or not has_died) else ""
 
 
@@ -72,8 +77,10 @@ def is_unsettled(failure: Hit | LoggedException, scan: ScanResult) -> bool:
     """Whether no later line of its file settles what failed before."""
     source = failure.place.source
     is_import = isinstance(failure, LoggedException) and failure.kind in IMPORTS
-    first_step = scan.began.get(source, 0) if is_import else 0
-    return failure.order > max(scan.settled.get(source, 0), scan.further.get(source, 0), first_step)
+    first_step = scan.first_step_line.get(source, 0) if is_import else 0
+    return failure.order > max(
+        scan.settled_until.get(source, 0), scan.progress_line.get(source, 0), first_step
+    )
 
 
 def ended_well(
@@ -87,13 +94,13 @@ def ended_well(
     """
     last = _last_failure(hits, scan)
     is_firm = any(not (isinstance(error, LoggedException) and error.loose) for error in failures)
-    return scan.ended > last or _last_words(scan, failures) > last + _GOES_ON * is_firm
+    return scan.end_line > last or _last_words(scan, failures) > last + _GOES_ON * is_firm
 
 
 def _last_words(scan: ScanResult, failures: Sequence[Hit | LoggedException] = ()) -> int:
-    fields = {"last_words"} if scan.failure and not failures else {"last_words", "exit"}
+    fields = {"last_words"} if scan.first_failure and not failures else {"last_words", "exit"}
     last = [hit for hit in scan.hits if fields & hit.fields.keys()]
-    if (bad := scan.failure) is not None:  # the words of one program say nothing of the next
+    if (bad := scan.first_failure) is not None:  # the words of one program say nothing of the next
         last = [hit for hit in last if hit.place.source != bad.source or hit.place.line > bad.line]
     return max((hit.order for hit in last), default=0)
 
@@ -102,7 +109,7 @@ def _last_failure(hits: Sequence[Hit], scan: ScanResult) -> float:
     """The last line of a failure that the job may have survived; infinite if a process died."""
     traceback_lines = {
         (error.place.source, line)
-        for error in scan.raised
+        for error in scan.exceptions
         for line in range(error.began, error.place.line + 1)
     }
     has_died = any(
@@ -111,13 +118,13 @@ def _last_failure(hits: Sequence[Hit], scan: ScanResult) -> float:
         or (
             hit.symptom.role == "sign"
             and not hit.retried
-            and hit.order > scan.latest.get(hit.place.source, 0)
+            and hit.order > scan.highest_step_line.get(hit.place.source, 0)
         )
         or (hit.symptom.reads == "end" and exit_code(hit) != 0)
         for hit in (*hits, *(end for end in scan.hits if end.symptom.reads == "end"))
         if is_unsettled(hit, scan) and (hit.place.source, hit.place.line) not in traceback_lines
     )
-    errors = [error for error in scan.raised if is_unsettled(error, scan)]
+    errors = [error for error in scan.exceptions if is_unsettled(error, scan)]
     # An exception of a rank is not caught if another rank reports the end.
     if has_died or any(error.speaker.rank is not None for error in errors):
         return inf
@@ -145,13 +152,13 @@ def perhaps_survived(hits: Sequence[Hit], scan: ScanResult) -> str:
     if _last_words(scan) > last:
         return "; but a later line reports the end of the work: it may have been caught"
     sources = {hit.place.source for hit in scan.hits}
-    sources |= {error.place.source for error in scan.raised}
-    after = scan.lines - last
-    few = any(error.kind in IMPORTS for error in scan.raised)
-    if scan.raised and len(sources) == 1 and after > (_FEW if few else _GOES_ON):
+    sources |= {error.place.source for error in scan.exceptions}
+    after = scan.line_count - last
+    few = any(error.kind in IMPORTS for error in scan.exceptions)
+    if scan.exceptions and len(sources) == 1 and after > (_FEW if few else _GOES_ON):
         return f"; but {after:g} lines follow, and none reports an end: it may have been caught"
     counts = Counter(
-        (error.speaker.pid, error.kind, error.file, error.line) for error in scan.raised
+        (error.speaker.pid, error.kind, error.file, error.line) for error in scan.exceptions
     )
     often = any(times > _FEW for (pid, *_), times in counts.items() if pid is not None)
     return _SEVERAL_TIMES if often and last < inf else ""

@@ -168,7 +168,7 @@ class Tracebacks:
         """The kind and the place of exceptions of a task or a request."""
         self._loose = -_NEAR
         """The last line that announces the exception of one task, or one request."""
-        self.raised: list[LoggedException] = []
+        self.exceptions: list[LoggedException] = []
         self._goes_on: tuple[int, Speaker] = (0, Speaker())
         """The line after the last exception whose message ends with a colon, and its speaker."""
 
@@ -188,8 +188,8 @@ class Tracebacks:
 
     def rejects(self, order: int) -> None:
         """Note that a server rejected a request: the exception right before ended only that."""
-        if self.raised and order - self.raised[-1].order <= _BLANK:
-            self.raised[-1] = replace(self.raised[-1], loose=True)
+        if self.exceptions and order - self.exceptions[-1].order <= _BLANK:
+            self.exceptions[-1] = replace(self.exceptions[-1], loose=True)
 
     def feed(self, line: Line, place: Place, order: int) -> bool:
         """Take the next line of the file; whether it is of an exception that Python ignored."""
@@ -210,7 +210,7 @@ class Tracebacks:
             self._running[key].handled = self._handled.pop(key, False)
             self._running[key].loose = place.line - self._loose <= _BLANK
             if self._quotes_the_next(line, speaker, place):
-                outer = self.raised.pop()  # of a worker or a thread; what follows has its cause
+                outer = self.exceptions.pop()  # of a worker or a thread; what follows has its cause
                 self._running[key].script, self._running[key].number = outer.script, outer.began
             self._ignored.discard(key)
         running = self._running.get(key)
@@ -236,13 +236,13 @@ class Tracebacks:
     def _add_to_message(self, line: Line, speaker: Speaker, place: Place) -> None:
         """Add the line after a message that ends with a colon; a traceback has its own message."""
         if (place.line, speaker) == self._goes_on and "Traceback" not in line.text:
-            last = self.raised[-1]
+            last = self.exceptions[-1]
             message = f"{last.message} {line.bare.strip()}"[:_LONGEST_MESSAGE]
-            self.raised[-1] = replace(last, message=message)
+            self.exceptions[-1] = replace(last, message=message)
 
     def _quotes_the_next(self, line: Line, speaker: Speaker, place: Place) -> bool:
         """Whether the traceback that begins here is in the message of the last exception."""
-        if not self.raised or (last := self.raised[-1]).speaker != speaker:
+        if not self.exceptions or (last := self.exceptions[-1]).speaker != speaker:
             return False
         after, quoted = place.line - last.place.line, "Original Traceback" in line.text
         return (quoted and after == 1) or (last.message.endswith(":") and after <= _BLANK)
@@ -266,12 +266,12 @@ class Tracebacks:
     def _end(self, running: _Running, ends: re.Match[str], place: Place, order: int) -> None:
         if running.ignored:
             return
-        if len(self.raised) >= _MOST:
-            del self.raised[_MOST // 2]
+        if len(self.exceptions) >= _MOST:
+            del self.exceptions[_MOST // 2]
         (file, line, code), kind = running.own, ends["kind"].rpartition(".")[2]
         if running.loose:  # the next ones may not be announced: repeated lines are not read
             self._of_tasks.add((kind, file, line))
-        self.raised.append(
+        self.exceptions.append(
             LoggedException(
                 kind=kind,
                 message=(ends["message"] or "")[:_LONGEST_MESSAGE],
@@ -292,7 +292,7 @@ class Tracebacks:
                 loose=(kind, file, line) in self._of_tasks,
             )
         )
-        if self.raised[-1].message.endswith((":", "error(s) found.")):
+        if self.exceptions[-1].message.endswith((":", "error(s) found.")):
             self._goes_on = place.line + 1, running.speaker
 
 
@@ -339,28 +339,28 @@ _NO_INPUT = "EOF when reading a line"
 
 
 def own_faults(
-    raised: Sequence[LoggedException], survived: dict[int, int]
+    exceptions: Sequence[LoggedException], survived: dict[int, int]
 ) -> list[LoggedException]:
     """Exceptions that ended their rank and are no echo of another rank's end."""
     return [
         error
-        for error in raised
+        for error in exceptions
         if (error.kind not in ECHOES or error.message in (_NO_INPUT, _EMPTY))
         and not _WRAPS.search(error.message)
         and not (
             (error.kind == "UnpicklingError" or error.message == _EMPTY)
             and (error.cut or error.file == _OF_SPAWN)
         )
-        and not _is_handled_import(error, raised)
+        and not _is_handled_import(error, exceptions)
         and error.order >= survived.get(-1 if error.speaker.rank is None else error.speaker.rank, 0)
     ]
 
 
-def _is_handled_import(error: LoggedException, raised: Sequence[LoggedException]) -> bool:
+def _is_handled_import(error: LoggedException, exceptions: Sequence[LoggedException]) -> bool:
     """Whether a script did without a library, and something else was raised in another file."""
     if error.kind not in IMPORTS:
         return False
-    last = end_of_chain(error, raised)
+    last = end_of_chain(error, exceptions)
     elsewhere = last.handled and last.file != error.file
     return elsewhere and last.kind not in IMPORTS and "import" not in last.message.lower()
 
@@ -386,21 +386,21 @@ _ALL_ALIKE = "; these ranks fail alike, so that it is not one node's fault"
 _UNDECIDED = "; but torchrun's summaries do not show which node's exception came first"
 
 
-def without_caught_imports(raised: Sequence[LoggedException]) -> list[LoggedException]:
+def without_caught_imports(exceptions: Sequence[LoggedException]) -> list[LoggedException]:
     """Leave out imports that failed before another exception of the same process ended it.
 
     And those of a tool beside the ranks, if a rank raised another exception later. One that led to
     another exception was not caught.
     """
-    later = [error for error in raised if error.kind not in IMPORTS and not error.chained]
+    later = [error for error in exceptions if error.kind not in IMPORTS and not error.chained]
     causes = {
         error.order
-        for error, other in pairwise(raised)
+        for error, other in pairwise(exceptions)
         if other.kind not in IMPORTS and _is_raised_while_handling(other, error)
     }
     return [
         error
-        for error in raised
+        for error in exceptions
         if error.kind not in IMPORTS
         or error.order in causes
         or not any(
@@ -429,31 +429,31 @@ def of_last_start(errors: Sequence[LoggedException]) -> list[LoggedException]:
 
 
 def of_exceptions(
-    raised: Sequence[LoggedException], roots: Collection[int | None], ended: Collection[int]
+    exceptions: Sequence[LoggedException], roots: Collection[int | None], ended: Collection[int]
 ) -> Explanation:
     """The explanation for exceptions: the first rank that raised one ended the others.
 
     `roots`: ranks that torchrun names as the first to fail on their nodes; `ended`: those that a
     launcher saw end as by an exception.
     """
-    of_roots = [error for error in raised if error.speaker.rank in roots]
-    candidates = in_order_of_time(of_roots or raised)
+    of_roots = [error for error in exceptions if error.speaker.rank in roots]
+    candidates = in_order_of_time(of_roots or exceptions)
     first = candidates[0]
-    same = [error for error in raised if _alike(error) == _alike(first)]
+    same = [error for error in exceptions if _alike(error) == _alike(first)]
     undecided = len(roots) > 1 and any(error not in same for error in candidates)
     ranks = sorted({error.speaker.rank for error in same if error.speaker.rank is not None})
-    if not ranks and len(ended) > 1 and 1 < len(same) == len(raised):
+    if not ranks and len(ended) > 1 and 1 < len(same) == len(exceptions):
         ranks = sorted(ended)
     place = f" at {first.file}:{first.line}" if first.file else ""
     code = f" ({first.code})" if first.code else ""
     subject = first.speaker.words or "a rank"
-    waited = len(ranks) == 1 and all(error.speaker.rank in (None, *ranks) for error in raised)
+    waited = len(ranks) == 1 and all(error.speaker.rank in (None, *ranks) for error in exceptions)
     who = names(first.speaker)
     if len(ranks) > 1:
         subject = rank_words(ranks)
         who = tuple(f"rank {rank}" for rank in ranks[:16])
     message = f": {first.message or first.source}" if first.message or first.source else ""
-    last = end_of_chain(first, raised)
+    last = end_of_chain(first, exceptions)
     leads = (last.kind, last.message) != (first.kind, first.message)
     led_to = f"; that led to {last.kind}: {last.message}" if leads else ""
     if first.cut and not ranks:
@@ -464,7 +464,7 @@ def of_exceptions(
             advice=_advice_for(first)
             or "correct what it reports; if that is not enough, give the lines before it",
             next="preflight lint SCRIPT",
-            evidence=proofs(error.place for error in [first, *same, *raised]),
+            evidence=proofs(error.place for error in [first, *same, *exceptions]),
             confidence=0.5 if message else 0.4,
         )
     return Explanation(
@@ -477,7 +477,7 @@ def of_exceptions(
         + "; the other ranks only waited for this one" * waited
         + _ALL_ALIKE * (len(ranks) > 1),
         next=with_script("preflight lint SCRIPT", [first]),
-        evidence=proofs(error.place for error in [first, *same, *raised]),
+        evidence=proofs(error.place for error in [first, *same, *exceptions]),
         confidence=0.45 if undecided else 0.6 if first.headless or first.loose else 0.8,
     )
 
@@ -486,10 +486,10 @@ _BETWEEN = 4
 """Lines at most between two exceptions of a chain: Python's words, and empty ones."""
 
 
-def end_of_chain(first: LoggedException, raised: Sequence[LoggedException]) -> LoggedException:
+def end_of_chain(first: LoggedException, exceptions: Sequence[LoggedException]) -> LoggedException:
     """The last of the exceptions that were raised while this one was handled, or itself."""
     last = first
-    for error in raised:
+    for error in exceptions:
         if _is_raised_while_handling(error, last):
             last = error
     return last
@@ -506,9 +506,9 @@ def _alike(error: LoggedException) -> tuple[str, str]:
     return error.kind, where
 
 
-def with_script(words: str, raised: Sequence[LoggedException]) -> str:
+def with_script(words: str, exceptions: Sequence[LoggedException]) -> str:
     """Put the script that all these exceptions name into a preflight command."""
-    scripts = {error.script for error in raised if error.kind not in ECHOES and error.script}
+    scripts = {error.script for error in exceptions if error.kind not in ECHOES and error.script}
     if len(scripts) != 1 or not words.endswith(" SCRIPT"):
         return words
     (script,) = scripts
@@ -552,10 +552,10 @@ class Summaries:
         above = range(place.line - _LONG + 1, place.line)
         return next(filter(None, (self._at.get((place.source, number)) for number in above)), None)
 
-    def named(self, raised: Sequence[LoggedException]) -> list[LoggedException]:
+    def named(self, exceptions: Sequence[LoggedException]) -> list[LoggedException]:
         """Add the ranks known from the summaries to exceptions."""
-        alone = self._of_the_only_one(raised) or self._of_the_only_rest(raised)
-        return [self._with_speaker(error, alone) for error in raised]
+        alone = self._of_the_only_one(exceptions) or self._of_the_only_rest(exceptions)
+        return [self._with_speaker(error, alone) for error in exceptions]
 
     def _with_speaker(
         self, error: LoggedException, alone: tuple[LoggedException, Speaker] | None
@@ -568,7 +568,7 @@ class Summaries:
         return error if speaker is None else replace(error, speaker=speaker)
 
     def _of_the_only_one(
-        self, raised: Sequence[LoggedException]
+        self, exceptions: Sequence[LoggedException]
     ) -> tuple[LoggedException, Speaker] | None:
         """The only exception of its own before the summary of the rank that failed first.
 
@@ -581,7 +581,7 @@ class Summaries:
         place = hit.place
         before = [
             error
-            for error in raised
+            for error in exceptions
             if error.kind not in LAUNCHERS
             and not (error.place.source == place.source and error.place.line > place.line)
         ]
@@ -599,13 +599,15 @@ class Summaries:
         return fault, speaker
 
     def _of_the_only_rest(
-        self, raised: Sequence[LoggedException]
+        self, exceptions: Sequence[LoggedException]
     ) -> tuple[LoggedException, Speaker] | None:
         """The only exception without a rank, of the only rank that ended by one and shows none."""
-        raised_by = {str(error.speaker.rank) for error in raised}
+        raised_by = {str(error.speaker.rank) for error in exceptions}
         rest = {rank for _, rank in self._ended} - raised_by
         own = [
-            error for error in raised if error.speaker.rank is None and error.kind not in LAUNCHERS
+            error
+            for error in exceptions
+            if error.speaker.rank is None and error.kind not in LAUNCHERS
         ]
         if len(rest) != 1 or len(own) != 1:
             return None

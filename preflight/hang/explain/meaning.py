@@ -88,11 +88,11 @@ def _holds(case: Circumstance, hit: Hit, scan: ScanResult) -> bool:
             return False
     return (
         all(number_of(hit, field) in numbers for field, numbers in case.numbers.items())
-        and (not case.met or case.met in scan.met)
+        and (not case.met or case.met in scan.symptom_ids)
         and (not case.several or len(_values(case.several, scan)) > 1)
-        and case.world in (0, scan.world)
+        and case.world in (0, scan.world_size)
         and (not case.one_node or scan.on_one_node)
-        and (not case.last or scan.lines - hit.order <= AT_END)
+        and (not case.last or scan.line_count - hit.order <= AT_END)
     )
 
 
@@ -120,7 +120,7 @@ def _memory(hit: Hit, same: Sequence[Hit], scan: ScanResult) -> Meaning:
     tried, total = _gib(hit.fields.get("tried")), _gib(hit.fields.get("total"))
     own, free = _gib(hit.fields.get("own")), _gib(hit.fields.get("free"))
     ranks = {other.speaker.rank for other in same if other.speaker.rank is not None}
-    everyone = scan.world or max(len(scan.wrote), _SEVERAL)
+    everyone = scan.world_size or max(len(scan.writers), _SEVERAL)
     if everyone > 1 and len(ranks) == everyone:
         remark = f"; all {everyone} ranks did: the work does not fit these GPUs"
         return Meaning("other", 0.85, remark)

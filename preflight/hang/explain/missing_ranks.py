@@ -43,7 +43,7 @@ def of_members(scan: ScanResult) -> Explanation | None:
     if 0 not in members or len(sizes) != 1 or any("registered" in hit.fields for hit in facts):
         return None
     missing = list(islice((rank for rank in range(max(sizes)) if rank not in members), 9))
-    if not missing or scan.lines - max(hit.order for hit in facts) > _LATER:
+    if not missing or scan.line_count - max(hit.order for hit in facts) > _LATER:
         return None
     words = ", ".join(map(str, missing[:8])) + " ..." * (len(missing) > 8)  # noqa: PLR2004
     sentence = (
@@ -177,8 +177,12 @@ def of_first_end(signs: Sequence[Hit], hits: Sequence[Hit], scan: ScanResult) ->
         return None
     ((rank, summary),) = summaries.items()
     answer = of_hit(summary, hits, scan)
-    if scan.failure and scan.failed == int(rank) and "Traceback" not in scan.failure.text:
-        evidence = proofs((scan.failure, summary.place))
+    if (
+        scan.first_failure
+        and scan.failed_rank == int(rank)
+        and "Traceback" not in scan.first_failure.text
+    ):
+        evidence = proofs((scan.first_failure, summary.place))
         return replace(
             answer,
             category="other",

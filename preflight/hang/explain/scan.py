@@ -95,38 +95,38 @@ class ScanResult:
     """Everything found in a set of logs."""
 
     hits: list[Hit] = field(default_factory=list)
-    raised: list[LoggedException] = field(default_factory=list)
-    met: set[str] = field(default_factory=set)
+    exceptions: list[LoggedException] = field(default_factory=list)
+    symptom_ids: set[str] = field(default_factory=set)
     """The ids of all symptoms, including those of hits that are not stored."""
-    ended: int = 0
+    end_line: int = 0
     """The number of the last line that reports the normal end of the job; 0 if none."""
-    settled: dict[str, float] = field(default_factory=dict)
+    settled_until: dict[str, float] = field(default_factory=dict)
     """By file, the last line in which torchrun reports that all its ranks succeeded, or that shows
     that another attempt begins: no failure before it is the last one."""
-    further: dict[str, int] = field(default_factory=dict)
+    progress_line: dict[str, int] = field(default_factory=dict)
     """By file, the last line after which the training came further by some steps."""
-    latest: dict[str, int] = field(default_factory=dict)
+    highest_step_line: dict[str, int] = field(default_factory=dict)
     """By file, the last line with a higher step than any before."""
-    finite: dict[str, int] = field(default_factory=dict)
+    finite_step_line: dict[str, int] = field(default_factory=dict)
     """By file, the last step that reports a loss or a gradient that is no nan."""
-    began: dict[str, int] = field(default_factory=dict)
+    first_step_line: dict[str, int] = field(default_factory=dict)
     """By file, the line of the first step."""
-    again: dict[str, int] = field(default_factory=dict)
+    restart_line: dict[str, int] = field(default_factory=dict)
     """By file, the last line that may be of another attempt, or of another rank: it has no time."""
-    world: int = 0
+    world_size: int = 0
     """The largest number of ranks in any line of the last attempt; 0 if none."""
-    placed: dict[int, str] = field(default_factory=dict)
+    node_by_rank: dict[int, str] = field(default_factory=dict)
     """By rank, its node, as lines of the largest communicator show."""
-    wrote: set[int] = field(default_factory=set)
+    writers: set[int] = field(default_factory=set)
     """The ranks that wrote any line of the last attempt."""
-    several: bool = False
+    has_subgroups: bool = False
     """Whether any line shows other groups of ranks than the one of all ranks."""
-    failure: Place | None = None
+    first_failure: Place | None = None
     """The first line with a word of failure; None where no line has one."""
-    failed: int | None = None
+    failed_rank: int | None = None
     """The rank that wrote it, if its line shows one."""
-    lines: int = 0
-    starts: dict[str, int] = field(default_factory=dict)
+    line_count: int = 0
+    lines_before: dict[str, int] = field(default_factory=dict)
     """By file, how many lines were read before it."""
     line_ends: list[tuple[int, int, bytes]] = field(default_factory=list)
     """Of each part in which a bare carriage return ends a line: how many lines were read before it,
@@ -136,17 +136,20 @@ class ScanResult:
     @cached_property
     def on_one_node(self) -> bool:
         """Whether a single node holds all ranks, as far as is known once everything is read."""
-        return 0 < self.world == len(self.placed) and len({*self.placed.values()}) == 1
+        return (
+            0 < self.world_size == len(self.node_by_rank)
+            and len({*self.node_by_rank.values()}) == 1
+        )
 
     def attempt(self, source: str) -> tuple[float, int]:
         """What tells the attempts of the job in a file apart."""
-        return self.settled.get(source, 0), self.again.get(source, 0)
+        return self.settled_until.get(source, 0), self.restart_line.get(source, 0)
 
     def count_lines(self, lines: int, ends: bytes) -> None:
         """Add lines that were read, which end so."""
         if b"\r" in ends:
-            self.line_ends.append((self.lines, self.returns(self.lines), ends))
-        self.lines += lines
+            self.line_ends.append((self.line_count, self.returns(self.line_count), ends))
+        self.line_count += lines
 
     def returns(self, order: int) -> int:
         """How many of the first lines, up to this one, end with a bare carriage return."""
@@ -158,7 +161,7 @@ class ScanResult:
 
     def in_editor(self, place: Place) -> Place:
         """The place with the line number that editors and `grep -n` show: of line feeds only."""
-        start = self.starts[place.source]
+        start = self.lines_before[place.source]
         returns = self.returns(start + place.line - 1) - self.returns(start)
         return replace(place, line=place.line - returns)
 
@@ -293,16 +296,17 @@ class Scanner:
         for path in paths:
             self._file(path)
         result = self._result
-        result.wrote |= self._origins.tasks if self._origins.tasks_are_ranks else set()
-        if result.failure is None and result.lines - self._tried[0] <= AT_END:
-            result.failure = self._tried[1]
+        result.writers |= self._origins.tasks if self._origins.tasks_are_ranks else set()
+        if result.first_failure is None and result.line_count - self._tried[0] <= AT_END:
+            result.first_failure = self._tried[1]
         errors = [
-            replace(error, speaker=self._origins.settled(error.speaker)) for error in result.raised
+            replace(error, speaker=self._origins.settled(error.speaker))
+            for error in result.exceptions
         ]
-        result.raised = self._summaries.named(errors)
+        result.exceptions = self._summaries.named(errors)
         by_place = {
             (error.place.source, error.place.line): error.speaker
-            for error in result.raised
+            for error in result.exceptions
             if error.speaker.rank is not None
         }
         result.hits = [self._with_rank(hit, by_place) for hit in result.hits]
@@ -310,8 +314,8 @@ class Scanner:
 
     def _file(self, path: Path) -> None:
         file, result, by_looks = _File(path), self._result, self._shapes
-        before, repeats = result.lines, file.repeats
-        result.starts.setdefault(file.source, before)
+        before, repeats = result.line_count, file.repeats
+        result.lines_before.setdefault(file.source, before)
         for lines, ends in chunks(path, result.troubles):
             text = b"\n".join(lines)
             shapes = text.translate(ALIKE).split(b"\n")
@@ -325,7 +329,7 @@ class Scanner:
                     shape is not PACED and among_settings(lines, at)
                 ):
                     continue
-                order = result.lines + 1 + at
+                order = result.line_count + 1 + at
                 if idle and shape.opens and not file.tracebacks.awaited:
                     rest = repeats.of_traceback(lines, shapes, at, order)
                     if rest:
@@ -338,16 +342,16 @@ class Scanner:
                     idle = file.idle
                 if is_step:
                     self._pace(file, line, order)
-            begin = int(max(result.attempt(file.source))) - result.lines
+            begin = int(max(result.attempt(file.source))) - result.line_count
             text = b"\n".join(lines[begin - 1 :]) if begin > 1 else text
             file.note_writers(text)
             self._origins.note_tasks(text)
             result.count_lines(len(lines), ends)
-        result.wrote |= file.wrote or file.named
+        result.writers |= file.wrote or file.named
         for story in [story for stories in file.stories.values() for story in stories]:
             self._close(story, file)
         self._repeat(file, before)
-        result.raised += file.tracebacks.raised
+        result.exceptions += file.tracebacks.exceptions
 
     def _repeat(self, file: _File, before: int) -> None:
         """Read the last of lines that tell the same."""
@@ -380,11 +384,14 @@ class Scanner:
         for story in file.ended_with(line, number):
             self._close(story, file)
         ignored, result, began = file.tracebacks.feed(line, place, order), self._result, [*began]
-        if not ignored and result.failure is None and reports_failure(line.text):
+        if not ignored and result.first_failure is None and reports_failure(line.text):
             if TRIED_AGAIN.search(line.text):
                 self._tried = max(self._tried, (order, place), key=itemgetter(0))
             elif not _is_denied(line.text, began):
-                result.failure, result.failed = place, line.speaker.joined(file.whose).rank
+                result.first_failure, result.failed_rank = (
+                    place,
+                    line.speaker.joined(file.whose).rank,
+                )
                 self._failed_at = file.source, order
         for symptom in began:
             if ignored and symptom.role != "fact":
@@ -398,29 +405,34 @@ class Scanner:
     def _pace(self, file: _File, line: bytes, order: int) -> None:
         """Take a line that tells the step."""
         if b"loss" in line or b"grad" in line:
-            self._result.finite[file.source] = order
+            self._result.finite_step_line[file.source] = order
         now = file.progress
         if line.endswith((_SERVED, _REJECTED)):
             self._take_request(file, line, order)
             return
         if now.over < inf and (self._time_of(line) or 0) > now.over:
-            self._begin_attempt(file, self._result.settled, order)
+            self._begin_attempt(file, self._result.settled_until, order)
             now = file.progress = _Progress()
         step = tuple(map(float, _STEP.findall(line.lower(), 0, LONGEST)))
-        if self._result.began.setdefault(file.source, order) == order and b"%|" not in line:
-            self._result.failure = None  # what no symptom knows did not keep it from its first step
+        if (
+            self._result.first_step_line.setdefault(file.source, order) == order
+            and b"%|" not in line
+        ):
+            self._result.first_failure = (
+                None  # what no symptom knows did not keep it from its first step
+            )
         if step < now.step or now.reported:
             self._take_lower(file, line, step, order)
         if step > now.step:
             now.step, now.head = step, now.head or _head(line)
-            if b"%|" not in line and now.since != self._result.failure:
-                now.since = self._result.failure
+            if b"%|" not in line and now.since != self._result.first_failure:
+                now.since = self._result.first_failure
             elif b"%|" not in line:
-                self._result.failure = None  # nor from its next steps
-            self._result.latest[file.source] = order
+                self._result.first_failure = None  # nor from its next steps
+            self._result.highest_step_line[file.source] = order
             now.orders.append(order)
             if self._forget_failure(file, now.orders):
-                self._result.further[file.source] = now.orders[0]
+                self._result.progress_line[file.source] = now.orders[0]
         now.line = line
 
     def _take_request(self, file: _File, line: bytes, order: int) -> None:
@@ -435,7 +447,7 @@ class Scanner:
         """Whether so much work follows that an unknown failure before it ended nothing."""
         goes_on = len(orders) == _GOES_ON
         if goes_on and (file.source, 0) < self._failed_at < (file.source, orders[0]):
-            self._result.failure = None
+            self._result.first_failure = None
         return goes_on
 
     def _take_lower(self, file: _File, line: bytes, step: tuple[float, ...], order: int) -> None:
@@ -447,7 +459,7 @@ class Scanner:
         now.rises += 1
         begins, head = now.rises == (1 if step[-1] <= 1 else _RISES), _head(line)
         if begins and head == now.head and self._time_of(line) is None:
-            self._begin_attempt(file, self._result.again, now.risen_from)
+            self._begin_attempt(file, self._result.restart_line, now.risen_from)
         elif now.rises >= _RISES and head != now.head and b"%|" not in line:  # another counter
             now.step, now.head = step, head
 
@@ -477,7 +489,7 @@ class Scanner:
 
     def _take(self, story: _Story, file: _File, fields: dict[str, str], text: str) -> None:
         symptom, result, source = story.symptom, self._result, story.place.source
-        result.met.add(symptom.id)
+        result.symptom_ids.add(symptom.id)
         speaker = story.line.speaker.joined(file.whose)
         if "world" in fields:
             self._learn(fields, speaker, file, story.order)
@@ -486,8 +498,8 @@ class Scanner:
         if symptom.reads == "end" and not self._with_rank_of_gpu(fields, speaker):
             return
         if "end" in fields:
-            result.ended = story.order
-        result.several |= "parallel" in fields
+            result.end_line = story.order
+        result.has_subgroups |= "parallel" in fields
         fact = tuple(sorted(fields.items()))[:6]
         key = symptom.id, (source, result.attempt(source), speaker, fact)
         self._times[key] += 1
@@ -512,14 +524,14 @@ class Scanner:
         self, story: _Story, file: _File, fields: dict[str, str], time: float | None
     ) -> None:
         """Note what shows that an attempt of the job has ended, or that another has begun."""
-        now, settled, reads = file.progress, self._result.settled, story.symptom.reads
+        now, settled, reads = file.progress, self._result.settled_until, story.symptom.reads
         reports = reads in ("summary", "end")
         begins = "started" in fields and ((time or 0) > now.over or now.cancelled)
         if "settled" in fields or begins:
             now.cancelled = False
             self._begin_attempt(file, settled, story.order)
         elif "again" in fields or ("started" in fields and time is None and now.step):
-            self._begin_attempt(file, self._result.again, story.order)
+            self._begin_attempt(file, self._result.restart_line, story.order)
         if (reports or reads == "timeout") and (time or 0) > now.over + _LATE_S:
             self._begin_attempt(file, settled, now.reported)
         now.cancelled |= any("*** JOB " in text for text in story.texts)
@@ -561,18 +573,18 @@ class Scanner:
             processes = self._processes.get(here, {})
             if speaker.pid not in processes and any(rank == of for _, of in processes.values()):
                 self._processes.clear()
-                self._begin_attempt(file, self._result.settled, order)
-                self._result.world = 0
-                self._result.placed.clear()
+                self._begin_attempt(file, self._result.settled_until, order)
+                self._result.world_size = 0
+                self._result.node_by_rank.clear()
             first = self._processes.setdefault(here, {}).setdefault(speaker.pid, (comm, rank))
-            self._result.several |= comm != first[0]
-        self._result.several |= self._result.world not in (0, world)
-        if world > self._result.world:
-            self._result.world = world
-            self._result.placed.clear()
+            self._result.has_subgroups |= comm != first[0]
+        self._result.has_subgroups |= self._result.world_size not in (0, world)
+        if world > self._result.world_size:
+            self._result.world_size = world
+            self._result.node_by_rank.clear()
             self._origins.forget()
-        if world == self._result.world and speaker.node and speaker.pid is not None:
-            self._result.placed[rank] = speaker.node
+        if world == self._result.world_size and speaker.node and speaker.pid is not None:
+            self._result.node_by_rank[rank] = speaker.node
             self._origins.learn(speaker, speaker.pid, rank)
             gpu = whole(fields.get("gpu", ""), 1 << 16)
             if gpu is not None:

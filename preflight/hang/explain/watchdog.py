@@ -109,7 +109,7 @@ def settled(scan: ScanResult) -> dict[str, float]:
         if hit.symptom.reads == "timeout" and hit.time is not None
     )
     over = [time for (time, _), (later, s) in pairwise(times) if s < later - time < _HALF_YEAR_S]
-    last = dict(scan.settled)
+    last = dict(scan.settled_until)
     for hit in scan.hits:
         if over and hit.time is not None and hit.time <= over[-1] + _SKEW_S:
             last[hit.place.source] = max(hit.order, last.get(hit.place.source, 0))
@@ -130,7 +130,7 @@ def judge(hits: Sequence[Hit], scan: ScanResult) -> Verdict | None:
         return None
     if _may_be_of_several_groups(calls, hits, scan):
         return replace(verdict, confidence=0.4, sentence=verdict.sentence + _OF_SEVERAL)
-    certain = scan.world or _positions(hits) or all(call.group for call in calls)
+    certain = scan.world_size or _positions(hits) or all(call.group for call in calls)
     return replace(verdict, confidence=0.85 if certain else 0.7)
 
 
@@ -143,7 +143,7 @@ def _wait_for_a_silent_rank(late: Sequence[Timeout], hits: Sequence[Hit], scan: 
     there = waits | {hit.speaker.rank for hit in _positions(hits)}
     numbers = {timeout.seq for timeout in late}
     follow = len({timeout.group for timeout in late}) == 1 and max(numbers) - min(numbers) == 1
-    return follow and there == waits and len(waits) < scan.world < 2 * len(waits)
+    return follow and there == waits and len(waits) < scan.world_size < 2 * len(waits)
 
 
 _OF_SEVERAL = "; but no line shows whether they are of one group"
@@ -168,7 +168,7 @@ def _may_be_of_several_groups(
     if all(call.group or _group_beside(call.hit, positions) for call in calls):
         return place_of_two
     return (
-        scan.several
+        scan.has_subgroups
         or place_of_two
         or len({rank for rank, *_ in waits}) < len(waits)
         or _several_groups(positions)
@@ -286,10 +286,10 @@ def _missing(late: Sequence[Timeout], scan: ScanResult) -> Verdict:
         and hit.fields.get("group", "") in ("", first.group or hit.fields.get("group", ""))
         and int(hit.fields["completed"]) < first.seq <= int(hit.fields["enqueued"])
     }
-    writers = scan.wrote.union(hit.speaker.rank for hit in scan.hits)
-    of = scan.world or _size(first)
+    writers = scan.writers.union(hit.speaker.rank for hit in scan.hits)
+    of = scan.world_size or _size(first)
     # A rank that waited elsewhere shows that there are several groups.
-    job = range(of) or (scan.wrote if len(same) == len(late) else ())
+    job = range(of) or (scan.writers if len(same) == len(late) else ())
     # If no fewer ranks are missing than present, either may be at fault.
     size = of or len(job)
     whole = 0 < size < 2 * len(there) and len(there) >= _LEAST and first.group in ("", "0")

@@ -100,14 +100,14 @@ _AT_ONCE = {"script_missing", "slurm_step", "usage"}
 
 def explain(scan: ScanResult) -> Explanation:
     """Name the first failure in time; `unknown` if the lines do not show one."""
-    if not scan.lines:
+    if not scan.line_count:
         return UNREAD if scan.troubles else EMPTY
     others = _others([hit for hit in scan.hits if hit.symptom.role != "fact"])
     scan, doubt = last_attempt(scan)
     is_survived = survived(scan)
     hits = [hit for hit in scan.hits if hit.symptom.role != "fact" and not is_survived(hit)]
     late = watchdog.judge(hits, scan)
-    every = own_faults(scan.raised, watchdog.survivors(hits))
+    every = own_faults(scan.exceptions, watchdog.survivors(hits))
     errors = without_caught_imports(every)
     doubt = doubt or IMPORTED * (len(errors) < len(every))
     causes, signs = _causes_and_signs(hits, errors, scan)
@@ -178,10 +178,10 @@ def _causes_and_signs(
 
 def _last_start(hits: Sequence[Hit], errors: Sequence[LoggedException], scan: ScanResult) -> int:
     """The line by which an earlier start of the same script had failed; 0 if there was none."""
-    interrupts = [error for error in scan.raised if error.kind == _INTERRUPT and error.script]
+    interrupts = [error for error in scan.exceptions if error.kind == _INTERRUPT and error.script]
     if not errors and not interrupts:
         return 0
-    last = in_order_of_time(errors) if scan.met & _LAUNCHED else of_last_start(errors)
+    last = in_order_of_time(errors) if scan.symptom_ids & _LAUNCHED else of_last_start(errors)
     over = [error.order for error in errors if error not in last]
     # An import fails at a start: it is no consequence of an interrupt.
     ends = _AT_ONCE | ({"interrupted"} if last and last[-1].kind in IMPORTS else set())
@@ -192,7 +192,7 @@ def _last_start(hits: Sequence[Hit], errors: Sequence[LoggedException], scan: Sc
 
 def _is_of_earlier_start(cause: Hit, over: int, scan: ScanResult) -> bool:
     """Whether a program that ended before it began was started again: it made a step later."""
-    last = max(over, scan.latest.get(cause.place.source, 0))
+    last = max(over, scan.highest_step_line.get(cause.place.source, 0))
     return cause.symptom.id in _AT_ONCE and cause.order <= last
 
 
@@ -246,23 +246,23 @@ def _of_rest(hits: Sequence[Hit], scan: ScanResult) -> Explanation:
     answer = of_members(scan)
     if answer is not None or hints:
         return answer or of_hit(in_order_of_time(hints)[0], hits, scan)
-    if scan.failure is None and not scan.troubles:
+    if scan.first_failure is None and not scan.troubles:
         return NO_FAILURE
-    if scan.failure is None:
+    if scan.first_failure is None:
         return NOTHING
-    line = proofs((scan.failure,))[0].text
-    if scan.lines - scan.failure.line <= _LAST_LINES and may_be_last(line):
+    line = proofs((scan.first_failure,))[0].text
+    if scan.line_count - scan.first_failure.line <= _LAST_LINES and may_be_last(line):
         return replace(
             NOTHING,
             category="other",
             sentence=f"the log ends soon after the first line that reports a failure: {line}",
             advice="correct what that line reports; if that is not enough, give the logs of all "
             "ranks from start to end",
-            evidence=(scan.failure,),
+            evidence=(scan.first_failure,),
             confidence=LIKELY,
         )
     sentence = f"no known cause; the first line that reports a failure is: {line}"
-    return replace(NOTHING, sentence=sentence, evidence=(scan.failure,), confidence=0.2)
+    return replace(NOTHING, sentence=sentence, evidence=(scan.first_failure,), confidence=0.2)
 
 
 def _of_hints(hits: Sequence[Hit], scan: ScanResult) -> Explanation | None:
@@ -358,6 +358,6 @@ def _with_alternatives(
     return replace(
         answer,
         alternatives=tuple(replace(other, confidence=round(share, 2)) for other in rest),
-        next=with_script(next_commands(answer.next), scan.raised),
-        lines=scan.lines - scan.returns(scan.lines),
+        next=with_script(next_commands(answer.next), scan.exceptions),
+        lines=scan.line_count - scan.returns(scan.line_count),
     )

@@ -173,7 +173,7 @@ def test_a_gzip_that_is_a_bomb_is_read_up_to_a_bound(
     path.write_bytes(gzip.compress(DEAD.encode() + b"\n" * 5_000_000))
     found = Scanner(shipped()).read([path])
     assert explain(found).category == "oom_one_rank"
-    assert found.lines < 2_500_000
+    assert found.line_count < 2_500_000
     (trouble,) = found.troubles
     assert "unpacks to over 100 times its size" in trouble
     assert f"zcat {path} | preflight explain -" in trouble

@@ -66,7 +66,7 @@ def test_the_scanner_finds_what_the_pattern_finds(symptom: Symptom, tmp_path: Pa
     for place, example in enumerate(symptom.examples):
         log = tmp_path / f"{place}.log"
         log.write_text(example.text + "\n")
-        assert symptom.id in Scanner(shipped()).read([log]).met, example.text
+        assert symptom.id in Scanner(shipped()).read([log]).symptom_ids, example.text
 
 
 def test_every_category_is_known() -> None:
