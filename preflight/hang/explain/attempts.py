@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING
 from preflight.core.text import whole
 from preflight.hang.explain import watchdog
 from preflight.hang.explain.exceptions import IMPORTS, LoggedException, own_faults
-from preflight.hang.explain.explanation import number_of
+from preflight.hang.explain.explanation import Hit, Speaker, number_of
 from preflight.hang.explain.failure_words import AT_END
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from preflight.hang.explain.explanation import Hit
     from preflight.hang.explain.scan import ScanResult
 
 
@@ -46,10 +45,10 @@ def last_attempt(scan: ScanResult) -> tuple[ScanResult, str]:
     grave: list[Hit | LoggedException] = [*own_faults(scan.exceptions, {})]
     grave += [hit for hit in scan.hits if _is_grave(hit)]
     grave = [failure for failure in grave if is_unsettled(failure, scan)]
-    doubt = ""
+    doubt, of_start = "", EARLIER if _is_one_process(scan) else AGAIN
     for source, again in scan.restart_line.items():
         if any(failure.place.source == source and failure.order < again for failure in grave):
-            scan.settled_until[source], doubt = again, AGAIN
+            scan.settled_until[source], doubt = again, of_start
     exceptions = [error for error in scan.exceptions if is_unsettled(error, scan)]
     hits = [
         hit
@@ -66,7 +65,26 @@ def last_attempt(scan: ScanResult) -> tuple[ScanResult, str]:
     again = any(
         failure.order <= scan.settled_until.get(failure.place.source, 0) for failure in rest
     )
-    return scan, _SURVIVED if rest and (again or not has_died) else ""
+    if not rest or (has_died and not again):
+        return scan, ""
+    return scan, _LATER if any(map(_reports_end, rest)) else _SURVIVED
+
+
+def _is_one_process(scan: ScanResult) -> bool:
+    """Whether all exceptions are of scripts without ranks, so that each ended a start."""
+    speakers = {error.speaker for error in scan.exceptions}
+    return speakers == {Speaker()} and all(
+        error.script for error in own_faults(scan.exceptions, {})
+    )
+
+
+def _reports_end(failure: Hit | LoggedException) -> bool:
+    """Whether a launcher reports that a process had ended by a failure."""
+    return (
+        isinstance(failure, Hit)
+        and failure.symptom.role == "echo"
+        and ("code" in failure.fields or failure.symptom.reads == "summary")
+    )
 
 
 def _is_grave(hit: Hit) -> bool:
@@ -118,6 +136,7 @@ def _last_failure(hits: Sequence[Hit], scan: ScanResult) -> float:
         or (
             hit.symptom.role == "sign"
             and not hit.retried
+            and scan.line_count - hit.order <= _FAR
             and hit.order > scan.highest_step_line.get(hit.place.source, 0)
         )
         or (hit.symptom.reads == "end" and exit_code(hit) != 0)
@@ -136,12 +155,15 @@ def _last_failure(hits: Sequence[Hit], scan: ScanResult) -> float:
 _SURVIVED = "; but the job goes on after that, and no line shows its end: it may have been caught"
 AGAIN = "; but another failure stands before it, and no time shows whether of another attempt"
 EARLIER = "; an earlier start in this log failed in another way"
+_LATER = "; the start after it shows no failure"
 _SEVERAL_TIMES = "; but one process raised it several times, so that it caught it at least once"
 IMPORTED = "; but an import failed before that, and no line shows that it was caught"
 DOUBTED = 0.45
 """Confidence of a failure after which the job seems to go on."""
-OF_LAST_START = 0.65
-"""Confidence of the last of several starts: two unlabelled ranks could have failed differently."""
+CONFIDENCE = {EARLIER: 0.65, _LATER: 0.65}
+"""Of one of several starts: two unlabelled ranks could have failed differently."""
+_FAR = 1000
+"""Lines after a sign, which then ended no process, unless a launcher reports that."""
 _GOES_ON, _FEW = 100, 3
 """Lines after an exception: more than a program prints that ends by it, or by a failed import."""
 
@@ -155,7 +177,8 @@ def perhaps_survived(hits: Sequence[Hit], scan: ScanResult) -> str:
     sources |= {error.place.source for error in scan.exceptions}
     after = scan.line_count - last
     few = any(error.kind in IMPORTS for error in scan.exceptions)
-    if scan.exceptions and len(sources) == 1 and after > (_FEW if few else _GOES_ON):
+    most = _FEW if few else _GOES_ON if scan.exceptions else _FAR
+    if len(sources) == 1 and after > most:
         return f"; but {after:g} lines follow, and none reports an end: it may have been caught"
     counts = Counter(
         (error.speaker.pid, error.kind, error.file, error.line) for error in scan.exceptions

@@ -48,6 +48,11 @@ _LOOSE = re.compile(r"Task exception was never retrieved|Exception in (?:ASGI ap
 """Announces the exception of one task, of one request, or of a thread beside the main one."""
 _OF_SPAWNED = re.compile(r"-- Process (\d{1,6}) terminated with the following error:")
 """Stands before the traceback of a process that torch.multiprocessing started."""
+ANNOUNCES = (
+    *(b"--- Logging error", b"Exception ignored", b"Error in atexit", b"never retrieved"),
+    *(b"Exception in ", b"During handling", b"The above exception"),
+)
+"""In lines that say what the next traceback is."""
 _LOGGED = re.compile(r"[EC](?<!\w.)(?:RROR|RITICAL)\b")
 """A logged error, whose traceback follows without the logger's prefix."""
 _HANDLED = re.compile(r"During handling of the above exception|The above exception was the dir")
@@ -57,8 +62,8 @@ _FRAME = re.compile(
     r'^[\s`]*File "(?P<file>[^"]{1,400})", line (?P<line>\d+)(?:, in (?P<code>.{1,80}))?'
 )
 _ENDS = re.compile(
-    r"^ {0,2}(?P<kind>[A-Za-z_][\w.]{0,120}"
-    r"(?:Error|Exception|Interrupt|Iteration|Exit|Timeout|Warning)"
+    r"^ {0,2}(?P<kind>(?:[A-Za-z_][\w.]{0,120}"
+    r"(?:Error|Exception|Interrupt|Iteration|Exit|Timeout|Warning)|Exception)"
     r"|[a-z_](?:\w|\.|<locals>)*\.[A-Z]\w{2,60}|[a-z]\w{0,30}\.error)(?::\s*(?P<message>.*))?$"
 )
 ENDS = (b"Error", b"Exception", b"StopIteration", b"Interrupt")
@@ -69,7 +74,7 @@ _BLANK = 2
 """Lines, one of them empty, from a message that ends in a colon to the traceback that it quotes."""
 _ALONE = re.compile(
     r"^(?P<kind>(?:[a-zA-Z_]\w{0,40}\.){0,6}(?:[A-Z]\w{0,60}(?:Error|Exception|Interrupt)"
-    r"|StopIteration))(?:: (?P<message>.*))?$"
+    r"|StopIteration)|Exception(?=: ))(?:: (?P<message>.*))?$"
 )
 _LIBRARY = re.compile(
     r"(?:site|dist)-packages|/lib/python3|<frozen|/torch/distributed/|/bin/(?:torchrun|accelerate|deepspeed)$"
@@ -328,6 +333,7 @@ _WRAPS = re.compile(
     r"|^cancelled$|Horovod has been shut down|[Ss]ee (?:root cause|stack trace)\b"
     r"|^`Termination signal` is detected|failed to get register_center"  # of Paddle, of verl
     r"|ACL stream synchronize failed"  # of HCCL
+    r"|exited is killed by signal: Terminated"  # of Paddle's loader
 )
 """Messages of exceptions that only pass on a library's error: the cause is elsewhere."""
 _OF_SPAWN = "<string>"

@@ -38,6 +38,7 @@ _HARMLESS = re.compile(
     rb"cannot be preloaded .{0,200}ignored|Unable to register cu\w{1,9} factory"
     rb"|^(?:df|rm|kill|mesg|stty): |CondaError: Run 'conda init'"
     rb"|bash: (?:cannot set terminal process group|no job control)"
+    rb"|\bBuild settings: |^Configure options: "
     rb"|fatal: [Nn]ot a git repository|git root error: |Error with model (?:object|error)="
     rb"|Worker\w{0,20} pid \d{1,8} died, exit code: -15"  # its engine ended it
     rb"|\bwandb: ERROR |slurmstepd: error: _is_a_lwp: |UCX  ERROR inotify_add_watch"
@@ -72,8 +73,8 @@ STEMS = (
 _OF_DATA = re.compile(
     r"(?:(?:\[[^\]\s]{1,60}\]:?|\d[\d:.,TZ/+-]{0,40}|INFO|DEBUG|(?i:eval(?:uation)?|test"
     r"|train(?:ing)?|validation)) {1,4}){0,5}"
-    r"(?:(?i:(?:sample |user )?(?:prompt|question|completion)|\[?sample(?: #?\d{1,6})?\]?|generated"
-    r"|generation|title|issue #?\d{1,6})|Q)[:\]] {0,4}\S"
+    r"(?:(?i:(?:sample |user )?(?:prompt|question|completion|answer)|\[?sample(?: #?\d{1,6})?\]?"
+    r"|generated|generation|title|issue #?\d{1,6})|Q)[:\]] {0,4}\S"
     r"|(?!.{0,400}(?:Error|Exception|ERROR|FATAL|WARN)).{0,400}\?$"
 )
 """Begins a line in which a training or an evaluation prints text of its data, or a person asks."""

@@ -9,7 +9,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
-from preflight.hang.explain.exceptions import ENDS
+from preflight.hang.explain.exceptions import ANNOUNCES, ENDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,6 +53,7 @@ _OF_COMMUNICATOR = re.compile(
 _COMMUNICATOR = re.compile(rb"(?<=comm )0x0+(?= rank 0)".translate(ALIKE))
 _BEGINS = b"Traceback (most".translate(ALIKE)
 RAISED = any_of(frozenset(word.translate(ALIKE) for word in (*ENDS, b"Traceback")))
+_ANNOUNCES = any_of(frozenset(word.translate(ALIKE) for word in ANNOUNCES))
 _OF_ONE_LINE = ("", "xid", "memory", "call")
 """What is read of a failure of which only the first lines are stored."""
 
@@ -75,7 +76,8 @@ class Shape:
         """Its address, which tells two of the same ranks apart."""
         self.opens = _BEGINS in shape
         """Whether a traceback begins."""
-        self.is_failure = not self.opens and all(
+        awaited = self.opens or _ANNOUNCES.search(shape) is not None
+        self.is_failure = not awaited and all(
             symptom.role != "fact" and not symptom.span and symptom.reads in _OF_ONE_LINE
             for _, symptom in anchors
         )

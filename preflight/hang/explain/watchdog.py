@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 _LEAST = 2
 _NEAR = 64
 """Collectives of one group by which a rank may be behind."""
+_OUT_OF_STEP = 0.6
+"""Confidence of a rank that waits in an earlier call than others, but had called theirs as well."""
 _OWN_SIZES = {"ALLTOALL", "ALLTOALL_BASE", "ALLGATHER", "GATHER", "SCATTER", "REDUCE_SCATTER"}
 """A rank may have a size of its own: one odd size among equal ones shows a mismatch, many none."""
 _ROOTED = {"GATHER", "SCATTER"}
@@ -123,7 +125,7 @@ def judge(hits: Sequence[Hit], scan: ScanResult) -> Verdict | None:
     collectives = [timeout for timeout in late if timeout.op not in _BETWEEN_TWO]
     verdict = _mismatched(calls)
     if verdict is None and not _wait_for_a_silent_rank(collectives, hits, scan):
-        verdict = _behind(collectives, hits) or _earlier(collectives)
+        verdict = _behind(collectives, hits) or _earlier(collectives, _positions(hits))
     if verdict is None and late:
         verdict = _missing(late, scan)
     if verdict is None:
@@ -131,7 +133,7 @@ def judge(hits: Sequence[Hit], scan: ScanResult) -> Verdict | None:
     if _may_be_of_several_groups(calls, hits, scan):
         return replace(verdict, confidence=0.4, sentence=verdict.sentence + _OF_SEVERAL)
     certain = scan.world_size or _positions(hits) or all(call.group for call in calls)
-    return replace(verdict, confidence=0.85 if certain else 0.7)
+    return replace(verdict, confidence=verdict.confidence or (0.85 if certain else 0.7))
 
 
 def _wait_for_a_silent_rank(late: Sequence[Timeout], hits: Sequence[Hit], scan: ScanResult) -> bool:
@@ -245,8 +247,11 @@ def _behind(late: Sequence[Timeout], hits: Sequence[Hit]) -> Verdict | None:
     )
 
 
-def _earlier(late: Sequence[Timeout]) -> Verdict | None:
-    """The fewer ranks that wait in an earlier collective of the same group than the others."""
+def _earlier(late: Sequence[Timeout], positions: Sequence[Hit]) -> Verdict | None:
+    """The fewer ranks that wait in an earlier collective of the same group than the others.
+
+    One that has already called the later collective is less surely at fault.
+    """
     for group in {timeout.group: None for timeout in late}:
         here = [timeout for timeout in late if timeout.group == group]
         last = max(timeout.seq for timeout in here)
@@ -256,11 +261,18 @@ def _earlier(late: Sequence[Timeout]) -> Verdict | None:
             continue  # the timeout's line names no group: these are two groups
         if len(odd) > len(ahead):
             continue
+        ranks = tuple(sorted(timeout.rank for timeout in odd))
+        called = any(
+            hit.speaker.rank in ranks and int(hit.fields["enqueued"]) >= last for hit in positions
+        )
         return Verdict(
             kind="behind",
-            ranks=tuple(sorted(timeout.rank for timeout in odd)),
+            ranks=ranks,
+            confidence=_OUT_OF_STEP * called,
             sentence=f"{_ranks(odd)} waited in {odd[0].op} number {odd[0].seq}, while "
-            f"{_ranks(ahead)} waited in number {last} ({ahead[0].op})",
+            f"{_ranks(ahead)} waited in number {last} ({ahead[0].op})"
+            + "; but it had called that one as well: the calls may be out of step"
+            * called,
             proofs=(*(timeout.hit for timeout in odd), ahead[0].hit),
         )
     return None

@@ -10,10 +10,10 @@ from msgspec.structs import replace
 from preflight.hang.answer_text import Alternative
 from preflight.hang.explain import watchdog
 from preflight.hang.explain.attempts import (
+    CONFIDENCE,
     DOUBTED,
     EARLIER,
     IMPORTED,
-    OF_LAST_START,
     ended_well,
     is_unsettled,
     last_attempt,
@@ -87,12 +87,15 @@ ENDED = Explanation(
 )
 
 
-_LAST_LINES = 15
+_LAST_LINES = 30
 _SAYS_LITTLE = 0.2
 """Confidence of an echo that shows only that something had failed."""
 _ALTERNATIVES = 3
 _LAUNCHED = {"child_failed", "rank_ended", "task_exited"}
 """Symptoms that launchers of several ranks report."""
+_ENVIRONMENTS = {"environment_missing", "module_missing"}
+"""Symptoms of a script that goes on without the libraries of its environment."""
+_NO_ENVIRONMENT = 0.7
 _INTERRUPT = "KeyboardInterrupt"
 _AT_ONCE = {"script_missing", "slurm_step", "usage"}
 """Symptoms by which a program ends before it begins: a failure after it is of another start."""
@@ -109,7 +112,9 @@ def explain(scan: ScanResult) -> Explanation:
     late = watchdog.judge(hits, scan)
     every = own_faults(scan.exceptions, watchdog.survivors(hits))
     errors = without_caught_imports(every)
-    doubt = doubt or IMPORTED * (len(errors) < len(every))
+    if (left_out := [error for error in every if error not in errors]) and not doubt:
+        scripts = {error.script for error in errors} - {""}
+        doubt = EARLIER if scripts.issuperset(error.script for error in left_out) else IMPORTED
     causes, signs = _causes_and_signs(hits, errors, scan)
     own = [hit for hit in signs if not hit.retried and not hit.symptom.waits]
     telling = [hit for hit in own if hit.symptom.reads != "call"]
@@ -131,18 +136,20 @@ def explain(scan: ScanResult) -> Explanation:
     elif causes:
         cause = next((hit for hit in causes if hit.symptom.id not in _AT_ONCE), causes[-1])
         answer = with_ranks(of_hit(cause, hits, scan), late)
+    elif firsts and (absent := _environment(signs, firsts)):
+        answer = replace(of_hit(absent, hits, scan), confidence=_NO_ENVIRONMENT)
     elif firsts and not _before(telling, firsts):
         first_roots = roots if firsts == errors else {error.speaker.rank for error in firsts}
         answer = of_exceptions(errors, first_roots, {*ended_as(scan, (1,))})
-        answer = _after_earlier_start(answer) if over else answer
+        doubt = doubt or EARLIER * (over > 0)
     elif late is not None and late.kind in ODD and not _follows(late.proofs[0], _first(before)):
         answer = of_the_dead(late, telling, hits, scan) or of_watchdog(late)
     else:
         answer = _of_signs(telling or own, signs, hits, scan) or _of_rest(hits, scan)
     if answer.category != "no_failure" and (
-        doubt or (failures and (doubt := perhaps_survived(hits, scan)))
+        doubt or ((failures or telling) and (doubt := perhaps_survived(hits, scan)))
     ):
-        sure = min(answer.confidence, DOUBTED)
+        sure = min(answer.confidence, CONFIDENCE.get(doubt, DOUBTED))
         answer = replace(answer, sentence=answer.sentence + doubt, confidence=sure)
     evidence = tuple(map(scan.in_editor, answer.evidence))
     answer = replace(answer, consequences=_consequences(answer, hits), evidence=evidence)
@@ -190,15 +197,19 @@ def _last_start(hits: Sequence[Hit], errors: Sequence[LoggedException], scan: Sc
     return max((*over, *begun), default=0)
 
 
+def _environment(signs: Sequence[Hit], errors: Sequence[LoggedException]) -> Hit | None:
+    """The environment that a script could not enter before an import failed."""
+    if any(error.kind not in IMPORTS for error in errors):
+        return None
+    first = min(error.order for error in errors)
+    absent = (hit for hit in signs if hit.symptom.id in _ENVIRONMENTS and hit.order < first)
+    return next(absent, None)
+
+
 def _is_of_earlier_start(cause: Hit, over: int, scan: ScanResult) -> bool:
     """Whether a program that ended before it began was started again: it made a step later."""
     last = max(over, scan.highest_step_line.get(cause.place.source, 0))
     return cause.symptom.id in _AT_ONCE and cause.order <= last
-
-
-def _after_earlier_start(answer: Explanation) -> Explanation:
-    sure = min(answer.confidence, OF_LAST_START)
-    return replace(answer, sentence=answer.sentence + EARLIER, confidence=sure)
 
 
 def _of_first_root(

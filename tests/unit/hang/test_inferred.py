@@ -215,7 +215,7 @@ def test_the_drivers_own_words_get_the_advice_of_their_xid(tmp_path: Path) -> No
 def test_what_is_not_known_is_quoted(tmp_path: Path) -> None:
     """The first line that reports a failure: at the end of the log it is more likely the cause."""
     log = "step 1\nFATAL: flux capacitor lost its phase\n"
-    for more, sure in (("", ("other", 0.5)), ("the rest\n" * 20, ("unknown", 0.2))):
+    for more, sure in (("", ("other", 0.5)), ("the rest\n" * 40, ("unknown", 0.2))):
         answer = explained(tmp_path, log + more)
         assert (answer.category, answer.confidence) == sure
         assert "flux capacitor lost its phase" in answer.sentence
