@@ -320,7 +320,7 @@ ECHOES = frozenset((
     "RayActorError", "ActorDiedError", "ActorUnavailableError", "WorkerCrashedError",
     "NodeDiedError", "ObjectLostError", "OwnerDiedError", "RayGetError", "HorovodInternalError",
     "GetTimeoutError", "WorkerGroupError", "SockClientClosedError", "MessageRouterClosedError",
-    "CancelledError", "CondaError",
+    "CancelledError", "CondaError", "AlgorithmError", "ExecuteUserScriptError",
 ))  # fmt: skip
 """Exceptions that report the end of another process, or that have their own symptoms."""
 LAUNCHERS = frozenset(("ChildFailedError", "SignalException", "CalledProcessError"))

@@ -38,7 +38,7 @@ _HARMLESS = re.compile(
     rb"cannot be preloaded .{0,200}ignored|Unable to register cu\w{1,9} factory"
     rb"|^(?:df|rm|kill|mesg|stty): |CondaError: Run 'conda init'"
     rb"|bash: (?:cannot set terminal process group|no job control)"
-    rb"|\bBuild settings: |^Configure options: "
+    rb"|\b0 tests completed and failed|\bBuild settings: |^Configure options: "
     rb"|fatal: [Nn]ot a git repository|git root error: |Error with model (?:object|error)="
     rb"|Worker\w{0,20} pid \d{1,8} died, exit code: -15"  # its engine ended it
     rb"|\bwandb: ERROR |slurmstepd: error: _is_a_lwp: |UCX  ERROR inotify_add_watch"
@@ -220,7 +220,10 @@ def reports_failure(line: str) -> bool:
     return match is not None and not _is_supposed(text.decode("latin-1"), *match.span())
 
 
-_GRAVE_LEVEL = re.compile(rb"\b(?:ERROR|FATAL|CRITICAL)\b")
+_GRAVE_LEVEL = re.compile(
+    rb"\b(?:ERROR|FATAL|CRITICAL)\b"
+    rb"|^[\W_]{0,8}(?:[\w./-]{1,40}: )?(?i:errors?|fatal|panic|abort(?:ed|ing)?)\b"
+)
 
 
 def may_be_last(line: str) -> bool:

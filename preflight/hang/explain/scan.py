@@ -64,6 +64,8 @@ _SERVED = b'HTTP/1.1" 200 OK'
 _REJECTED = b'HTTP/1.1" 400 Bad Request'
 """Ends the line of a request that a server has rejected, after the exception that it caught."""
 _NUMBERS = re.compile(rb"[\d.]+")
+_OF_GROUP = re.compile(r"^ {2,40}[|+] (?=.)")
+"""Begins the lines of a group of exceptions."""
 _WRITER = re.compile(rb"\[rank ?(\d{1,6})\]:")
 _GOES_ON = 20
 """Steps after a failure: more than other ranks make until they wait for the one that failed."""
@@ -380,7 +382,7 @@ class Scanner:
     def _part(
         self, file: _File, part: str, place: Place, order: int, began: Iterable[Symptom]
     ) -> None:
-        line, number = self._origins.read(part), place.line
+        line, number = self._origins.read(_OF_GROUP.sub("", part)), place.line
         for story in file.ended_with(line, number):
             self._close(story, file)
         ignored, result, began = file.tracebacks.feed(line, place, order), self._result, [*began]

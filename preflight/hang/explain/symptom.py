@@ -58,7 +58,7 @@ _PATIENCE_S, _PATIENCE_PER_CHARACTER_S = 2.0, 1e-6
 """Of a site's file: its bytes; how much of a text its expressions search; the processor time that
 each of them may take, and how much more for each character."""
 
-_MOST_FILES, _LOADING_S = 200, 10.0
+_MOST_FILES, _LOADING_S = 300, 10.0
 """Of a site's folder: its files, and the processor time that reading and compiling them may take.
 Python compiles `(?i)[\\0-\\uffff]` in 10 ms, so short expressions may take minutes."""
 
