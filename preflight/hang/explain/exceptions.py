@@ -53,6 +53,8 @@ ANNOUNCES = (
     *(b"Exception in ", b"During handling", b"The above exception"),
 )
 """In lines that say what the next traceback is."""
+_GATHERED = re.compile(r"\(most recent call last\): \(RANK (\d{1,6})\)")
+"""Begins the traceback of another rank, which torch.distributed.checkpoint gathers."""
 _LOGGED = re.compile(r"[EC](?<!\w.)(?:RROR|RITICAL)\b")
 """A logged error, whose traceback follows without the logger's prefix."""
 _HANDLED = re.compile(r"During handling of the above exception|The above exception was the dir")
@@ -210,6 +212,8 @@ class Tracebacks:
             whose = speaker
             if speaker.rank is None and place.line == self._announced[0] + 1:
                 whose = self._announced[1].joined(speaker)
+            elif gathered := _GATHERED.search(line.text):
+                whose = Speaker(rank=int(gathered[1]))
             self._running[key] = _Running(whose, line, place.line, ignored=key in self._ignored)
             self._running[key].chained = key in self._handled
             self._running[key].handled = self._handled.pop(key, False)
@@ -321,6 +325,7 @@ ECHOES = frozenset((
     "NodeDiedError", "ObjectLostError", "OwnerDiedError", "RayGetError", "HorovodInternalError",
     "GetTimeoutError", "WorkerGroupError", "SockClientClosedError", "MessageRouterClosedError",
     "CancelledError", "CondaError", "AlgorithmError", "ExecuteUserScriptError",
+    "CheckpointException",
 ))  # fmt: skip
 """Exceptions that report the end of another process, or that have their own symptoms."""
 LAUNCHERS = frozenset(("ChildFailedError", "SignalException", "CalledProcessError"))
