@@ -208,20 +208,7 @@ class Tracebacks:
         key = speaker.rank, speaker.label
         self._add_to_message(line, speaker, place)
         if "Traceback (most" in line.text:
-            self._running.pop(key, None)
-            whose = speaker
-            if speaker.rank is None and place.line == self._announced[0] + 1:
-                whose = self._announced[1].joined(speaker)
-            elif gathered := _GATHERED.search(line.text):
-                whose = Speaker(rank=int(gathered[1]))
-            self._running[key] = _Running(whose, line, place.line, ignored=key in self._ignored)
-            self._running[key].chained = key in self._handled
-            self._running[key].handled = self._handled.pop(key, False)
-            self._running[key].loose = place.line - self._loose <= _BLANK
-            if self._quotes_the_next(line, speaker, place):
-                outer = self.exceptions.pop()  # of a worker or a thread; what follows has its cause
-                self._running[key].script, self._running[key].number = outer.script, outer.began
-            self._ignored.discard(key)
+            self._begin(key, speaker, line, place)
         running = self._running.get(key)
         if running is not None and running.ends_before(line, place.line):
             running = None
@@ -241,6 +228,25 @@ class Tracebacks:
         else:
             running.take_source(line)
         return running.ignored
+
+    def _begin(
+        self, key: tuple[int | None, str], speaker: Speaker, line: Line, place: Place
+    ) -> None:
+        """Begin a traceback, of which the lines before it may say what it is."""
+        self._running.pop(key, None)
+        whose = speaker
+        if speaker.rank is None and place.line == self._announced[0] + 1:
+            whose = self._announced[1].joined(speaker)
+        elif gathered := _GATHERED.search(line.text):
+            whose = Speaker(rank=int(gathered[1]))
+        self._running[key] = _Running(whose, line, place.line, ignored=key in self._ignored)
+        self._running[key].chained = key in self._handled
+        self._running[key].handled = self._handled.pop(key, False)
+        self._running[key].loose = place.line - self._loose <= _BLANK
+        if self._quotes_the_next(line, speaker, place):
+            outer = self.exceptions.pop()  # of a worker or a thread; what follows has its cause
+            self._running[key].script, self._running[key].number = outer.script, outer.began
+        self._ignored.discard(key)
 
     def _add_to_message(self, line: Line, speaker: Speaker, place: Place) -> None:
         """Add the line after a message that ends with a colon; a traceback has its own message."""
