@@ -121,7 +121,7 @@ def rows(year: Year, runs: int = _RUNS) -> Iterator[Row]:
             value_unit="s",
             runs=runs,
             bound=_BOUND,
-            note="in a process that has loaded the library; each opens the file anew",
+            note="in a process that has loaded the library; each opens the file again",
         )
     argv = [sys.executable, "-m", "preflight", "history", node, "--history"]
     folder = Path(str(year.place.file)).parent
