@@ -61,12 +61,12 @@ def of_members(scan: ScanResult) -> Explanation | None:
     )
 
 
-def of_watchdog(late: watchdog.Verdict) -> Explanation:
+def of_watchdog(stall: watchdog.Verdict) -> Explanation:
     """Which ranks the timeouts show to be odd."""
     category: Category = (
-        "collective_mismatch" if late.kind == "mismatch" else "timeout_rank_missing"
+        "collective_mismatch" if stall.kind == "mismatch" else "timeout_rank_missing"
     )
-    if late.kind == "mismatch":
+    if stall.kind == "mismatch":
         cause = "the ranks' code took different paths: a branch by rank, data that ends on one rank"
         advice = "compare what these ranks do at that step; TORCH_DISTRIBUTED_DEBUG=DETAIL names it"
     else:
@@ -74,28 +74,28 @@ def of_watchdog(late: watchdog.Verdict) -> Explanation:
         advice = "check that rank's log, and its node at that time"
     return Explanation(
         category=category,
-        culprits=tuple(f"rank {rank}" for rank in late.ranks),
-        sentence=late.sentence,
+        culprits=tuple(f"rank {rank}" for rank in stall.ranks),
+        sentence=stall.sentence,
         cause=cause,
         advice=advice,
         next="preflight lint SCRIPT",
-        evidence=proofs(hit.place for hit in late.proofs),
-        confidence=min(late.confidence, 0.85 if late.kind != "missing" else 0.75),
+        evidence=proofs(hit.place for hit in stall.proofs),
+        confidence=min(stall.confidence, 0.85 if stall.kind != "missing" else 0.75),
     )
 
 
-def with_ranks(answer: Explanation, late: watchdog.Verdict | None) -> Explanation:
+def with_ranks(answer: Explanation, stall: watchdog.Verdict | None) -> Explanation:
     """Add the ranks that the watchdog's lines show to a cause that names none."""
-    if late is None or late.kind not in ODD or late.confidence < LIKELY or answer.culprits:
+    if stall is None or stall.kind not in ODD or stall.confidence < LIKELY or answer.culprits:
         return answer
-    shown = of_watchdog(late)
+    shown = of_watchdog(stall)
     if shown.category != answer.category:
         return answer
     return replace(shown, evidence=proofs((*shown.evidence, *answer.evidence)))
 
 
 def of_the_dead(
-    late: watchdog.Verdict, telling: Sequence[Hit], hits: Sequence[Hit], scan: ScanResult
+    stall: watchdog.Verdict, strong_signs: Sequence[Hit], hits: Sequence[Hit], scan: ScanResult
 ) -> Explanation | None:
     """Why a rank that did not come had ended, as its launcher reports later; None if it lived."""
     codes = {
@@ -104,11 +104,11 @@ def of_the_dead(
     dead = {
         rank: code
         for rank, code in codes.items()
-        if code not in (0, *_ABORTED) and rank in late.ranks
+        if code not in (0, *_ABORTED) and rank in stall.ranks
     }
-    if late.kind == "mismatch" or not dead:
+    if stall.kind == "mismatch" or not dead:
         return None
-    why = [hit for hit in telling if set(hit.symptom.exits) & set(dead.values())]
+    why = [hit for hit in strong_signs if set(hit.symptom.exits) & set(dead.values())]
     summaries = [hit for hit in hits if hit.symptom.reads == "summary"]
     first = why or [hit for hit in summaries if int(hit.fields["rank"]) in dead]
     return of_hit(first[0], hits, scan) if first else None
@@ -142,14 +142,14 @@ def of_ended_before(
 ) -> Explanation | None:
     """The only rank that torchrun saw end before the others' time-outs, by the times of both."""
     waiting = {-1 if hit.speaker.rank is None else hit.speaker.rank for hit in timed_out}
-    late = min((hit.time for hit in timed_out if hit.time is not None), default=-inf)
+    stall = min((hit.time for hit in timed_out if hit.time is not None), default=-inf)
     summaries = {
         hit.fields["rank"]: hit
         for hit in hits
         if hit.symptom.reads == "summary"
         and int(hit.fields["rank"]) not in waiting
         and hit.time is not None
-        and hit.time < late
+        and hit.time < stall
     }
     if len(summaries) != 1 or -1 in waiting:
         return None
@@ -217,11 +217,11 @@ def _of_only_exit(
 
 def of_time_out(base: Explanation, hits: Sequence[Hit], scan: ScanResult) -> Explanation:
     """Which ranks waited, and that these lines do not show for which."""
-    late = watchdog.judge(hits, scan)
-    finding = late.sentence if late is not None else base.sentence
+    stall = watchdog.judge(hits, scan)
+    finding = stall.sentence if stall is not None else base.sentence
     absence = (
         "no rank is missing: the data did not get through, or the GPUs hang"
-        if late is not None and late.kind == "all"
+        if stall is not None and stall.kind == "all"
         else "these lines do not show which rank is missing"
     )
     sentence = f"{finding}; {absence}"

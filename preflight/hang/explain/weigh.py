@@ -109,25 +109,25 @@ def explain(scan: ScanResult) -> Explanation:
     scan, doubt = last_attempt(scan)
     is_survived = survived(scan)
     hits = [hit for hit in scan.hits if hit.symptom.role != "fact" and not is_survived(hit)]
-    late = watchdog.judge(hits, scan)
-    every = own_faults(scan.exceptions, watchdog.survivors(hits))
-    errors = without_caught_imports(every)
-    if (left_out := [error for error in every if error not in errors]) and not doubt:
+    stall = watchdog.judge(hits, scan)
+    all_errors = own_faults(scan.exceptions, watchdog.survivors(hits))
+    errors = without_caught_imports(all_errors)
+    if (left_out := [error for error in all_errors if error not in errors]) and not doubt:
         scripts = {error.script for error in errors} - {""}
         doubt = EARLIER if scripts.issuperset(error.script for error in left_out) else IMPORTED
     causes, signs = _causes_and_signs(hits, errors, scan)
-    own = [hit for hit in signs if not hit.retried and not hit.symptom.waits]
-    telling = [hit for hit in own if hit.symptom.reads != "call"]
-    over = _last_start([*causes, *telling], errors, scan)
-    causes = [hit for hit in causes if not _is_of_earlier_start(hit, over, scan)]
-    telling = [hit for hit in telling if hit.order > over]
-    errors = [error for error in errors if error.order > over]
-    firm = [error for error in errors if not error.loose]
-    errors = firm if firm or telling else errors
+    own_signs = [hit for hit in signs if not hit.retried and not hit.symptom.waits]
+    strong_signs = [hit for hit in own_signs if hit.symptom.reads != "call"]
+    last_start = _last_start([*causes, *strong_signs], errors, scan)
+    causes = [hit for hit in causes if not _is_of_earlier_start(hit, last_start, scan)]
+    strong_signs = [hit for hit in strong_signs if hit.order > last_start]
+    errors = [error for error in errors if error.order > last_start]
+    firm_errors = [error for error in errors if not error.loose]
+    errors = firm_errors if firm_errors or strong_signs else errors
     roots = {int(hit.fields["rank"]): hit.time for hit in hits if hit.symptom.reads == "summary"}
-    telling, firsts = _of_first_root(roots, telling, errors)
+    strong_signs, first_errors = _of_first_root(roots, strong_signs, errors)
     # A failed call is earlier than the others' waits for its rank, but no earlier than a mismatch.
-    before = telling if late is not None and late.kind == "mismatch" else own
+    rivals = strong_signs if stall is not None and stall.kind == "mismatch" else own_signs
     answer: Explanation
     failures: list[Hit | LoggedException] = [*causes, *errors]
     failures = [failure for failure in failures if is_unsettled(failure, scan)]
@@ -135,19 +135,20 @@ def explain(scan: ScanResult) -> Explanation:
         answer, doubt = _of_hints(hits, scan) or ENDED, ""
     elif causes:
         cause = next((hit for hit in causes if hit.symptom.id not in _AT_ONCE), causes[-1])
-        answer = with_ranks(of_hit(cause, hits, scan), late)
-    elif firsts and (absent := _environment(signs, firsts)):
-        answer = replace(of_hit(absent, hits, scan), confidence=_NO_ENVIRONMENT)
-    elif firsts and not _before(telling, firsts):
-        first_roots = roots if firsts == errors else {error.speaker.rank for error in firsts}
+        answer = with_ranks(of_hit(cause, hits, scan), stall)
+    elif first_errors and (environment := _environment(signs, first_errors)):
+        answer = replace(of_hit(environment, hits, scan), confidence=_NO_ENVIRONMENT)
+    elif first_errors and not _before(strong_signs, first_errors):
+        of_first = {error.speaker.rank for error in first_errors}
+        first_roots = roots if first_errors == errors else of_first
         answer = of_exceptions(errors, first_roots, {*ended_as(scan, (1,))})
-        doubt = doubt or EARLIER * (over > 0)
-    elif late is not None and late.kind in ODD and not _follows(late.proofs[0], _first(before)):
-        answer = of_the_dead(late, telling, hits, scan) or of_watchdog(late)
+        doubt = doubt or EARLIER * (last_start > 0)
+    elif stall is not None and stall.kind in ODD and not _follows(stall.proofs[0], _first(rivals)):
+        answer = of_the_dead(stall, strong_signs, hits, scan) or of_watchdog(stall)
     else:
-        answer = _of_signs(telling or own, signs, hits, scan) or _of_rest(hits, scan)
+        answer = _of_signs(strong_signs or own_signs, signs, hits, scan) or _of_rest(hits, scan)
     if answer.category != "no_failure" and (
-        doubt or ((failures or telling) and (doubt := perhaps_survived(hits, scan)))
+        doubt or ((failures or strong_signs) and (doubt := perhaps_survived(hits, scan)))
     ):
         sure = min(answer.confidence, CONFIDENCE.get(doubt, DOUBTED))
         answer = replace(answer, sentence=answer.sentence + doubt, confidence=sure)
@@ -213,17 +214,17 @@ def _is_of_earlier_start(cause: Hit, over: int, scan: ScanResult) -> bool:
 
 
 def _of_first_root(
-    roots: Mapping[int, float | None], telling: list[Hit], errors: list[LoggedException]
+    roots: Mapping[int, float | None], strong_signs: list[Hit], errors: list[LoggedException]
 ) -> tuple[list[Hit], list[LoggedException]]:
     """What is of the rank that failed first by the times of several nodes' torchruns, if known."""
-    failures: list[Hit | LoggedException] = [*telling, *errors]
+    failures: list[Hit | LoggedException] = [*strong_signs, *errors]
     ranks = {failure.speaker.rank for failure in failures} & {*roots}
     dated = sorted((time, rank) for rank, time in roots.items() if rank in ranks and time)
     if not 1 < len(ranks) == len(dated) or dated[0][0] == dated[1][0]:
-        return telling, errors
+        return strong_signs, errors
     root = dated[0][1]
     return (
-        [hit for hit in telling if hit.speaker.rank == root],
+        [hit for hit in strong_signs if hit.speaker.rank == root],
         [error for error in errors if error.speaker.rank == root],
     )
 
@@ -251,8 +252,8 @@ def _of_rest(hits: Sequence[Hit], scan: ScanResult) -> Explanation:
     """The answer if these lines show no failure, or only echoes of one."""
     echoes = [hit for hit in hits if hit.symptom.role == "echo"]
     if echoes:
-        telling = [hit for hit in echoes if hit.symptom.confidence > _SAYS_LITTLE]
-        return of_hit(in_order_of_time(telling or echoes)[0], hits, scan)
+        strong = [hit for hit in echoes if hit.symptom.confidence > _SAYS_LITTLE]
+        return of_hit(in_order_of_time(strong or echoes)[0], hits, scan)
     hints = [hit for hit in hits if _is_relevant_hint(hit, scan)]
     answer = of_members(scan)
     if answer is not None or hints:
@@ -305,18 +306,18 @@ def _follows(hit: Hit, ends: tuple[float, float, float]) -> bool:
     return order < hit.order if hit.time is None else time < hit.time or timeless < hit.order
 
 
-def _before(telling: Sequence[Hit], errors: Sequence[LoggedException]) -> bool:
+def _before(strong_signs: Sequence[Hit], errors: Sequence[LoggedException]) -> bool:
     """Whether a sign is in the exception itself, in one that it led to, or came earlier."""
     last = end_of_chain(min(errors, key=lambda error: error.order), errors)
-    return any(sign.order <= last.order for sign in telling)
+    return any(sign.order <= last.order for sign in strong_signs)
 
 
 def _of_signs(
-    telling: Sequence[Hit], signs: Sequence[Hit], hits: Sequence[Hit], scan: ScanResult
+    strong_signs: Sequence[Hit], signs: Sequence[Hit], hits: Sequence[Hit], scan: ScanResult
 ) -> Explanation | None:
     """Without a cause: the best sign, or the timeouts as such."""
-    if telling:
-        return of_hit(telling[0], hits, scan)
+    if strong_signs:
+        return of_hit(strong_signs[0], hits, scan)
     timeouts = [hit for hit in signs if hit.symptom.reads == "timeout"]
     if timeouts and (first := of_ended_before(timeouts, hits, scan)) is not None:
         return first
