@@ -45,7 +45,7 @@ def last_attempt(scan: ScanResult) -> tuple[ScanResult, str]:
     grave: list[Hit | LoggedException] = [*own_faults(scan.exceptions, {})]
     grave += [hit for hit in scan.hits if _is_grave(hit)]
     grave = [failure for failure in grave if is_unsettled(failure, scan)]
-    doubt, of_start = "", EARLIER if _is_one_process(scan) else AGAIN
+    doubt, of_start = "", EARLIER if is_one_process(scan) else AGAIN
     for source, again in scan.restart_line.items():
         if any(failure.place.source == source and failure.order < again for failure in grave):
             scan.settled_until[source], doubt = again, of_start
@@ -70,7 +70,7 @@ def last_attempt(scan: ScanResult) -> tuple[ScanResult, str]:
     return scan, _LATER if any(map(_reports_end, rest)) else _SURVIVED
 
 
-def _is_one_process(scan: ScanResult) -> bool:
+def is_one_process(scan: ScanResult) -> bool:
     """Whether all exceptions are of scripts without ranks, so that each ended a start."""
     speakers = {error.speaker for error in scan.exceptions}
     return speakers == {Speaker()} and all(
@@ -107,16 +107,20 @@ def ended_well(
     """Whether the job reports its normal end after all warnings, and no process died.
 
     What torchrun settled before, by a restart of all ranks or by their success, does not count.
-    A script may print its last words whatever happened: they count only long after a failure, or
-    if it ended no more than a request.
+    A script may print its last words whatever happened: they count only without a failure, and a
+    server's if it ended no more than requests.
     """
     last = _last_failure(hits, scan)
-    is_firm = any(not (isinstance(error, LoggedException) and error.loose) for error in failures)
-    return scan.end_line > last or _last_words(scan, failures) > last + _GOES_ON * is_firm
+    if all(isinstance(error, LoggedException) and error.loose for error in failures):
+        words = {"exit"} if failures else {"last_words"} if scan.first_failure else _WORDS
+        return max(scan.end_line, _last_words(scan, words)) > last
+    return scan.end_line > last
 
 
-def _last_words(scan: ScanResult, failures: Sequence[Hit | LoggedException] = ()) -> int:
-    fields = {"last_words"} if scan.first_failure and not failures else {"last_words", "exit"}
+_WORDS = {"last_words", "exit"}
+
+
+def _last_words(scan: ScanResult, fields: set[str]) -> int:
     last = [hit for hit in scan.hits if fields & hit.fields.keys()]
     if (bad := scan.first_failure) is not None:  # the words of one program say nothing of the next
         last = [hit for hit in last if hit.place.source != bad.source or hit.place.line > bad.line]
@@ -136,7 +140,6 @@ def _last_failure(hits: Sequence[Hit], scan: ScanResult) -> float:
         or (
             hit.symptom.role == "sign"
             and not hit.retried
-            and scan.line_count - hit.order <= _FAR
             and hit.order > scan.highest_step_line.get(hit.place.source, 0)
         )
         or (hit.symptom.reads == "end" and exit_code(hit) != 0)
@@ -160,10 +163,9 @@ _SEVERAL_TIMES = "; but one process raised it several times, so that it caught i
 IMPORTED = "; but an import failed before that, and no line shows that it was caught"
 DOUBTED = 0.45
 """Confidence of a failure after which the job seems to go on."""
-CONFIDENCE = {EARLIER: 0.65, _LATER: 0.65}
+BEFORE = "; an import of the same script failed before that"
+CONFIDENCE = {EARLIER: 0.65, _LATER: 0.65, BEFORE: 0.65}
 """Of one of several starts: two unlabelled ranks could have failed differently."""
-_FAR = 1000
-"""Lines after a sign, which then ended no process, unless a launcher reports that."""
 _GOES_ON, _FEW = 100, 3
 """Lines after an exception: more than a program prints that ends by it, or by a failed import."""
 
@@ -171,14 +173,13 @@ _GOES_ON, _FEW = 100, 3
 def perhaps_survived(hits: Sequence[Hit], scan: ScanResult) -> str:
     """How the log goes on after its last failure, if no process is known to have died; or ''."""
     last = _last_failure(hits, scan)
-    if _last_words(scan) > last:
+    if _last_words(scan, {"last_words"} if scan.first_failure else _WORDS) > last:
         return "; but a later line reports the end of the work: it may have been caught"
     sources = {hit.place.source for hit in scan.hits}
     sources |= {error.place.source for error in scan.exceptions}
     after = scan.line_count - last
     few = any(error.kind in IMPORTS for error in scan.exceptions)
-    most = _FEW if few else _GOES_ON if scan.exceptions else _FAR
-    if len(sources) == 1 and after > most:
+    if scan.exceptions and len(sources) == 1 and after > (_FEW if few else _GOES_ON):
         return f"; but {after:g} lines follow, and none reports an end: it may have been caught"
     counts = Counter(
         (error.speaker.pid, error.kind, error.file, error.line) for error in scan.exceptions

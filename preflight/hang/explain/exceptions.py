@@ -55,6 +55,8 @@ ANNOUNCES = (
 """In lines that say what the next traceback is."""
 _GATHERED = re.compile(r"\(most recent call last\): \(RANK (\d{1,6})\)")
 """Begins the traceback of another rank, which torch.distributed.checkpoint gathers."""
+_GOES_ON = re.compile(r"\s|\(\d|\w{0,60}(?:Error|Exception): ")
+"""Begins a line that belongs to the message before it."""
 _LOGGED = re.compile(r"[EC](?<!\w.)(?:RROR|RITICAL)\b")
 """A logged error, whose traceback follows without the logger's prefix."""
 _HANDLED = re.compile(r"During handling of the above exception|The above exception was the dir")
@@ -76,7 +78,7 @@ _BLANK = 2
 """Lines, one of them empty, from a message that ends in a colon to the traceback that it quotes."""
 _ALONE = re.compile(
     r"^(?P<kind>(?:[a-zA-Z_]\w{0,40}\.){0,6}(?:[A-Z]\w{0,60}(?:Error|Exception|Interrupt)"
-    r"|StopIteration)|Exception(?=: ))(?:: (?P<message>.*))?$"
+    r"|StopIteration))(?:: (?P<message>.*))?$"
 )
 _LIBRARY = re.compile(
     r"(?:site|dist)-packages|/lib/python3|<frozen|/torch/distributed/|/bin/(?:torchrun|accelerate|deepspeed)$"
@@ -250,7 +252,7 @@ class Tracebacks:
 
     def _add_to_message(self, line: Line, speaker: Speaker, place: Place) -> None:
         """Add the line after a message that ends with a colon; a traceback has its own message."""
-        if (place.line, speaker) == self._goes_on and "Traceback" not in line.text:
+        if (place.line, speaker) == self._goes_on and _GOES_ON.match(line.bare):
             last = self.exceptions[-1]
             message = f"{last.message} {line.bare.strip()}"[:_LONGEST_MESSAGE]
             self.exceptions[-1] = replace(last, message=message)
@@ -330,8 +332,7 @@ ECHOES = frozenset((
     "RayActorError", "ActorDiedError", "ActorUnavailableError", "WorkerCrashedError",
     "NodeDiedError", "ObjectLostError", "OwnerDiedError", "RayGetError", "HorovodInternalError",
     "GetTimeoutError", "WorkerGroupError", "SockClientClosedError", "MessageRouterClosedError",
-    "CancelledError", "CondaError", "AlgorithmError", "ExecuteUserScriptError",
-    "CheckpointException",
+    "CancelledError", "CondaError",
 ))  # fmt: skip
 """Exceptions that report the end of another process, or that have their own symptoms."""
 LAUNCHERS = frozenset(("ChildFailedError", "SignalException", "CalledProcessError"))
@@ -344,6 +345,7 @@ _WRAPS = re.compile(
     r"|^cancelled$|Horovod has been shut down|[Ss]ee (?:root cause|stack trace)\b"
     r"|^`Termination signal` is detected|failed to get register_center"  # of Paddle, of verl
     r"|ACL stream synchronize failed"  # of HCCL
+    r"|^ExecuteUserScriptError:|^CheckpointException ranks:"  # of SageMaker, of torch
     r"|exited is killed by signal: Terminated"  # of Paddle's loader
 )
 """Messages of exceptions that only pass on a library's error: the cause is elsewhere."""

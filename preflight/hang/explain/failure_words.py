@@ -50,7 +50,7 @@ _HARMLESS = re.compile(
     rb"|Call to ibv_open_device failed|NET/IB : Unable to open device|^deadlocks and crashes\.$"
     rb"|Cannot use FA version|accepting this combination|NCCL WARN Missing \""
     rb"|Ignoring this choice|dependency resolver does not|(?i:\b(?:errors?|xids?): (?:none|0)\b)"
-    rb"|(?i:\berror (?:is|=) {0,3}-?\d)"
+    rb"|\bError is 0\.0"
 )
 """What is no failure, at whatever level it is logged."""
 _CERTAIN = re.compile(
@@ -127,6 +127,8 @@ _EXPLAINED = re.compile(
     r"|(?:may|might|can|could) (?:appear|happen|occur))\b)"
 )
 """Follows the words of a failure that a text explains."""
+_OF_TEST = re.compile(r"(?:\S{1,200}::\S{1,200} )?(?:PASSED|XFAIL|XPASS|SKIPPED)\b")
+"""Begins the report of a test that did not fail."""
 _CODE = re.compile(
     r"(?:\[[^\]\s]{1,40}\]:? ?)?(?:\s{0,8}\d{1,6}[:|]?(?=\s))?[+-]?\s{0,80}(?:\w{1,60} = )?"
     r"(?:except [\w ,.()]{1,200}:$|(?:(?:raise|throw) [\w.:]{1,80}\(|(?:el)?if\b|assert\b"
@@ -166,7 +168,12 @@ def _is_supposed(text: str, begin: int, end: int) -> bool:
     if _OF_DATA.match(text) or is_setting or (item and begin <= item.end()):
         return True
     key = _KEY.match(text, first)
-    if _CODE.match(text, first) or _is_dumped(text, before) or (key and end < key.end()):
+    if (
+        _OF_TEST.match(text, first)
+        or _CODE.match(text, first)
+        or _is_dumped(text, before)
+        or (key and end < key.end())
+    ):
         return True
     return _SUPPOSED.search(before) is not None or _EXPLAINED.match(text, end) is not None
 
@@ -220,14 +227,16 @@ def reports_failure(line: str) -> bool:
     return match is not None and not _is_supposed(text.decode("latin-1"), *match.span())
 
 
-_GRAVE_LEVEL = re.compile(
-    rb"\b(?:ERROR|FATAL|CRITICAL)\b"
-    rb"|^[\W_]{0,8}(?:[\w./-]{1,40}: )?(?i:errors?|fatal|panic|abort(?:ed|ing)?)\b"
+_GRAVE_LEVEL = re.compile(rb"\b(?:ERROR|FATAL|CRITICAL)\b")
+_GRAVE_WORD = re.compile(
+    rb"^[\W_]{0,8}(?:[\w./-]{1,40}: )?(?i:error|fatal|panic|abort(?:ed|ing)?)\b"
 )
+_LAST_LINES = 15
 
 
-def may_be_last(line: str) -> bool:
+def may_be_last(line: str, lines_after: int) -> bool:
     """Whether a line of failure near the end of a log may report why it ends there."""
     text = line.encode()
-    goes_on = TRIED_AGAIN.search(line) or _NOTICE.search(text)
-    return _GRAVE_LEVEL.search(text) is not None and not goes_on
+    is_grave = lines_after <= _LAST_LINES and _GRAVE_LEVEL.search(text)
+    is_grave = is_grave or (lines_after <= AT_END and _GRAVE_WORD.search(text))
+    return bool(is_grave) and not (TRIED_AGAIN.search(line) or _NOTICE.search(text))

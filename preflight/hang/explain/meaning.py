@@ -92,7 +92,7 @@ def _holds(case: Circumstance, hit: Hit, scan: ScanResult) -> bool:
         and (not case.several or len(_values(case.several, scan)) > 1)
         and case.world in (0, scan.world_size)
         and (not case.one_node or scan.on_one_node)
-        and (not case.last or scan.line_count - hit.order <= AT_END)
+        and (not case.last or (scan.line_count - hit.order <= AT_END and not scan.first_step_line))
     )
 
 

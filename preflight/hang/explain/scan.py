@@ -416,13 +416,9 @@ class Scanner:
             self._begin_attempt(file, self._result.settled_until, order)
             now = file.progress = _Progress()
         step = tuple(map(float, _STEP.findall(line.lower(), 0, LONGEST)))
-        if (
-            self._result.first_step_line.setdefault(file.source, order) == order
-            and b"%|" not in line
-        ):
-            self._result.first_failure = (
-                None  # what no symptom knows did not keep it from its first step
-            )
+        first = self._result.first_step_line.setdefault(file.source, order)
+        if first == order and b"%|" not in line:  # what no symptom knows did not keep it from that
+            self._result.first_failure = None
         if step < now.step or now.reported:
             self._take_lower(file, line, step, order)
         if step > now.step:
@@ -462,8 +458,8 @@ class Scanner:
         begins, head = now.rises == (1 if step[-1] <= 1 else _RISES), _head(line)
         if begins and head == now.head and self._time_of(line) is None:
             self._begin_attempt(file, self._result.restart_line, now.risen_from)
-        elif now.rises >= _RISES and head != now.head and b"%|" not in line:  # another counter
-            now.step, now.head = step, head
+        elif now.rises >= _GOES_ON and b"%|" not in line and not file.tracebacks.exceptions:
+            now.step, now.head = step, head  # another counter
 
     def _time_of(self, line: bytes) -> float | None:
         read = self._origins.read(text_of(line))

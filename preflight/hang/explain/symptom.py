@@ -91,7 +91,7 @@ class Circumstance(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     one_node: bool = False
     """All ranks are on one node, as their communicator shows."""
     last: bool = False
-    """Hardly any line follows."""
+    """Hardly any line follows, and the training made no step."""
     category: Category = "unknown"
     confidence: Annotated[float, Meta(ge=0, le=1)] = 0.0
     remark: str = ""

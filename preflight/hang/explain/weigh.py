@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -10,11 +11,14 @@ from msgspec.structs import replace
 from preflight.hang.answer_text import Alternative
 from preflight.hang.explain import watchdog
 from preflight.hang.explain.attempts import (
+    AGAIN,
+    BEFORE,
     CONFIDENCE,
     DOUBTED,
     EARLIER,
     IMPORTED,
     ended_well,
+    is_one_process,
     is_unsettled,
     last_attempt,
     perhaps_survived,
@@ -23,7 +27,6 @@ from preflight.hang.explain.attempts import (
 from preflight.hang.explain.exceptions import (
     IMPORTS,
     LoggedException,
-    end_of_chain,
     in_order_of_time,
     of_exceptions,
     of_last_start,
@@ -34,11 +37,12 @@ from preflight.hang.explain.exceptions import (
 from preflight.hang.explain.explanation import (
     LIKELY,
     Explanation,
+    Hit,
     proofs,
     rank_words,
     with_meanings,
 )
-from preflight.hang.explain.failure_words import may_be_last
+from preflight.hang.explain.failure_words import AT_END, may_be_last
 from preflight.hang.explain.meaning import circumstance, ended_as, gravest_first, lesser, of_hit
 from preflight.hang.explain.missing_ranks import (
     ODD,
@@ -56,7 +60,6 @@ from preflight.hang.explain.symptom import RANKING, next_commands
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from preflight.hang.explain.explanation import Hit
     from preflight.hang.explain.scan import ScanResult
 
 
@@ -87,17 +90,24 @@ ENDED = Explanation(
 )
 
 
-_LAST_LINES = 30
 _SAYS_LITTLE = 0.2
 """Confidence of an echo that shows only that something had failed."""
 _ALTERNATIVES = 3
 _LAUNCHED = {"child_failed", "rank_ended", "task_exited"}
 """Symptoms that launchers of several ranks report."""
-_ENVIRONMENTS = {"environment_missing", "module_missing"}
-"""Symptoms of a script that goes on without the libraries of its environment."""
-_NO_ENVIRONMENT = 0.7
+_PREPARATIONS = {
+    *("environment_missing", "module_missing", "download_failed", "pip_failed", "folder_missing"),
+}
+"""Symptoms of a script that goes on without what it could not load, download or install."""
+_OPTIONAL = _PREPARATIONS - {"module_missing"} | {"nvml_lost", "submit_refused"}
+"""Symptoms that count alone only at the end of a log."""
+_LACKS = re.compile(
+    r"ModuleNotFoundError:|OSError: CUDA_HOME|.*(?i:no such file|\bno \w{1,20} (?:files?|data)\b)"
+)
+"""An exception that may follow from that."""
+_UNPREPARED = 0.7
 _INTERRUPT = "KeyboardInterrupt"
-_AT_ONCE = {"script_missing", "slurm_step", "usage"}
+_AT_ONCE = {"script_missing", "slurm_step", "usage", "port_in_use"}
 """Symptoms by which a program ends before it begins: a failure after it is of another start."""
 
 
@@ -114,7 +124,7 @@ def explain(scan: ScanResult) -> Explanation:
     errors = without_caught_imports(all_errors)
     if (left_out := [error for error in all_errors if error not in errors]) and not doubt:
         scripts = {error.script for error in errors} - {""}
-        doubt = EARLIER if scripts.issuperset(error.script for error in left_out) else IMPORTED
+        doubt = BEFORE if scripts.issuperset(error.script for error in left_out) else IMPORTED
     causes, signs = _causes_and_signs(hits, errors, scan)
     own_signs = [hit for hit in signs if not hit.retried and not hit.symptom.waits]
     strong_signs = [hit for hit in own_signs if hit.symptom.reads != "call"]
@@ -133,22 +143,24 @@ def explain(scan: ScanResult) -> Explanation:
     failures = [failure for failure in failures if is_unsettled(failure, scan)]
     if ended_well(hits, failures, scan):
         answer, doubt = _of_hints(hits, scan) or ENDED, ""
+    elif preparation := _preparation(hits, causes, first_errors):
+        answer = replace(of_hit(preparation, hits, scan), confidence=_UNPREPARED)
     elif causes:
         cause = next((hit for hit in causes if hit.symptom.id not in _AT_ONCE), causes[-1])
         answer = with_ranks(of_hit(cause, hits, scan), stall)
-    elif first_errors and (environment := _environment(signs, first_errors)):
-        answer = replace(of_hit(environment, hits, scan), confidence=_NO_ENVIRONMENT)
     elif first_errors and not _before(strong_signs, first_errors):
         of_first = {error.speaker.rank for error in first_errors}
         first_roots = roots if first_errors == errors else of_first
         answer = of_exceptions(errors, first_roots, {*ended_as(scan, (1,))})
-        doubt = doubt or EARLIER * (last_start > 0)
+        if last_start and not doubt:
+            doubt = EARLIER if is_one_process(scan) else AGAIN
     elif stall is not None and stall.kind in ODD and not _follows(stall.proofs[0], _first(rivals)):
         answer = of_the_dead(stall, strong_signs, hits, scan) or of_watchdog(stall)
     else:
+        signs = [hit for hit in signs if not _is_passed_over(hit, scan)]
         answer = _of_signs(strong_signs or own_signs, signs, hits, scan) or _of_rest(hits, scan)
     if answer.category != "no_failure" and (
-        doubt or ((failures or strong_signs) and (doubt := perhaps_survived(hits, scan)))
+        doubt or (failures and (doubt := perhaps_survived(hits, scan)))
     ):
         sure = min(answer.confidence, CONFIDENCE.get(doubt, DOUBTED))
         answer = replace(answer, sentence=answer.sentence + doubt, confidence=sure)
@@ -172,11 +184,16 @@ def _causes_and_signs(
         if (hit.symptom.role == "sign" and not (hit.symptom.follows and _follows(hit, exits)))
         or lesser(hit, scan)
     ]
-    ends = _first([*(hit for hit in signs if hit.symptom.dies), *errors])
+    deaths = [hit for hit in signs if hit.symptom.dies]
+    ends, deaths_alone = _first([*deaths, *errors]), _first(deaths)
+    reports = [hit.order for hit in hits if hit.symptom.role == "echo" and "code" in hit.fields]
     causes: list[Hit] = []
     for hit in hits:
         if hit.symptom.role == "cause" and not lesser(hit, scan):
             follows = hit.retried or (hit.symptom.follows and _follows(hit, ends))
+            if hit.symptom.id in _AT_ONCE:  # of the next start, if a launcher has reported an end
+                is_next = min(reports, default=inf) < hit.order
+                follows = hit.symptom.follows and not is_next and _follows(hit, deaths_alone)
             (signs if follows else causes).append(hit)
     return (
         gravest_first(in_order_of_time(causes), scan),
@@ -192,24 +209,51 @@ def _last_start(hits: Sequence[Hit], errors: Sequence[LoggedException], scan: Sc
     last = in_order_of_time(errors) if scan.symptom_ids & _LAUNCHED else of_last_start(errors)
     over = [error.order for error in errors if error not in last]
     # An import fails at a start: it is no consequence of an interrupt.
-    ends = _AT_ONCE | ({"interrupted"} if last and last[-1].kind in IMPORTS else set())
+    imports = last and last[-1].kind in IMPORTS
+    imports = imports and any(error.script == last[-1].script for error in interrupts)
+    ends = _AT_ONCE - {"port_in_use"} | ({"interrupted"} if imports else set())  # ranks fail by it
     end = max(error.order for error in (*last, *interrupts))
-    begun = (hit.order for hit in hits if hit.symptom.id in ends and hit.order < end)
+    begun = (
+        hit.order
+        for hit in hits
+        if hit.symptom.id in ends and hit.order < end and _is_of(hit, [*last, *interrupts])
+    )
     return max((*over, *begun), default=0)
 
 
-def _environment(signs: Sequence[Hit], errors: Sequence[LoggedException]) -> Hit | None:
-    """The environment that a script could not enter before an import failed."""
-    if any(error.kind not in IMPORTS for error in errors):
+def _is_of(hit: Hit, errors: Sequence[LoggedException]) -> bool:
+    """Whether a start that failed at once was of a script of these exceptions, if it names one."""
+    name = hit.fields.get("script", hit.fields.get("file", ""))
+    return not name or any(error.script.endswith(name.rpartition("/")[2]) for error in errors)
+
+
+def _preparation(
+    hits: Sequence[Hit], causes: Sequence[Hit], errors: Sequence[LoggedException]
+) -> Hit | None:
+    """What a script could not load, download or install, if what failed first lacks something."""
+    failures: list[Hit | LoggedException] = [*(causes or errors)]
+    lacking = [
+        failure.symptom.id in ("script_missing", "extension")
+        if isinstance(failure, Hit)
+        else _LACKS.match(f"{failure.kind}: {failure.message}")
+        for failure in failures
+    ]
+    if not failures or not all(lacking):
         return None
-    first = min(error.order for error in errors)
-    absent = (hit for hit in signs if hit.symptom.id in _ENVIRONMENTS and hit.order < first)
-    return next(absent, None)
+    first = min(failure.order for failure in failures)
+    earlier = (hit for hit in hits if hit.symptom.id in _PREPARATIONS and hit.order < first)
+    return next(earlier, None)
+
+
+def _is_passed_over(sign: Hit, scan: ScanResult) -> bool:
+    """Whether a script did without what it could not download, install, submit or enter."""
+    goes_on = scan.line_count - sign.order > AT_END or scan.first_step_line
+    return sign.symptom.id in _OPTIONAL and bool(goes_on)
 
 
 def _is_of_earlier_start(cause: Hit, over: int, scan: ScanResult) -> bool:
-    """Whether a program that ended before it began was started again: it made a step later."""
-    last = max(over, scan.highest_step_line.get(cause.place.source, 0))
+    """Whether a program that ended before it began was started again: it made steps later."""
+    last = max(over, scan.progress_line.get(cause.place.source, 0))
     return cause.symptom.id in _AT_ONCE and cause.order <= last
 
 
@@ -263,7 +307,7 @@ def _of_rest(hits: Sequence[Hit], scan: ScanResult) -> Explanation:
     if scan.first_failure is None:
         return NOTHING
     line = proofs((scan.first_failure,))[0].text
-    if scan.line_count - scan.first_failure.line <= _LAST_LINES and may_be_last(line):
+    if may_be_last(line, scan.line_count - scan.first_failure.line):
         return replace(
             NOTHING,
             category="other",
@@ -307,9 +351,9 @@ def _follows(hit: Hit, ends: tuple[float, float, float]) -> bool:
 
 
 def _before(strong_signs: Sequence[Hit], errors: Sequence[LoggedException]) -> bool:
-    """Whether a sign is in the exception itself, in one that it led to, or came earlier."""
-    last = end_of_chain(min(errors, key=lambda error: error.order), errors)
-    return any(sign.order <= last.order for sign in strong_signs)
+    """Whether a sign is in the exception itself or came earlier."""
+    first = min(errors, key=lambda error: error.order)
+    return any(sign.order <= first.order for sign in strong_signs)
 
 
 def _of_signs(
