@@ -14,7 +14,7 @@ from preflight.hang.explain.explanation import Hit, Speaker, number_of
 from preflight.hang.explain.failure_words import AT_END
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from preflight.hang.explain.scan import ScanResult
 
@@ -72,10 +72,10 @@ def last_attempt(scan: ScanResult) -> tuple[ScanResult, str]:
 
 def is_one_process(scan: ScanResult) -> bool:
     """Whether all exceptions are of scripts without ranks, so that each ended a start."""
+    own = own_faults(scan.exceptions, {})
     speakers = {error.speaker for error in scan.exceptions}
-    return speakers == {Speaker()} and all(
-        error.script for error in own_faults(scan.exceptions, {})
-    )
+    is_launched = any(hit.symptom.role == "echo" for hit in scan.hits)
+    return speakers == {Speaker()} and all(error.script for error in own) and not is_launched
 
 
 def _reports_end(failure: Hit | LoggedException) -> bool:
@@ -112,15 +112,14 @@ def ended_well(
     """
     last = _last_failure(hits, scan)
     if all(isinstance(error, LoggedException) and error.loose for error in failures):
-        words = {"exit"} if failures else {"last_words"} if scan.first_failure else _WORDS
-        return max(scan.end_line, _last_words(scan, words)) > last
+        words = _last_words(scan, {"exit"}) if failures else _last_words(scan)
+        return max(scan.end_line, words) > last
     return scan.end_line > last
 
 
-_WORDS = {"last_words", "exit"}
-
-
-def _last_words(scan: ScanResult, fields: set[str]) -> int:
+def _last_words(scan: ScanResult, fields: Collection[str] = ()) -> int:
+    """The last line of a normal end: a script's, or a server's if no failure is known."""
+    fields = {*fields} or ({"last_words"} if scan.first_failure else {"last_words", "exit"})
     last = [hit for hit in scan.hits if fields & hit.fields.keys()]
     if (bad := scan.first_failure) is not None:  # the words of one program say nothing of the next
         last = [hit for hit in last if hit.place.source != bad.source or hit.place.line > bad.line]
@@ -173,7 +172,7 @@ _GOES_ON, _FEW = 100, 3
 def perhaps_survived(hits: Sequence[Hit], scan: ScanResult) -> str:
     """How the log goes on after its last failure, if no process is known to have died; or ''."""
     last = _last_failure(hits, scan)
-    if _last_words(scan, {"last_words"} if scan.first_failure else _WORDS) > last:
+    if _last_words(scan) > last:
         return "; but a later line reports the end of the work: it may have been caught"
     sources = {hit.place.source for hit in scan.hits}
     sources |= {error.place.source for error in scan.exceptions}

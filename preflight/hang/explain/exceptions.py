@@ -379,7 +379,7 @@ def _is_handled_import(error: LoggedException, exceptions: Sequence[LoggedExcept
     """Whether a script did without a library, and something else was raised in another file."""
     if error.kind not in IMPORTS:
         return False
-    last = end_of_chain(error, exceptions)
+    last = _end_of_chain(error, exceptions)
     elsewhere = last.handled and last.file != error.file
     return elsewhere and last.kind not in IMPORTS and "import" not in last.message.lower()
 
@@ -472,7 +472,7 @@ def of_exceptions(
         subject = rank_words(ranks)
         who = tuple(f"rank {rank}" for rank in ranks[:16])
     message = f": {first.message or first.source}" if first.message or first.source else ""
-    last = end_of_chain(first, exceptions)
+    last = _end_of_chain(first, exceptions)
     leads = (last.kind, last.message) != (first.kind, first.message)
     led_to = f"; that led to {last.kind}: {last.message}" if leads else ""
     if first.cut and not ranks:
@@ -505,7 +505,7 @@ _BETWEEN = 4
 """Lines at most between two exceptions of a chain: Python's words, and empty ones."""
 
 
-def end_of_chain(first: LoggedException, exceptions: Sequence[LoggedException]) -> LoggedException:
+def _end_of_chain(first: LoggedException, exceptions: Sequence[LoggedException]) -> LoggedException:
     """The last of the exceptions that were raised while this one was handled, or itself."""
     last = first
     for error in exceptions:

@@ -271,7 +271,7 @@ def _earlier(late: Sequence[Timeout], positions: Sequence[Hit]) -> Verdict | Non
             confidence=_OUT_OF_STEP * called,
             sentence=f"{_ranks(odd)} waited in {odd[0].op} number {odd[0].seq}, while "
             f"{_ranks(ahead)} waited in number {last} ({ahead[0].op})"
-            + "; but it had called that one as well: the calls may be out of step"
+            + "; but the later call had been made there, too: the calls may be out of step"
             * called,
             proofs=(*(timeout.hit for timeout in odd), ahead[0].hit),
         )
