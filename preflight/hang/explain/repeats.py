@@ -1,4 +1,4 @@
-"""Lines of a log that tell the same as others: only the first few, and the last, are read."""
+"""Lines of a log that repeat others: only the first few, and the last, are read."""
 
 from __future__ import annotations
 
@@ -66,26 +66,26 @@ class Shape:
         """Words that may be there."""
         is_fact = all(symptom.role == "fact" and not symptom.reads for _, symptom in anchors)
         self.most = 2 if is_fact else KEPT_EACH
-        """How often a line that tells the same counts; a second one may be of another group."""
+        """How often a line with this content is read; a second one may be of another group."""
         volatile = _OF_COMMUNICATOR if is_fact and len(anchors) == 1 else _VOLATILE
         cuts = [0, *(at for match in volatile.finditer(shape) for at in match.span()), None]
-        self.tells: Callable[[bytes], object] = itemgetter(*map(slice, cuts[::2], cuts[1::2]))
-        """What a line tells."""
+        self.content: Callable[[bytes], object] = itemgetter(*map(slice, cuts[::2], cuts[1::2]))
+        """The parts of a line that show something: no addresses, times or threads."""
         match = _COMMUNICATOR.search(shape) if volatile is _OF_COMMUNICATOR else None
         self.communicator = slice(*match.span()) if match else slice(0)
-        """Its address, which tells two of the same ranks apart."""
-        self.opens = _BEGINS in shape
+        """Its address, which differs where two have the same ranks."""
+        self.begins_traceback = _BEGINS in shape
         """Whether a traceback begins."""
-        awaited = self.opens or _ANNOUNCES.search(shape) is not None
+        awaited = self.begins_traceback or _ANNOUNCES.search(shape) is not None
         self.is_failure = not awaited and all(
             symptom.role != "fact" and not symptom.span and symptom.reads in _OF_ONE_LINE
             for _, symptom in anchors
         )
-        """Whether it may tell of a failure, and of nothing that the next lines go on with."""
+        """Whether it may report a failure, and begins nothing that the next lines continue."""
         alone = not RAISED.search(shape) and not any(symptom.span for _, symptom in anchors)
         self.is_counted = self.is_failure or (INFO in shape and alone)
-        self.passes = self.is_counted and not self.is_failure
-        """Whether a line is of no use if enough were read that tell the same."""
+        self.is_skippable = self.is_counted and not self.is_failure
+        """Whether a line is of no use if enough of the same content were read."""
 
     def begins(self, line: bytes) -> list[Symptom]:
         """The symptoms that may begin in a line."""
@@ -94,13 +94,13 @@ class Shape:
 
 QUIET = Shape(b"", [])
 """Of lines in which there is nothing to read."""
-PACED = Shape(b"", [])
-"""Of lines that only tell the step of the training."""
+STEP = Shape(b"", [])
+"""Of lines that only report the step of the training."""
 
 
 @dataclass
-class _Late:
-    """The last of many lines that tell of the same failure."""
+class _LastRepeat:
+    """The last of many lines that report the same failure."""
 
     shape: Shape
     line: bytes = b""
@@ -113,37 +113,38 @@ class Repeats:
     def __init__(self) -> None:
         self.seen: dict[object, int] = {}
         """How often, in this attempt of the job."""
-        self.late: dict[object, _Late] = {}
+        self.last_ones: dict[object, _LastRepeat] = {}
         self.tracebacks: dict[int, tuple[int, list[bytes]]] = {}
         """The last of those that are not read, and the number of its first line."""
         self._last: object = None
         self._same = 0
 
     def has_read(self, shape: Shape, line: bytes) -> bool:
-        """Whether enough lines were read that tell the same, or one of the same communicator."""
-        if not shape.passes:
+        """Whether enough lines of this content were read, or one of the same communicator."""
+        if not shape.is_skippable:
             return False
-        tells = shape.tells(line)
-        times = self.seen.get(tells, 0)
-        return times >= shape.most or (times > 0 and (tells, line[shape.communicator]) in self.seen)
+        content = shape.content(line)
+        times = self.seen.get(content, 0)
+        is_known = times > 0 and (content, line[shape.communicator]) in self.seen
+        return times >= shape.most or is_known
 
     def skips(self, shape: Shape, line: bytes, order: int, *, idle: bool) -> bool:
-        """Whether a line tells nothing new; `idle`: it is no part of what has begun."""
+        """Whether a line shows nothing new; `idle`: it is no part of what has begun."""
         if idle and not shape.is_counted:
             return False
-        tells = shape.tells(line)
+        content = shape.content(line)
         if not idle:
-            self._same = self._same + 1 if (shape, tells) == self._last else 0
-            self._last = shape, tells
+            self._same = self._same + 1 if (shape, content) == self._last else 0
+            self._last = shape, content
             return self._same > KEPT_EACH
-        times = self.seen.get(tells, 0)
+        times = self.seen.get(content, 0)
         if times < shape.most:
-            self.seen[tells] = times + 1
+            self.seen[content] = times + 1
             if shape.communicator.stop:
-                self.seen[tells, line[shape.communicator]] = 1
+                self.seen[content, line[shape.communicator]] = 1
             return False
-        if shape.is_failure and (tells in self.late or len(self.late) < KEPT):
-            last = self.late.setdefault(tells, _Late(shape))
+        if shape.is_failure and (content in self.last_ones or len(self.last_ones) < KEPT):
+            last = self.last_ones.setdefault(content, _LastRepeat(shape))
             last.line, last.order = line, order
         return True
 
@@ -157,10 +158,10 @@ class Repeats:
             end += 1
         if end == len(lines) or not lines[end].startswith(prefix):
             return 0
-        tells = hash((b"\n".join(lines[at:end]), shapes[end]))
-        times = self.seen.get(tells, 0)
-        if times < KEPT_EACH or (tells not in self.tracebacks and len(self.tracebacks) >= _KINDS):
-            self.seen[tells] = times + 1
+        content = hash((b"\n".join(lines[at:end]), shapes[end]))
+        times = self.seen.get(content, 0)
+        if times < KEPT_EACH or (content not in self.tracebacks and len(self.tracebacks) >= _KINDS):
+            self.seen[content] = times + 1
             return 0
-        self.tracebacks[tells] = order, lines[at : end + 1]
+        self.tracebacks[content] = order, lines[at : end + 1]
         return end - at

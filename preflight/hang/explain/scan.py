@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import count, islice
+from itertools import chain, count, islice
 from math import inf
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -34,9 +34,9 @@ from preflight.hang.explain.repeats import (
     INFO,
     KEPT,
     KEPT_EACH,
-    PACED,
     QUIET,
     RAISED,
+    STEP,
     Repeats,
     Shape,
     any_of,
@@ -144,7 +144,7 @@ class ScanResult:
         )
 
     def attempt(self, source: str) -> tuple[float, int]:
-        """What tells the attempts of the job in a file apart."""
+        """The key of an attempt of the job in a file."""
         return self.settled_until.get(source, 0), self.restart_line.get(source, 0)
 
     def count_lines(self, lines: int, ends: bytes) -> None:
@@ -169,8 +169,8 @@ class ScanResult:
 
 
 @dataclass
-class _Story:
-    """A symptom, and the lines of its speaker that belong to it."""
+class _Candidate:
+    """A symptom that may begin in a line, and the next lines of its speaker that belong to it."""
 
     symptom: Symptom
     line: Line
@@ -218,7 +218,7 @@ class _File:
         self.repeats = Repeats()
         self.before: list[bytes] = []
         """The lines right before the one that is read."""
-        self.stories: dict[tuple[str, int | None], list[_Story]] = {}
+        self.candidates: dict[tuple[str, int | None], list[_Candidate]] = {}
         """By label and rank."""
         self._latest: dict[str, int | None] = {}
         self.wrote: set[int] = set()
@@ -229,7 +229,7 @@ class _File:
     @property
     def idle(self) -> bool:
         """Whether nothing has begun that the next lines may belong to."""
-        return not self.stories and not self.tracebacks.open
+        return not self.candidates and not self.tracebacks.open
 
     def note_writers(self, text: bytes) -> None:
         """Note the ranks that wrote these lines."""
@@ -238,30 +238,30 @@ class _File:
         if text and self.whose.rank is not None:
             self.named.add(self.whose.rank)
 
-    def begin(self, story: _Story) -> None:
-        """Begin a story that goes on in the next lines of its speaker."""
-        speaker = story.line.speaker
-        going_on = (speaker.label, self._latest.get(speaker.label)) in self.stories
-        self.stories.setdefault((speaker.label, speaker.rank), []).append(story)
+    def begin(self, candidate: _Candidate) -> None:
+        """Begin a candidate that goes on in the next lines of its speaker."""
+        speaker = candidate.line.speaker
+        going_on = (speaker.label, self._latest.get(speaker.label)) in self.candidates
+        self.candidates.setdefault((speaker.label, speaker.rank), []).append(candidate)
         if speaker.rank is not None or not going_on:
             self._latest[speaker.label] = speaker.rank
 
-    def ended_with(self, line: Line, number: int) -> list[_Story]:
-        """Add a line to its speaker's stories; one without a rank goes on with the latest, too."""
-        label, rank, done = line.speaker.label, line.speaker.rank, list[_Story]()
-        for key, stories in self.stories.items():
-            if number - stories[0].place.line > FAR:
-                done += self.stories.pop(key)
+    def ended_with(self, line: Line, number: int) -> list[_Candidate]:
+        """Add a line to its speaker's candidates; one without a rank continues the latest, too."""
+        label, rank, done = line.speaker.label, line.speaker.rank, list[_Candidate]()
+        for key, candidates in self.candidates.items():
+            if number - candidates[0].place.line > FAR:
+                done += self.candidates.pop(key)
             break
         for writer in (
             {rank, self._latest.get(label) if rank is None else rank} if line.bare else ()
         ):
-            going = list[_Story]()
-            for story in self.stories.pop((label, writer), ()):
-                story.texts.append(line.bare)
-                (done if len(story.texts) > story.symptom.span else going).append(story)
+            going = list[_Candidate]()
+            for candidate in self.candidates.pop((label, writer), ()):
+                candidate.texts.append(line.bare)
+                (done if len(candidate.texts) > candidate.symptom.span else going).append(candidate)
             if going:
-                self.stories[label, writer] = going
+                self.candidates[label, writer] = going
         return done
 
 
@@ -315,52 +315,52 @@ class Scanner:
         return result
 
     def _file(self, path: Path) -> None:
-        file, result, by_looks = _File(path), self._result, self._shapes
+        file, result, by_key = _File(path), self._result, self._shapes
         before, repeats = result.line_count, file.repeats
         result.lines_before.setdefault(file.source, before)
         for lines, ends in chunks(path, result.troubles):
             text = b"\n".join(lines)
             shapes = text.translate(ALIKE).split(b"\n")
-            if len(by_looks) + len(repeats.seen) > _SHAPES:
-                by_looks.clear()
+            if len(by_key) + len(repeats.seen) > _SHAPES:
+                by_key.clear()
                 repeats.seen.clear()
             idle, rows = file.idle, zip(count(), lines, shapes, strict=False)
-            for at, line, looks in rows:
-                shape = by_looks.get(looks) or self._learn_shape(looks, line)
+            for at, line, key in rows:
+                shape = by_key.get(key) or self._learn_shape(key, line)
                 if (idle and (shape is QUIET or repeats.has_read(shape, line))) or (
-                    shape is not PACED and among_settings(lines, at)
+                    shape is not STEP and among_settings(lines, at)
                 ):
                     continue
                 order = result.line_count + 1 + at
-                if idle and shape.opens and not file.tracebacks.awaited:
+                if idle and shape.begins_traceback and not file.tracebacks.awaited:
                     rest = repeats.of_traceback(lines, shapes, at, order)
                     if rest:
                         next(islice(rows, rest - 1, None))
                         continue
-                is_step = shape is PACED
+                is_step = shape is STEP
                 if not (idle and is_step) and not repeats.skips(shape, line, order, idle=idle):
                     file.before = lines[max(at - 2, 0) : at]
                     self._line(file, text_of(line), order - before, order, shape.begins(line))
                     idle = file.idle
                 if is_step:
-                    self._pace(file, line, order)
+                    self._take_step(file, line, order)
             begin = int(max(result.attempt(file.source))) - result.line_count
             text = b"\n".join(lines[begin - 1 :]) if begin > 1 else text
             file.note_writers(text)
             self._origins.note_tasks(text)
             result.count_lines(len(lines), ends)
         result.writers |= file.wrote or file.named
-        for story in [story for stories in file.stories.values() for story in stories]:
-            self._close(story, file)
+        for candidate in [*chain.from_iterable(file.candidates.values())]:
+            self._close(candidate, file)
         self._repeat(file, before)
         result.exceptions += file.tracebacks.exceptions
 
     def _repeat(self, file: _File, before: int) -> None:
-        """Read the last of lines that tell the same."""
+        """Read the last of the lines with the same content."""
         file.tracebacks.end()
-        for late in file.repeats.late.values():
-            begins = late.shape.begins(late.line)
-            self._line(file, text_of(late.line), late.order - before, late.order, begins)
+        for last in file.repeats.last_ones.values():
+            begins = last.shape.begins(last.line)
+            self._line(file, text_of(last.line), last.order - before, last.order, begins)
         for first, lines in file.repeats.tracebacks.values():
             for order, line in enumerate(lines, first):
                 begins = self._learn_shape(line.translate(ALIKE), line).begins(line)
@@ -383,8 +383,8 @@ class Scanner:
         self, file: _File, part: str, place: Place, order: int, began: Iterable[Symptom]
     ) -> None:
         line, number = self._origins.read(_OF_GROUP.sub("", part)), place.line
-        for story in file.ended_with(line, number):
-            self._close(story, file)
+        for candidate in file.ended_with(line, number):
+            self._close(candidate, file)
         ignored, result, began = file.tracebacks.feed(line, place, order), self._result, [*began]
         if not ignored and result.first_failure is None and reports_failure(line.text):
             if TRIED_AGAIN.search(line.text):
@@ -398,14 +398,14 @@ class Scanner:
         for symptom in began:
             if ignored and symptom.role != "fact":
                 continue
-            story = _Story(symptom, line, [line.text], place, order)
+            candidate = _Candidate(symptom, line, [line.text], place, order)
             if symptom.span:
-                file.begin(story)
+                file.begin(candidate)
             else:
-                self._close(story, file)
+                self._close(candidate, file)
 
-    def _pace(self, file: _File, line: bytes, order: int) -> None:
-        """Take a line that tells the step."""
+    def _take_step(self, file: _File, line: bytes, order: int) -> None:
+        """Take a line that reports a step."""
         if b"loss" in line or b"grad" in line:
             self._result.finite_step_line[file.source] = order
         now = file.progress
@@ -465,38 +465,38 @@ class Scanner:
         read = self._origins.read(text_of(line))
         return time_of(read.text, read.when)
 
-    def _learn_shape(self, looks: bytes, line: bytes) -> Shape:
+    def _learn_shape(self, key: bytes, line: bytes) -> Shape:
         """What lines of this shape may show."""
         anchors, shape = [], QUIET
-        if self._anchor.search(looks):
-            anchors = [(word, symptom) for alike, word, symptom in self._anchors if alike in looks]
-            if anchors or INFO not in looks or RAISED.search(looks):
-                shape = Shape(looks, anchors)
+        if self._anchor.search(key):
+            anchors = [(word, symptom) for alike, word, symptom in self._anchors if alike in key]
+            if anchors or INFO not in key or RAISED.search(key):
+                shape = Shape(key, anchors)
         served = b'"POST ' in line and line.endswith((_SERVED, _REJECTED))
         if served or (shape is QUIET and _STEP.search(line.lower(), 0, LONGEST)):
-            shape = PACED
-        if shape in (QUIET, PACED) and self._origins.may_show_rank(line):
+            shape = STEP
+        if shape in (QUIET, STEP) and self._origins.may_show_rank(line):
             return shape
-        self._shapes[looks] = shape
+        self._shapes[key] = shape
         return shape
 
-    def _close(self, story: _Story, file: _File) -> None:
-        text = "\n".join(story.texts)
-        for fields in story.symptom.readings(text):
-            self._take(story, file, fields, text)
+    def _close(self, candidate: _Candidate, file: _File) -> None:
+        text = "\n".join(candidate.texts)
+        for fields in candidate.symptom.readings(text):
+            self._take(candidate, file, fields, text)
 
-    def _take(self, story: _Story, file: _File, fields: dict[str, str], text: str) -> None:
-        symptom, result, source = story.symptom, self._result, story.place.source
+    def _take(self, candidate: _Candidate, file: _File, fields: dict[str, str], text: str) -> None:
+        symptom, result, source = candidate.symptom, self._result, candidate.place.source
         result.symptom_ids.add(symptom.id)
-        speaker = story.line.speaker.joined(file.whose)
+        speaker = candidate.line.speaker.joined(file.whose)
         if "world" in fields:
-            self._learn(fields, speaker, file, story.order)
-        time = time_of(fields.get("time", text), story.line.when)
-        self._tell_attempts(story, file, fields, time)
+            self._learn(fields, speaker, file, candidate.order)
+        time = time_of(fields.get("time", text), candidate.line.when)
+        self._note_attempts(candidate, file, fields, time)
         if symptom.reads == "end" and not self._with_rank_of_gpu(fields, speaker):
             return
         if "end" in fields:
-            result.end_line = story.order
+            result.end_line = candidate.order
         result.has_subgroups |= "parallel" in fields
         fact = tuple(sorted(fields.items()))[:6]
         key = symptom.id, (source, result.attempt(source), speaker, fact)
@@ -506,45 +506,46 @@ class Scanner:
             return
         hit = Hit(
             symptom=symptom,
-            place=story.place,
+            place=candidate.place,
             speaker=speaker,
             fields=fields,
             time=time,
-            order=story.order,
-            tried_again=symptom.role != "fact" and TRIED_AGAIN.search(story.texts[0]) is not None,
+            order=candidate.order,
+            tried_again=symptom.role != "fact"
+            and TRIED_AGAIN.search(candidate.texts[0]) is not None,
         )
         result.hits.append(hit)
         if symptom.reads in ("summary", "end"):  # a launcher, which is no rank itself
             self._origins.reports(speaker, int(fields["rank"]))
         self._summaries.take(hit)
 
-    def _tell_attempts(
-        self, story: _Story, file: _File, fields: dict[str, str], time: float | None
+    def _note_attempts(
+        self, candidate: _Candidate, file: _File, fields: dict[str, str], time: float | None
     ) -> None:
         """Note what shows that an attempt of the job has ended, or that another has begun."""
-        now, settled, reads = file.progress, self._result.settled_until, story.symptom.reads
+        now, settled, reads = file.progress, self._result.settled_until, candidate.symptom.reads
         reports = reads in ("summary", "end")
         begins = "started" in fields and ((time or 0) > now.over or now.cancelled)
         if "settled" in fields or begins:
             now.cancelled = False
-            self._begin_attempt(file, settled, story.order)
+            self._begin_attempt(file, settled, candidate.order)
         elif "again" in fields or ("started" in fields and time is None and now.step):
-            self._begin_attempt(file, self._result.restart_line, story.order)
+            self._begin_attempt(file, self._result.restart_line, candidate.order)
         if (reports or reads == "timeout") and (time or 0) > now.over + _LATE_S:
             self._begin_attempt(file, settled, now.reported)
-        now.cancelled |= any("*** JOB " in text for text in story.texts)
-        if reports or any("CANCELLED AT" in text for text in story.texts):
-            own = time_of(fields.get("time", story.line.text), story.line.when)
+        now.cancelled |= any("*** JOB " in text for text in candidate.texts)
+        if reports or any("CANCELLED AT" in text for text in candidate.texts):
+            own = time_of(fields.get("time", candidate.line.text), candidate.line.when)
             before = (line for line in file.before if not line.startswith((b"slurm", b"srun")))
             times = map(self._time_of, (now.line, *before))
             last = max(filter(None, times), default=None)
             now.over = (own or last or inf) + _PAUSE_S
             if own and last and own - last > _STILL_S:
                 fields |= {"still": "1", "still_min": f"{(own - last) / 60:.0f}"}
-            now.reported = story.order
+            now.reported = candidate.order
 
     def _begin_attempt(self, file: _File, since: dict[str, Any], order: int) -> None:
-        """Note where another attempt begins: what it tells is new."""
+        """Note where another attempt begins: all its lines are new."""
         since[file.source] = order
         file.wrote.clear()
         self._origins.tasks.clear()
