@@ -165,8 +165,10 @@ DOUBTED = 0.45
 BEFORE = "; an import of the same script failed before that"
 CONFIDENCE = {EARLIER: 0.65, _LATER: 0.65, BEFORE: 0.65}
 """Of one of several starts: two unlabelled ranks could have failed differently."""
-_GOES_ON, _FEW = 100, 3
+_GOES_ON, _FEW = 100, 5
 """Lines after an exception: more than a program prints that ends by it, or by a failed import."""
+_OFTEN = 3
+"""Times that one process raises an exception which may end it."""
 
 
 def perhaps_survived(hits: Sequence[Hit], scan: ScanResult) -> str:
@@ -183,7 +185,7 @@ def perhaps_survived(hits: Sequence[Hit], scan: ScanResult) -> str:
     counts = Counter(
         (error.speaker.pid, error.kind, error.file, error.line) for error in scan.exceptions
     )
-    often = any(times > _FEW for (pid, *_), times in counts.items() if pid is not None)
+    often = any(times > _OFTEN for (pid, *_), times in counts.items() if pid is not None)
     return _SEVERAL_TIMES if often and last < inf else ""
 
 

@@ -23,7 +23,7 @@ _NOTICE = re.compile(
     rb"(?i:\bwarn(?:ing)?\b|warning:|\binfo\b|\bdebug\b|\bnotice\b|\bretry|continuing"
     rb"|ignor(?:ed|ing)|skipp(?:ed|ing)|falling back|deprecat|\bon[_ -]?error|\bpassed\b"
     rb"|\bsub-?optimal\b|\btreat(?:ed|ing)? (?:it|them|this) as\b|\bgoing to \S{1,80} instead\b"
-    rb"|\b(?:no|0|zero|without|any) (?:xid )?(?:error|fail)"
+    rb"|\b(?:no|0|zero|without|any) (?:xid )?(?:error|fail|corrupt|issue|problem)"
     rb"|[,.;] using (?:the )?(?:default|\S{1,40}'s)\b"
     rb"|(?:error|abort(?:ed)?|fail(?:ed|ure)?|timeout)[_ -](?:bars?|rate|ratio|func|margin|norm)"
     rb"|(?:error|fail(?:ed|ures?)?|killed)[_ ]?(?:rate|s)?[ =:]{1,3}0(?:\.0{0,9})?\b"
