@@ -55,6 +55,8 @@ def last_attempt(scan: ScanResult) -> tuple[ScanResult, str]:
         for hit in scan.hits
         if is_unsettled(hit, scan) or (hit.symptom.role == "fact" and hit.symptom.reads != "end")
     ]
+    if doubt and any(hit.symptom.id in _END_JOBS for hit in hits):
+        doubt = EARLIER
     if own_faults(exceptions, {}) or any(map(_is_grave, hits)):
         return dataclasses.replace(scan, hits=hits, exceptions=exceptions), doubt
     rest: list[Hit | LoggedException] = [*scan.exceptions]
@@ -68,6 +70,10 @@ def last_attempt(scan: ScanResult) -> tuple[ScanResult, str]:
     if not rest or (has_died and not again):
         return scan, ""
     return scan, _LATER if any(map(_reports_end, rest)) else _SURVIVED
+
+
+_END_JOBS = {"scheduler", "time_limit", "preempted"}
+"""Symptoms of the end of a whole job, so that what failed before its last start was of another."""
 
 
 def is_one_process(scan: ScanResult) -> bool:

@@ -42,20 +42,24 @@ FAR = 2000
 """Lines, of all ranks, over which a traceback or a symptom of several lines may be woven."""
 _IGNORED = re.compile(
     r"^(?:Exception ignored (?:in|while)\b|Error in atexit\._run_exitfuncs)|--- Logging error ---$"
+    r"|Could not load bitsandbytes native library|bitsandbytes library load error"
 )
-"""Python prints such an exception and goes on: in `__del__`, when it ends."""
+"""Python prints such an exception and goes on: in `__del__`, when it ends. So does transformers."""
 _LOOSE = re.compile(r"Task exception was never retrieved|Exception in (?:ASGI application|thread )")
 """Announces the exception of one task, of one request, or of a thread beside the main one."""
 _OF_SPAWNED = re.compile(r"-- Process (\d{1,6}) terminated with the following error:")
 """Stands before the traceback of a process that torch.multiprocessing started."""
 ANNOUNCES = (
     *(b"--- Logging error", b"Exception ignored", b"Error in atexit", b"never retrieved"),
+    *(b"bitsandbytes native library", b"bitsandbytes library load error"),
     *(b"Exception in ", b"During handling", b"The above exception"),
 )
 """In lines that say what the next traceback is."""
 _GATHERED = re.compile(r"\(most recent call last\): \(RANK (\d{1,6})\)")
 """Begins the traceback of another rank, which torch.distributed.checkpoint gathers."""
-_GOES_ON = re.compile(r"\s|\(\d|\w{0,60}(?:Error|Exception): ")
+_HAS_DETAILS = re.compile(r":$|error\(s\) found\.$|^\d+ validation errors? for \S+$")
+"""A message that the next line continues."""
+_GOES_ON = re.compile(r"\s|\(\d|\w{0,60}(?:Error|Exception): |[a-z][\w.-]{1,80}(?:\[\w{1,60}\])?$")
 """Begins a line that belongs to the message before it."""
 _LOGGED = re.compile(r"[EC](?<!\w.)(?:RROR|RITICAL)\b")
 """A logged error, whose traceback follows without the logger's prefix."""
@@ -183,8 +187,8 @@ class Tracebacks:
 
     @property
     def open(self) -> bool:
-        """Whether a traceback has begun and not ended."""
-        return bool(self._running)
+        """Whether a traceback, or its message, has begun and not ended."""
+        return bool(self._running or self._goes_on[0])
 
     @property
     def awaited(self) -> bool:
@@ -194,6 +198,7 @@ class Tracebacks:
     def end(self) -> None:
         """Forget what has begun: the file ends."""
         self._running.clear()
+        self._goes_on = 0, Speaker()
 
     def rejects(self, order: int) -> None:
         """Note that a server rejected a request: the exception right before ended only that."""
@@ -256,13 +261,15 @@ class Tracebacks:
             last = self.exceptions[-1]
             message = f"{last.message} {line.bare.strip()}"[:_LONGEST_MESSAGE]
             self.exceptions[-1] = replace(last, message=message)
+        if place.line >= self._goes_on[0]:
+            self._goes_on = 0, Speaker()
 
     def _quotes_the_next(self, line: Line, speaker: Speaker, place: Place) -> bool:
         """Whether the traceback that begins here is in the message of the last exception."""
         if not self.exceptions or (last := self.exceptions[-1]).speaker != speaker:
             return False
         after, quoted = place.line - last.place.line, "Original Traceback" in line.text
-        return (quoted and after == 1) or (last.message.endswith(":") and after <= _BLANK)
+        return (quoted and after == 1) or (last.message.endswith(":") and after <= _NEAR)
 
     def _outside(self, key: tuple[int | None, str], line: Line, place: Place, order: int) -> bool:
         """Take a line of no traceback: an end whose beginning is cut off (`KeyError: 'x'`)."""
@@ -309,7 +316,7 @@ class Tracebacks:
                 loose=(kind, file, line) in self._of_tasks,
             )
         )
-        if self.exceptions[-1].message.endswith((":", "error(s) found.")):
+        if _HAS_DETAILS.search(self.exceptions[-1].message):
             self._goes_on = place.line + 1, running.speaker
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from preflight.core.text import whole
-from preflight.hang.explain.exceptions import ENDS, FAR, Summaries, Tracebacks
+from preflight.hang.explain.exceptions import ANNOUNCES, ENDS, FAR, Summaries, Tracebacks
 from preflight.hang.explain.explanation import Hit, Place, Speaker
 from preflight.hang.explain.failure_words import (
     AT_END,
@@ -271,6 +271,7 @@ class Scanner:
     def __init__(self, symptoms: Sequence[Symptom]) -> None:
         words = [word.encode() for symptom in symptoms for word in symptom.anchors]
         words += [
+            *ANNOUNCES,
             *ENDS,
             b'File "',
             *(word.encode() for stem in STEMS for word in (stem, stem.upper())),

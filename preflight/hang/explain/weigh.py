@@ -102,10 +102,13 @@ _PREPARATIONS = {
 _OPTIONAL = _PREPARATIONS - {"module_missing"} | {"nvml_lost", "submit_refused"}
 """Symptoms that count alone only at the end of a log."""
 _LACKS = re.compile(
-    r"ModuleNotFoundError:|OSError: CUDA_HOME|.*(?i:no such file|\bno \w{1,20} (?:files?|data)\b)"
+    r"ModuleNotFoundError:|OSError: CUDA_HOME|DatasetNotFoundError:"
+    r"|.*(?i:no such file|\bno \w{1,20} (?:files?|data)\b)"
 )
 """An exception that may follow from that."""
-_UNPREPARED = 0.7
+_UNPREPARED, _PIPELINE = 0.7, 0.55
+_LED = "; a program after it lacks what this one may have had to make"
+_OF_GPU = re.compile(r"(?i)cuda|gpu|device|driver|nccl|bf16")
 _INTERRUPT = "KeyboardInterrupt"
 _AT_ONCE = {"script_missing", "slurm_step", "usage", "port_in_use"}
 """Symptoms by which a program ends before it begins: a failure after it is of another start."""
@@ -116,16 +119,17 @@ def explain(scan: ScanResult) -> Explanation:
     if not scan.line_count:
         return UNREAD if scan.troubles else EMPTY
     others = _others([hit for hit in scan.hits if hit.symptom.role != "fact"])
+    every_error = own_faults(scan.exceptions, {})
     scan, doubt = last_attempt(scan)
     is_survived = survived(scan)
     hits = [hit for hit in scan.hits if hit.symptom.role != "fact" and not is_survived(hit)]
     stall = watchdog.judge(hits, scan)
     all_errors = own_faults(scan.exceptions, watchdog.survivors(hits))
     errors = without_caught_imports(all_errors)
-    if (left_out := [error for error in all_errors if error not in errors]) and not doubt:
-        scripts = {error.script for error in errors} - {""}
-        doubt = BEFORE if scripts.issuperset(error.script for error in left_out) else IMPORTED
     causes, signs = _causes_and_signs(hits, errors, scan)
+    doubt = doubt or _of_imports(
+        [error for error in all_errors if error not in errors], errors, causes
+    )
     own_signs = [hit for hit in signs if not hit.retried and not hit.symptom.waits]
     strong_signs = [hit for hit in own_signs if hit.symptom.reads != "call"]
     last_start = _last_start([*causes, *strong_signs], errors, scan)
@@ -143,8 +147,8 @@ def explain(scan: ScanResult) -> Explanation:
     failures = [failure for failure in failures if is_unsettled(failure, scan)]
     if ended_well(hits, failures, scan):
         answer, doubt = _of_hints(hits, scan) or ENDED, ""
-    elif preparation := _preparation(hits, causes, first_errors):
-        answer = replace(of_hit(preparation, hits, scan), confidence=_UNPREPARED)
+    elif preparation := _of_preparation(hits, causes, first_errors, scan, every_error):
+        answer = preparation
     elif causes:
         cause = next((hit for hit in causes if hit.symptom.id not in _AT_ONCE), causes[-1])
         answer = with_ranks(of_hit(cause, hits, scan), stall)
@@ -188,8 +192,11 @@ def _causes_and_signs(
     ends, deaths_alone = _first([*deaths, *errors]), _first(deaths)
     reports = [hit.order for hit in hits if hit.symptom.role == "echo" and "code" in hit.fields]
     causes: list[Hit] = []
+    others = [error for error in errors if not _OF_GPU.search(f"{error.kind}: {error.message}")]
     for hit in hits:
-        if hit.symptom.role == "cause" and not lesser(hit, scan):
+        # A warning about the GPU is no cause if the program failed for another reason.
+        is_passed = "level" in hit.fields and others == errors != []
+        if hit.symptom.role == "cause" and not is_passed and not lesser(hit, scan):
             follows = hit.retried or (hit.symptom.follows and _follows(hit, ends))
             if hit.symptom.id in _AT_ONCE:  # of the next start, if a launcher has reported an end
                 is_next = min(reports, default=inf) < hit.order
@@ -227,22 +234,52 @@ def _is_of(hit: Hit, errors: Sequence[LoggedException]) -> bool:
     return not name or any(error.script.endswith(name.rpartition("/")[2]) for error in errors)
 
 
-def _preparation(
-    hits: Sequence[Hit], causes: Sequence[Hit], errors: Sequence[LoggedException]
-) -> Hit | None:
-    """What a script could not load, download or install, if what failed first lacks something."""
-    failures: list[Hit | LoggedException] = [*(causes or errors)]
-    lacking = [
-        failure.symptom.id in ("script_missing", "extension")
-        if isinstance(failure, Hit)
-        else _LACKS.match(f"{failure.kind}: {failure.message}")
-        for failure in failures
-    ]
-    if not failures or not all(lacking):
+def _of_preparation(
+    hits: Sequence[Hit],
+    causes: Sequence[Hit],
+    errors: Sequence[LoggedException],
+    scan: ScanResult,
+    every_error: Sequence[LoggedException],
+) -> Explanation | None:
+    """What went wrong before, if what failed first lacks something that was to be prepared.
+
+    That is what the job's script could not load, download or install, or else the exception of
+    another program, which may be of an earlier attempt.
+    """
+    first = min([*(causes or errors)], key=lambda failure: failure.order, default=None)
+    lacks = (
+        first.symptom.id in ("script_missing", "extension")
+        if isinstance(first, Hit)
+        else first is not None and _LACKS.match(f"{first.kind}: {first.message}")
+    )
+    if first is None or not lacks:
         return None
-    first = min(failure.order for failure in failures)
-    earlier = (hit for hit in hits if hit.symptom.id in _PREPARATIONS and hit.order < first)
-    return next(earlier, None)
+    for hit in hits:
+        if hit.symptom.id in _PREPARATIONS and hit.order < first.order:
+            return replace(of_hit(hit, hits, scan), confidence=_UNPREPARED)
+    if isinstance(first, Hit) or not first.script:
+        return None
+    of_first = ("", first.script)
+    others = [
+        error for error in every_error if error.order < first.order and error.script not in of_first
+    ]
+    if not others:
+        return None
+    answer = of_exceptions([*others, first], {error.speaker.rank for error in others}, ())
+    return replace(answer, sentence=answer.sentence + _LED, confidence=_PIPELINE)
+
+
+def _of_imports(
+    left_out: Sequence[LoggedException],
+    errors: Sequence[LoggedException],
+    causes: Sequence[Hit],
+) -> str:
+    """The doubt that imports leave which failed before another exception; "" without any."""
+    shown = {(cause.place.source, cause.place.line) for cause in causes}
+    if not left_out or any((error.place.source, error.place.line) in shown for error in left_out):
+        return ""
+    scripts = {error.script for error in errors} - {""}
+    return BEFORE if scripts.issuperset(error.script for error in left_out) else IMPORTED
 
 
 def _is_passed_over(sign: Hit, scan: ScanResult) -> bool:
