@@ -61,7 +61,7 @@ def of_members(scan: ScanResult) -> Explanation | None:
     )
 
 
-def of_watchdog(stall: watchdog.Verdict) -> Explanation:
+def of_watchdog(stall: watchdog.Stall) -> Explanation:
     """Which ranks the timeouts show to be odd."""
     category: Category = (
         "collective_mismatch" if stall.kind == "mismatch" else "timeout_rank_missing"
@@ -84,7 +84,7 @@ def of_watchdog(stall: watchdog.Verdict) -> Explanation:
     )
 
 
-def with_ranks(answer: Explanation, stall: watchdog.Verdict | None) -> Explanation:
+def with_ranks(answer: Explanation, stall: watchdog.Stall | None) -> Explanation:
     """Add the ranks that the watchdog's lines show to a cause that names none."""
     if stall is None or stall.kind not in ODD or stall.confidence < LIKELY or answer.culprits:
         return answer
@@ -95,7 +95,7 @@ def with_ranks(answer: Explanation, stall: watchdog.Verdict | None) -> Explanati
 
 
 def of_the_dead(
-    stall: watchdog.Verdict, strong_signs: Sequence[Hit], hits: Sequence[Hit], scan: ScanResult
+    stall: watchdog.Stall, strong_signs: Sequence[Hit], hits: Sequence[Hit], scan: ScanResult
 ) -> Explanation | None:
     """Why a rank that did not come had ended, as its launcher reports later; None if it lived."""
     codes = {
@@ -127,7 +127,7 @@ def of_the_only_absent(
     who, ms = rank_words(there), waited[0].fields.get("timeout_ms", "?")
     sentence = f"{who} waited {ms} ms in gloo, and rank {rank} reports no wait"
     return of_watchdog(
-        watchdog.Verdict(
+        watchdog.Stall(
             kind="missing",
             ranks=(rank,),
             sentence=sentence,

@@ -43,7 +43,7 @@ class Timeout(Struct, frozen=True, kw_only=True):
     hit: Hit
 
 
-class Verdict(Struct, frozen=True, kw_only=True):
+class Stall(Struct, frozen=True, kw_only=True):
     """The conclusion from all timeouts."""
 
     kind: str
@@ -118,7 +118,7 @@ def settled(scan: ScanResult) -> dict[str, float]:
     return last
 
 
-def judge(hits: Sequence[Hit], scan: ScanResult) -> Verdict | None:
+def judge(hits: Sequence[Hit], scan: ScanResult) -> Stall | None:
     """Compare the ranks that timed out; None if no rank's number is known."""
     # A call that failed shows no wait: only what the rank called under its number.
     calls, late = timeouts(hits, failed=True), timeouts(hits)
@@ -185,7 +185,7 @@ def _is_of_part(hit: Hit) -> bool:
     return len(numbers | ({label.rpartition(" ")[2]} if "mpirun " in label else set())) > 1
 
 
-def _mismatched(late: Sequence[Timeout]) -> Verdict | None:
+def _mismatched(late: Sequence[Timeout]) -> Stall | None:
     """The same number in one group, but a different collective or size."""
     by_call: dict[tuple[str, int], dict[tuple[str, tuple[str, str]], list[Timeout]]] = {}
     has_group = any(call.group for call in late)
@@ -206,7 +206,7 @@ def _mismatched(late: Sequence[Timeout]) -> Verdict | None:
         odd = sides[0] if len(sides[0]) < len(sides[-1]) else [call for s in sides for call in s]
         if odd is not sides[0] and any(call.hit.symptom.reads == "call" for call in odd):
             odd = []  # the rank that found the mismatch at once may be innocent
-        return Verdict(
+        return Stall(
             kind="mismatch",
             ranks=tuple(sorted(call.rank for call in odd)),
             sentence=f"the ranks' calls differ in collective {seq}: {words}",
@@ -215,7 +215,7 @@ def _mismatched(late: Sequence[Timeout]) -> Verdict | None:
     return None
 
 
-def _behind(late: Sequence[Timeout], hits: Sequence[Hit]) -> Verdict | None:
+def _behind(late: Sequence[Timeout], hits: Sequence[Hit]) -> Stall | None:
     """A rank whose last enqueued collective comes before the one in which others wait."""
     waits: dict[str, Timeout] = {}
     for timeout in late:
@@ -238,7 +238,7 @@ def _behind(late: Sequence[Timeout], hits: Sequence[Hit]) -> Verdict | None:
         return None
     _, (_, enqueued, ahead) = next(iter(odd.items()))
     who = rank_words(set(odd), most=len(odd))
-    return Verdict(
+    return Stall(
         kind="behind",
         ranks=tuple(sorted(odd)),
         sentence=f"{who} had only reached collective {enqueued}, while rank {ahead.rank} waited "
@@ -247,7 +247,7 @@ def _behind(late: Sequence[Timeout], hits: Sequence[Hit]) -> Verdict | None:
     )
 
 
-def _earlier(late: Sequence[Timeout], positions: Sequence[Hit]) -> Verdict | None:
+def _earlier(late: Sequence[Timeout], positions: Sequence[Hit]) -> Stall | None:
     """The fewer ranks that wait in an earlier collective of the same group than the others.
 
     One that has already called the later collective is less surely at fault.
@@ -265,7 +265,7 @@ def _earlier(late: Sequence[Timeout], positions: Sequence[Hit]) -> Verdict | Non
         called = any(
             hit.speaker.rank in ranks and int(hit.fields["enqueued"]) >= last for hit in positions
         )
-        return Verdict(
+        return Stall(
             kind="behind",
             ranks=ranks,
             confidence=_OUT_OF_STEP * called,
@@ -278,7 +278,7 @@ def _earlier(late: Sequence[Timeout], positions: Sequence[Hit]) -> Verdict | Non
     return None
 
 
-def _missing(late: Sequence[Timeout], scan: ScanResult) -> Verdict:
+def _missing(late: Sequence[Timeout], scan: ScanResult) -> Stall:
     """Ranks that wrote lines and did not wait in the collective of the others."""
     first = min(late, key=lambda timeout: timeout.hit.order)
     near = range(first.seq - _NEAR, first.seq)
@@ -315,7 +315,7 @@ def _missing(late: Sequence[Timeout], scan: ScanResult) -> Verdict:
     proofs = tuple(timeout.hit for timeout in same[:3])
     if of and whole and not missing:
         sentence = f"all {of} ranks waited in {words} and none got through"
-        return Verdict(kind="all", ranks=(), sentence=sentence, proofs=proofs)
+        return Stall(kind="all", ranks=(), sentence=sentence, proofs=proofs)
     # A rank without a log looks the same as a missing one.
     alone = len({timeout.hit.place.source for timeout in same}) == 1 and len(there) > _LEAST
     is_shown = missing <= writers or (alone and len(missing) == 1)
@@ -324,12 +324,10 @@ def _missing(late: Sequence[Timeout], scan: ScanResult) -> Verdict:
             "did not reach" if {timeout.seq for timeout in same} == {first.seq} else "did not end"
         )
         sentence = f"{rank_words(missing)} {verb} {words}, in which {who} waited"
-        return Verdict(
-            kind="missing", ranks=tuple(sorted(missing)), sentence=sentence, proofs=proofs
-        )
+        return Stall(kind="missing", ranks=tuple(sorted(missing)), sentence=sentence, proofs=proofs)
     of_all = f" of {of}" if of > max(there) else ""
     sentence = f"{who}{of_all} waited in {words} for {first.timeout_ms / 1000:g} s"
-    return Verdict(kind="some", ranks=(), sentence=sentence, proofs=proofs)
+    return Stall(kind="some", ranks=(), sentence=sentence, proofs=proofs)
 
 
 def _size(timeout: Timeout) -> int:

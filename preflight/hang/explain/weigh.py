@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -114,63 +115,116 @@ _AT_ONCE = {"script_missing", "slurm_step", "usage", "port_in_use"}
 """Symptoms by which a program ends before it begins: a failure after it is of another start."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Evidence:
+    """What counts for the answer: of the last attempt of the job, and of its last start."""
+
+    scan: ScanResult
+    hits: list[Hit]
+    """All that the job did not survive, without facts."""
+    causes: list[Hit]
+    signs: list[Hit]
+    own_signs: list[Hit]
+    """Those of ranks that did not only wait or try again."""
+    strong_signs: list[Hit]
+    """Those of them that are no failed calls, of the rank that failed first if that is known."""
+    errors: list[LoggedException]
+    first_errors: list[LoggedException]
+    """Those of the rank that failed first, if that is known."""
+    earlier_errors: list[LoggedException]
+    """Of all attempts."""
+    roots: dict[int, float | None]
+    """The ranks that torchrun reports as the first to fail on their nodes, and when."""
+    stall: watchdog.Stall | None
+    """What the time-outs of collectives show together."""
+    is_restarted: bool
+    """Whether an earlier start of the same script had failed."""
+
+
 def explain(scan: ScanResult) -> Explanation:
     """Name the first failure in time; `unknown` if the lines do not show one."""
     if not scan.line_count:
         return UNREAD if scan.troubles else EMPTY
     others = _others([hit for hit in scan.hits if hit.symptom.role != "fact"])
-    every_error = own_faults(scan.exceptions, {})
+    evidence, doubt = _evidence(scan)
+    answer, doubt = _answer(evidence, doubt)
+    if doubt and answer.category != "no_failure":
+        sure = min(answer.confidence, CONFIDENCE.get(doubt, DOUBTED))
+        answer = replace(answer, sentence=answer.sentence + doubt, confidence=sure)
+    answer = replace(
+        answer,
+        consequences=_consequences(answer, evidence.hits),
+        evidence=tuple(map(scan.in_editor, answer.evidence)),
+    )
+    return _with_alternatives(answer, others, evidence.scan)
+
+
+def _evidence(scan: ScanResult) -> tuple[_Evidence, str]:
+    """What counts, and the doubt that earlier attempts and failed imports leave."""
+    earlier_errors = own_faults(scan.exceptions, {})
     scan, doubt = last_attempt(scan)
     is_survived = survived(scan)
     hits = [hit for hit in scan.hits if hit.symptom.role != "fact" and not is_survived(hit)]
-    stall = watchdog.judge(hits, scan)
     all_errors = own_faults(scan.exceptions, watchdog.survivors(hits))
     errors = without_caught_imports(all_errors)
     causes, signs = _causes_and_signs(hits, errors, scan)
-    doubt = doubt or _of_imports(
-        [error for error in all_errors if error not in errors], errors, causes
-    )
+    left_out = [error for error in all_errors if error not in errors]
+    doubt = doubt or _of_imports(left_out, errors, causes)
     own_signs = [hit for hit in signs if not hit.retried and not hit.symptom.waits]
     strong_signs = [hit for hit in own_signs if hit.symptom.reads != "call"]
     last_start = _last_start([*causes, *strong_signs], errors, scan)
-    causes = [hit for hit in causes if not _is_of_earlier_start(hit, last_start, scan)]
     strong_signs = [hit for hit in strong_signs if hit.order > last_start]
     errors = [error for error in errors if error.order > last_start]
     firm_errors = [error for error in errors if not error.loose]
     errors = firm_errors if firm_errors or strong_signs else errors
     roots = {int(hit.fields["rank"]): hit.time for hit in hits if hit.symptom.reads == "summary"}
     strong_signs, first_errors = _of_first_root(roots, strong_signs, errors)
+    evidence = _Evidence(
+        scan=scan,
+        hits=hits,
+        causes=[hit for hit in causes if not _is_of_earlier_start(hit, last_start, scan)],
+        signs=signs,
+        own_signs=own_signs,
+        strong_signs=strong_signs,
+        errors=errors,
+        first_errors=first_errors,
+        earlier_errors=earlier_errors,
+        roots=roots,
+        stall=watchdog.judge(hits, scan),
+        is_restarted=last_start > 0,
+    )
+    return evidence, doubt
+
+
+def _answer(evidence: _Evidence, doubt: str) -> tuple[Explanation, str]:
+    """The answer that the evidence gives, and what makes it less sure, if anything."""
+    scan, hits, stall = evidence.scan, evidence.hits, evidence.stall
+    causes, errors, first_errors = evidence.causes, evidence.errors, evidence.first_errors
+    strong_signs, own_signs = evidence.strong_signs, evidence.own_signs
     # A failed call is earlier than the others' waits for its rank, but no earlier than a mismatch.
     rivals = strong_signs if stall is not None and stall.kind == "mismatch" else own_signs
-    answer: Explanation
     failures: list[Hit | LoggedException] = [*causes, *errors]
     failures = [failure for failure in failures if is_unsettled(failure, scan)]
+    answer: Explanation
     if ended_well(hits, failures, scan):
-        answer, doubt = _of_hints(hits, scan) or ENDED, ""
-    elif preparation := _of_preparation(hits, causes, first_errors, scan, every_error):
+        return _of_hints(hits, scan) or ENDED, ""
+    if preparation := _of_preparation(evidence):
         answer = preparation
     elif causes:
         cause = next((hit for hit in causes if hit.symptom.id not in _AT_ONCE), causes[-1])
         answer = with_ranks(of_hit(cause, hits, scan), stall)
     elif first_errors and not _before(strong_signs, first_errors):
         of_first = {error.speaker.rank for error in first_errors}
-        first_roots = roots if first_errors == errors else of_first
-        answer = of_exceptions(errors, first_roots, {*ended_as(scan, (1,))})
-        if last_start and not doubt:
+        roots = evidence.roots if first_errors == errors else of_first
+        answer = of_exceptions(errors, roots, {*ended_as(scan, (1,))})
+        if evidence.is_restarted and not doubt:
             doubt = EARLIER if is_one_process(scan) else AGAIN
     elif stall is not None and stall.kind in ODD and not _follows(stall.proofs[0], _first(rivals)):
         answer = of_the_dead(stall, strong_signs, hits, scan) or of_watchdog(stall)
     else:
-        signs = [hit for hit in signs if not _is_passed_over(hit, scan)]
+        signs = [hit for hit in evidence.signs if not _is_passed_over(hit, scan)]
         answer = _of_signs(strong_signs or own_signs, signs, hits, scan) or _of_rest(hits, scan)
-    if answer.category != "no_failure" and (
-        doubt or (failures and (doubt := perhaps_survived(hits, scan)))
-    ):
-        sure = min(answer.confidence, CONFIDENCE.get(doubt, DOUBTED))
-        answer = replace(answer, sentence=answer.sentence + doubt, confidence=sure)
-    evidence = tuple(map(scan.in_editor, answer.evidence))
-    answer = replace(answer, consequences=_consequences(answer, hits), evidence=evidence)
-    return _with_alternatives(answer, others, scan)
+    return answer, doubt or (perhaps_survived(hits, scan) if failures else "")
 
 
 def _causes_and_signs(
@@ -234,19 +288,14 @@ def _is_of(hit: Hit, errors: Sequence[LoggedException]) -> bool:
     return not name or any(error.script.endswith(name.rpartition("/")[2]) for error in errors)
 
 
-def _of_preparation(
-    hits: Sequence[Hit],
-    causes: Sequence[Hit],
-    errors: Sequence[LoggedException],
-    scan: ScanResult,
-    every_error: Sequence[LoggedException],
-) -> Explanation | None:
+def _of_preparation(evidence: _Evidence) -> Explanation | None:
     """What went wrong before, if what failed first lacks something that was to be prepared.
 
     That is what the job's script could not load, download or install, or else the exception of
     another program, which may be of an earlier attempt.
     """
-    first = min([*(causes or errors)], key=lambda failure: failure.order, default=None)
+    failures: list[Hit | LoggedException] = [*(evidence.causes or evidence.first_errors)]
+    first = min(failures, key=lambda failure: failure.order, default=None)
     lacks = (
         first.symptom.id in ("script_missing", "extension")
         if isinstance(first, Hit)
@@ -254,14 +303,16 @@ def _of_preparation(
     )
     if first is None or not lacks:
         return None
-    for hit in hits:
+    for hit in evidence.hits:
         if hit.symptom.id in _PREPARATIONS and hit.order < first.order:
-            return replace(of_hit(hit, hits, scan), confidence=_UNPREPARED)
+            answer = of_hit(hit, evidence.hits, evidence.scan)
+            return replace(answer, confidence=_UNPREPARED)
     if isinstance(first, Hit) or not first.script:
         return None
-    of_first = ("", first.script)
     others = [
-        error for error in every_error if error.order < first.order and error.script not in of_first
+        error
+        for error in evidence.earlier_errors
+        if error.order < first.order and error.script not in ("", first.script)
     ]
     if not others:
         return None
