@@ -41,7 +41,8 @@ def survived(scan: ScanResult) -> Callable[[Hit], bool]:
 
 def last_attempt(scan: ScanResult) -> tuple[ScanResult, str]:
     """What is not settled, if it shows why the job failed; otherwise all, perhaps with a doubt."""
-    scan = dataclasses.replace(scan, settled_until=watchdog.settled(scan))
+    exceptions = [error for error in scan.exceptions if not _is_of_a_tool(error, scan)]
+    scan = dataclasses.replace(scan, settled_until=watchdog.settled(scan), exceptions=exceptions)
     grave: list[Hit | LoggedException] = [*own_faults(scan.exceptions, {})]
     grave += [hit for hit in scan.hits if _is_grave(hit)]
     grave = [failure for failure in grave if is_unsettled(failure, scan)]
@@ -74,6 +75,13 @@ def last_attempt(scan: ScanResult) -> tuple[ScanResult, str]:
 
 _END_JOBS = {"scheduler", "time_limit", "preempted"}
 """Symptoms of the end of a whole job, so that what failed before its last start was of another."""
+
+
+def _is_of_a_tool(error: LoggedException, scan: ScanResult) -> bool:
+    """Whether it has no line of the job's code (pip), and the job made its first step later."""
+    is_before = error.order < scan.first_step_line.get(error.place.source, 0)
+    is_bare = error.speaker == Speaker() and not (error.file or error.cut)
+    return is_before and is_bare and not any(map(_reports_end, scan.hits))
 
 
 def is_one_process(scan: ScanResult) -> bool:

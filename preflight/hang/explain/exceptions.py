@@ -51,16 +51,31 @@ _OF_SPAWNED = re.compile(r"-- Process (\d{1,6}) terminated with the following er
 """Stands before the traceback of a process that torch.multiprocessing started."""
 ANNOUNCES = (
     *(b"--- Logging error", b"Exception ignored", b"Error in atexit", b"never retrieved"),
-    *(b"bitsandbytes native library", b"bitsandbytes library load error"),
+    *(
+        b"bitsandbytes native library",
+        b"bitsandbytes library load error",
+        b"alling back",
+        b"fall back",
+    ),
     *(b"Exception in ", b"During handling", b"The above exception"),
 )
 """In lines that say what the next traceback is."""
 _GATHERED = re.compile(r"\(most recent call last\): \(RANK (\d{1,6})\)")
 """Begins the traceback of another rank, which torch.distributed.checkpoint gathers."""
-_HAS_DETAILS = re.compile(r":$|error\(s\) found\.$|^\d+ validation errors? for \S+$")
+_HAS_DETAILS = re.compile(
+    r":$|error\(s\) found\.$|^\d+ validation errors? for \S+$"
+    r"|^while (?:constructing|parsing|scanning) [^:]{1,80}(?: in \".{1,250})?$"
+)
 """A message that the next line continues."""
-_GOES_ON = re.compile(r"\s|\(\d|\w{0,60}(?:Error|Exception): |[a-z][\w.-]{1,80}(?:\[\w{1,60}\])?$")
+_GOES_ON = re.compile(
+    r"\s|\(\d|\w{0,60}(?:Error|Exception): |[a-z][\w.-]{1,80}(?:\[\w{1,60}\])?$"
+    r"|found |expected |could not "
+)
 """Begins a line that belongs to the message before it."""
+_CAUGHT = re.compile(
+    r"(?i)\bfall(?:s|ing)? back (?:to|on)\b|\b(?:continuing|going on|proceeding) (?:with|without)\b"
+)
+"""In the line after an exception that its program caught."""
 _LOGGED = re.compile(r"[EC](?<!\w.)(?:RROR|RITICAL)\b")
 """A logged error, whose traceback follows without the logger's prefix."""
 _HANDLED = re.compile(r"During handling of the above exception|The above exception was the dir")
@@ -182,13 +197,17 @@ class Tracebacks:
         self._loose = -_NEAR
         """The last line that announces the exception of one task, or one request."""
         self.exceptions: list[LoggedException] = []
-        self._goes_on: tuple[int, Speaker] = (0, Speaker())
-        """The line after the last exception whose message ends with a colon, and its speaker."""
+        self._ended: tuple[int, Speaker] = (0, Speaker())
+        """The line after the last exception, and its speaker; 0 once that line is read."""
+        self._continues = False
+        """Whether that line may continue the message."""
+        self.caught = range(0)
+        """The lines of the last traceback whose exception the program caught, as the next shows."""
 
     @property
     def open(self) -> bool:
         """Whether a traceback, or its message, has begun and not ended."""
-        return bool(self._running or self._goes_on[0])
+        return bool(self._running or self._continues)
 
     @property
     def awaited(self) -> bool:
@@ -198,7 +217,7 @@ class Tracebacks:
     def end(self) -> None:
         """Forget what has begun: the file ends."""
         self._running.clear()
-        self._goes_on = 0, Speaker()
+        self._continues = False
 
     def rejects(self, order: int) -> None:
         """Note that a server rejected a request: the exception right before ended only that."""
@@ -213,7 +232,7 @@ class Tracebacks:
         self._loose = place.line if _LOOSE.search(line.bare) else self._loose
         speaker = line.speaker.joined(self._whose)
         key = speaker.rank, speaker.label
-        self._add_to_message(line, speaker, place)
+        self._read_after(line, speaker, place)
         if "Traceback (most" in line.text:
             self._begin(key, speaker, line, place)
         running = self._running.get(key)
@@ -255,14 +274,24 @@ class Tracebacks:
             self._running[key].script, self._running[key].number = outer.script, outer.began
         self._ignored.discard(key)
 
-    def _add_to_message(self, line: Line, speaker: Speaker, place: Place) -> None:
-        """Add the line after a message that ends with a colon; a traceback has its own message."""
-        if (place.line, speaker) == self._goes_on and _GOES_ON.match(line.bare):
-            last = self.exceptions[-1]
+    def _read_after(self, line: Line, speaker: Speaker, place: Place) -> None:
+        """Read the line after an exception: it may continue the message, or report a catch."""
+        may_continue, self._continues = self._continues, False
+        if (place.line, speaker) != self._ended:
+            return
+        last = self.exceptions[-1]
+        if _CAUGHT.search(line.bare):
+            del self.exceptions[-1]
+            self.caught = range(last.began, place.line)
+        elif may_continue and _GOES_ON.match(line.bare):
             message = f"{last.message} {line.bare.strip()}"[:_LONGEST_MESSAGE]
-            self.exceptions[-1] = replace(last, message=message)
-        if place.line >= self._goes_on[0]:
-            self._goes_on = 0, Speaker()
+            self._end_at(place.line, replace(last, message=message))
+
+    def _end_at(self, line: int, exception: LoggedException) -> None:
+        """Store the last exception, which ends in this line as far as it is read."""
+        self.exceptions[-1] = exception
+        self._ended = line + 1, exception.speaker
+        self._continues = _HAS_DETAILS.search(exception.message) is not None
 
     def _quotes_the_next(self, line: Line, speaker: Speaker, place: Place) -> bool:
         """Whether the traceback that begins here is in the message of the last exception."""
@@ -316,8 +345,7 @@ class Tracebacks:
                 loose=(kind, file, line) in self._of_tasks,
             )
         )
-        if _HAS_DETAILS.search(self.exceptions[-1].message):
-            self._goes_on = place.line + 1, running.speaker
+        self._end_at(place.line, self.exceptions[-1])
 
 
 _T = TypeVar("_T", Hit, LoggedException)
@@ -339,7 +367,7 @@ ECHOES = frozenset((
     "RayActorError", "ActorDiedError", "ActorUnavailableError", "WorkerCrashedError",
     "NodeDiedError", "ObjectLostError", "OwnerDiedError", "RayGetError", "HorovodInternalError",
     "GetTimeoutError", "WorkerGroupError", "SockClientClosedError", "MessageRouterClosedError",
-    "CancelledError", "CondaError",
+    "CancelledError", "CondaError", "CommandNotFoundError",
 ))  # fmt: skip
 """Exceptions that report the end of another process, or that have their own symptoms."""
 LAUNCHERS = frozenset(("ChildFailedError", "SignalException", "CalledProcessError"))
@@ -354,6 +382,7 @@ _WRAPS = re.compile(
     r"|ACL stream synchronize failed"  # of HCCL
     r"|^ExecuteUserScriptError:|^CheckpointException ranks:"  # of SageMaker, of torch
     r"|exited is killed by signal: Terminated"  # of Paddle's loader
+    r"|^'MessageFactory' object has no attribute 'GetPrototype'"  # TensorFlow goes on
 )
 """Messages of exceptions that only pass on a library's error: the cause is elsewhere."""
 _OF_SPAWN = "<string>"

@@ -26,7 +26,7 @@ _NOTICE = re.compile(
     rb"|\b(?:no|0|zero|without|any) (?:xid )?(?:error|fail|corrupt|issue|problem)"
     rb"|[,.;] using (?:the )?(?:default|\S{1,40}'s)\b"
     rb"|(?:error|abort(?:ed)?|fail(?:ed|ure)?|timeout)[_ -](?:bars?|rate|ratio|func|margin|norm)"
-    rb"|(?:error|fail(?:ed|ures?)?|killed)[_ ]?(?:rate|s)?[ =:]{1,3}0(?:\.0{0,9})?\b"
+    rb"|(?:error|fail(?:ed|ures?)?|killed)[_ ]?\w{0,20}[ =:]{1,40}0(?:\.0{0,9})?(?![.\w])"
     rb"|\bnot be (?:aborted|killed|stopped|terminated)"
     rb"|\bwatching for\b|\bhandles? xid\b|\b(?:will|would|may|might) (?:stop|fail) with no space\b"
     rb"|[a-z][ _]error[ =:]{1,3}\d{0,9}\.\d)"
@@ -50,7 +50,8 @@ _HARMLESS = re.compile(
     rb"|Call to ibv_open_device failed|NET/IB : Unable to open device|^deadlocks and crashes\.$"
     rb"|Cannot use FA version|accepting this combination|NCCL WARN Missing \""
     rb"|Ignoring this choice|dependency resolver does not|(?i:\b(?:errors?|xids?): (?:none|0)\b)"
-    rb"|\bError is 0\.0"
+    rb"|\bError is 0\.0|unable to parse websocket frame|\bI tensorflow/"
+    rb"|'MessageFactory' object has no"
 )
 """What is no failure, at whatever level it is logged."""
 _CERTAIN = re.compile(
@@ -127,8 +128,10 @@ _EXPLAINED = re.compile(
     r"|(?:may|might|can|could) (?:appear|happen|occur))\b)"
 )
 """Follows the words of a failure that a text explains."""
-_OF_TEST = re.compile(r"(?:\S{1,200}::\S{1,200} )?(?:PASSED|XFAIL|XPASS|SKIPPED)\b")
-"""Begins the report of a test that did not fail."""
+_OF_TEST = re.compile(
+    r"(?:\S{1,200}::\S{1,200} )?(?:PASSED|XFAIL|XPASS|SKIPPED|\[skip(?:ped)?\])(?!\w)"
+)
+"""Begins the report of a test that did not fail, or of what a program passed over."""
 _CODE = re.compile(
     r"(?:\[[^\]\s]{1,40}\]:? ?)?(?:\s{0,8}\d{1,6}[:|]?(?=\s))?[+-]?\s{0,80}(?:\w{1,60} = )?"
     r"(?:except [\w ,.()]{1,200}:$|(?:(?:raise|throw) [\w.:]{1,80}\(|(?:el)?if\b|assert\b"

@@ -273,13 +273,15 @@ def unstructured(line: str) -> list[str]:
         with suppress(msgspec.DecodeError, RecursionError):
             lines = msgspec.json.decode(field[1], type=str).splitlines()
             return [text_of(part.encode("utf-8", "replace")) for part in lines] or [line]
-    begin = line.find('{"')
-    if begin < 0 or not line.endswith("}"):
+    begin, end = line.find('{"'), line.rfind("}") + 1
+    if begin < 0 or line[end:] not in ("", "]"):
         return [line]
     try:
-        record = msgspec.json.decode(line[begin:], type=dict[str, object])
+        record = msgspec.json.decode(line[begin:end], type=dict[str, object])
     except (msgspec.DecodeError, RecursionError):
         return [line]
+    if "stream_name" in record and line[0] in "[,":  # a notebook's log, one list
+        begin, record = 0, {"message": record.get("data")}
     texts = [text for name in _MESSAGES if isinstance(text := record.get(name), str)]
     time, level = (
         next((str(record[name]) for name in names if name in record), "") for names in _HEADS

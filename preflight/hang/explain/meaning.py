@@ -39,6 +39,11 @@ _FOREIGN = 0.25
 """Share of the GPU: if others use more, it is not only the driver."""
 _SEVERAL = 4
 """Ranks that write lines: so many stand for all where no line shows how many there are."""
+_OTHER_LIBRARY = "another library in the same process (TensorFlow, JAX, cuDF) took the rest"
+_LIMIT_IT = (
+    "keep that library off the GPU, or limit it: tf.config.set_visible_devices([], 'GPU'), "
+    "XLA_PYTHON_CLIENT_PREALLOCATE=false"
+)
 _NOT_FATAL = re.compile(r"[Nn]on-?[Ff]atal")
 _PROVEN: tuple[Grade, ...] = ("fatal", "reset")
 """Xids after which the GPU is faulty, whatever ran on it."""
@@ -131,8 +136,17 @@ def _memory(hit: Hit, same: Sequence[Hit], scan: ScanResult) -> Meaning:
         foreign = total - own - free
         remark = f"; {foreign:.1f} GiB of it belongs to other processes"
         return Meaning("oom_one_rank", 0.9, remark)
+    if own and total and (pooled := _pooled(hit)) and own - pooled >= _FOREIGN * total:
+        remark = f"; {own - pooled:.1f} GiB of its own memory is not PyTorch's"
+        return Meaning("oom_one_rank", 0.9, remark, _OTHER_LIBRARY, _LIMIT_IT)
     doubted = "CUDA error: " in hit.place.text  # not torch's allocator: perhaps a faulty GPU
     return Meaning(hit.symptom.category, 0.75 if doubted else hit.symptom.confidence)
+
+
+def _pooled(hit: Hit) -> float:
+    """GiB that PyTorch's allocator holds; 0 if the line does not show it."""
+    parts = [_gib(hit.fields.get(name)) for name in ("allocated", "cached")]
+    return sum(part or 0 for part in parts)
 
 
 def _gib(words: str | None) -> float | None:

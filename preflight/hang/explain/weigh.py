@@ -108,7 +108,8 @@ _LACKS = re.compile(
 )
 """An exception that may follow from that."""
 _UNPREPARED, _PIPELINE = 0.7, 0.55
-_LED = "; a program after it lacks what this one may have had to make"
+_THEN = "; then {}"
+_LED = "; a program after it lacks what this one may have had to make ({})"
 _OF_GPU = re.compile(r"(?i)cuda|gpu|device|driver|nccl|bf16")
 _INTERRUPT = "KeyboardInterrupt"
 _AT_ONCE = {"script_missing", "slurm_step", "usage", "port_in_use"}
@@ -174,6 +175,8 @@ def _evidence(scan: ScanResult) -> tuple[_Evidence, str]:
     strong_signs = [hit for hit in own_signs if hit.symptom.reads != "call"]
     last_start = _last_start([*causes, *strong_signs], errors, scan)
     strong_signs = [hit for hit in strong_signs if hit.order > last_start]
+    over = {_line(error) for error in errors if error.order <= last_start}
+    causes = [hit for hit in causes if not _is_of_earlier_start(hit, last_start, scan)]
     errors = [error for error in errors if error.order > last_start]
     firm_errors = [error for error in errors if not error.loose]
     errors = firm_errors if firm_errors or strong_signs else errors
@@ -182,7 +185,7 @@ def _evidence(scan: ScanResult) -> tuple[_Evidence, str]:
     evidence = _Evidence(
         scan=scan,
         hits=hits,
-        causes=[hit for hit in causes if not _is_of_earlier_start(hit, last_start, scan)],
+        causes=[hit for hit in causes if _line(hit) not in over],
         signs=signs,
         own_signs=own_signs,
         strong_signs=strong_signs,
@@ -306,7 +309,8 @@ def _of_preparation(evidence: _Evidence) -> Explanation | None:
     for hit in evidence.hits:
         if hit.symptom.id in _PREPARATIONS and hit.order < first.order:
             answer = of_hit(hit, evidence.hits, evidence.scan)
-            return replace(answer, confidence=_UNPREPARED)
+            sentence = answer.sentence + _THEN.format(_words_of(first))
+            return replace(answer, sentence=sentence, confidence=_UNPREPARED)
     if isinstance(first, Hit) or not first.script:
         return None
     others = [
@@ -317,7 +321,14 @@ def _of_preparation(evidence: _Evidence) -> Explanation | None:
     if not others:
         return None
     answer = of_exceptions([*others, first], {error.speaker.rank for error in others}, ())
-    return replace(answer, sentence=answer.sentence + _LED, confidence=_PIPELINE)
+    sentence = answer.sentence + _LED.format(_words_of(first))
+    return replace(answer, sentence=sentence, confidence=_PIPELINE)
+
+
+def _words_of(failure: Hit | LoggedException) -> str:
+    if isinstance(failure, Hit):
+        return failure.symptom.sentence(with_meanings(failure))
+    return f"{failure.kind}: {failure.message}"
 
 
 def _of_imports(
@@ -326,8 +337,7 @@ def _of_imports(
     causes: Sequence[Hit],
 ) -> str:
     """The doubt that imports leave which failed before another exception; "" without any."""
-    shown = {(cause.place.source, cause.place.line) for cause in causes}
-    if not left_out or any((error.place.source, error.place.line) in shown for error in left_out):
+    if not left_out or {*map(_line, causes)} & {*map(_line, left_out)}:
         return ""
     scripts = {error.script for error in errors} - {""}
     return BEFORE if scripts.issuperset(error.script for error in left_out) else IMPORTED
@@ -335,8 +345,14 @@ def _of_imports(
 
 def _is_passed_over(sign: Hit, scan: ScanResult) -> bool:
     """Whether a script did without what it could not download, install, submit or enter."""
+    if "cancelled" in scan.symptom_ids:  # the job lasted until then
+        return sign.symptom.id in _OPTIONAL | _PREPARATIONS
     goes_on = scan.line_count - sign.order > AT_END or scan.first_step_line
     return sign.symptom.id in _OPTIONAL and bool(goes_on)
+
+
+def _line(failure: Hit | LoggedException) -> tuple[str, int]:
+    return failure.place.source, failure.place.line
 
 
 def _is_of_earlier_start(cause: Hit, over: int, scan: ScanResult) -> bool:
