@@ -43,14 +43,14 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-MOST = 20_000
+MOST_EVENTS = 20_000
 """Events of one node: 64 GPUs have 4,032 paths between them, each with a reading and a proof."""
 
 MORE_TIME = "give more: --preflight-budget=SECONDS"
 _NO_TORCH = "name the job's Python with --preflight-python"
 
 
-class Collected:
+class EventCollector:
     """The events that a node has sent so far."""
 
     def __init__(self) -> None:
@@ -59,13 +59,13 @@ class Collected:
         self.busy = ""
         self.no_torch = ""
         self._ready: Ready | None = None
-        self._kept: list[Event] = []
-        self._seen: set[tuple[object, ...]] = set()
+        self._events: list[Event] = []
+        self._event_keys: set[tuple[object, ...]] = set()
 
     def take(self, event: Event) -> None:
-        """Keep an event; WireError if it came before, or names a device that the node lacks."""
-        if len(self._kept) >= MOST:
-            raise WireError(f"its burn-in sent more than {MOST:,} events")
+        """Add an event; WireError if it repeats another, or names a device that does not exist."""
+        if len(self._events) >= MOST_EVENTS:
+            raise WireError(f"its burn-in sent more than {MOST_EVENTS:,} events")
         if isinstance(event, Step):
             self.step = event
         elif isinstance(event, Done):
@@ -81,24 +81,24 @@ class Collected:
         elif isinstance(event, Ready):
             self._ready = event
         else:
-            self._kept.append(event)
+            self._events.append(event)
 
     def result(
         self, *, trouble: str = "", advice: str = "", stopped: bool = False, seconds: float = 0.0
     ) -> Burned:
-        """Return everything that came, and why nothing more did."""
+        """Return the node's result from the events so far; `trouble`: why no more of them came."""
         if self.no_torch:
             trouble, advice = f"no usable torch in its Python: {self.no_torch}", _NO_TORCH
         return Burned(
             ready=self._ready,
-            opened=self._of(Opened),
-            readings=self._of(Reading),
-            proofs=self._of(Proof),
-            clocks=self._of(Clocks),
-            lost=self._of(Lost),
-            absent=self._of(Absent),
-            troubles=self._of(Trouble),
-            no_time=self._of(NoTime),
+            opened=self._events_of(Opened),
+            readings=self._events_of(Reading),
+            proofs=self._events_of(Proof),
+            clocks=self._events_of(Clocks),
+            lost=self._events_of(Lost),
+            absent=self._events_of(Absent),
+            troubles=self._events_of(Trouble),
+            no_time=self._events_of(NoTime),
             done=self.done,
             left_out=f"busy: {self.busy}" if self.busy else "",
             trouble=trouble,
@@ -107,8 +107,8 @@ class Collected:
             seconds=round(seconds, 3),
         )
 
-    def _of(self, kind: type[T]) -> tuple[T, ...]:
-        return tuple(event for event in self._kept if isinstance(event, kind))
+    def _events_of(self, kind: type[T]) -> tuple[T, ...]:
+        return tuple(event for event in self._events if isinstance(event, kind))
 
     def _is_unexpected(self, event: Event) -> bool:
         if isinstance(event, Ready):
@@ -125,15 +125,15 @@ class Collected:
             key = (type(event).__name__, *ends)
         else:
             return False
-        repeated = key in self._seen
-        self._seen.add(key)
+        repeated = key in self._event_keys
+        self._event_keys.add(key)
         return repeated
 
 
 def no_time_lines(fleet: Mapping[str, Burned]) -> Iterator[str]:
     """Parts that were not measured: "h[1-2]: no time for the loopback of 4 NICs, ..."."""
-    alike = grouped((part.names, node) for node, burned in fleet.items() for part in burned.no_time)
-    for names, nodes in alike.items():
+    parts = ((part.names, node) for node, burned in fleet.items() for part in burned.no_time)
+    for names, nodes in grouped(parts).items():
         nics = count(len(names), "NIC")
         yield f"{fold(nodes)}: no time for the loopback of {nics}: {', '.join(names)}; {MORE_TIME}"
 
@@ -224,8 +224,8 @@ class BurnPlan(Struct, frozen=True, kw_only=True):
     cuda: Load
     cpu: Load
 
-    def of(self, kind: Kind) -> Load:
-        """The half for one kind of device."""
+    def load_of(self, kind: Kind) -> Load:
+        """The load of one kind of device."""
         return self.cuda if kind == "cuda" else self.cpu
 
 
@@ -233,19 +233,19 @@ _NIC = Nic(samples=2, seconds=1, bytes=65536, patience_s=10)
 
 
 @cache
-def shipped() -> BurnPlan:
+def shipped_plan() -> BurnPlan:
     """The parts of plan.toml, without NICs."""
     return msgspec.toml.decode(Path(__file__).with_name("plan.toml").read_bytes(), type=BurnPlan)
 
 
 LONG_S = 300.0
-"""Length of the sustained load in tier deep: a heat sink takes minutes to warm up."""
+"""Length of a GPU's sustained load in tier deep: a heat sink takes minutes to warm up."""
 
-SHARE = 0.6
+BURN_SHARE = 0.6
 """Share of the remaining time that a burn-in may take: the sweep comes after it."""
 
-_TIMES = 2
-"""The NICs' part may take this multiple of its estimate, if time allows."""
+_NIC_MARGIN = 2
+"""The deadline of the NICs' part is this multiple of its estimate, if time allows."""
 
 
 class Devices(Struct, frozen=True, kw_only=True):
@@ -259,7 +259,7 @@ class Devices(Struct, frozen=True, kw_only=True):
     """NICs on the NUMA node that has most of them: they are measured one after another."""
 
 
-def devices(facts: Iterable[Facts], slots: int) -> Devices:
+def most_devices(facts: Iterable[Facts], slots: int) -> Devices:
     """The most devices on any of these nodes. `slots`: CPUs to load on a node without GPUs."""
     nodes = list(facts)
     gpus = max((len(node.gpus or ()) for node in nodes), default=0) or slots
@@ -277,66 +277,62 @@ def _nic_turns(facts: Facts) -> int:
 
 def burn_plan(tier: Tier, seed: int = 0) -> BurnPlan:
     """The plan of a tier. The seed decides which NICs come first."""
-    nic, plan = replace(_NIC, first=seed), shipped()
+    nic, plan = replace(_NIC, first=seed), shipped_plan()
     plan = BurnPlan(cuda=replace(plan.cuda, nic=nic), cpu=replace(plan.cpu, nic=nic))
-    return sustained(plan, LONG_S, cpu_s=10.0) if tier == "deep" else plan
+    if tier != "deep":
+        return plan
+    return BurnPlan(cuda=_set_sustained(plan.cuda, LONG_S), cpu=_set_sustained(plan.cpu, 10.0))
 
 
-def sustained(plan: BurnPlan, gpu_s: float, cpu_s: float) -> BurnPlan:
-    """Return the plan with another length of the sustained load."""
-    return BurnPlan(cuda=_lasting(plan.cuda, gpu_s), cpu=_lasting(plan.cpu, cpu_s))
-
-
-def fitting(plan: BurnPlan, left_s: float, has: Devices) -> BurnPlan:
+def fit(plan: BurnPlan, left_s: float, devices: Devices) -> BurnPlan:
     """Return the plan shortened to its share of the remaining time, by the estimate of each phase.
 
     First the sustained load gets shorter, then some NICs are skipped.
     """
-    room_s = left_s * SHARE
+    budget_s = left_s * BURN_SHARE
     return BurnPlan(
-        cuda=_fitting(plan.cuda, "cuda", room_s, has), cpu=_fitting(plan.cpu, "cpu", room_s, has)
+        cuda=_fit_load(plan.cuda, "cuda", budget_s, devices),
+        cpu=_fit_load(plan.cpu, "cpu", budget_s, devices),
     )
 
 
-def _fitting(load: Load, kind: Kind, room_s: float, has: Devices) -> Load:
-    over_s = sum(phases_s(load, kind, has).values()) - room_s
+def _fit_load(load: Load, kind: Kind, budget_s: float, devices: Devices) -> Load:
+    over_s = sum(phases_s(load, kind, devices).values()) - budget_s
     if load.sustained is not None and over_s > 0:
         window_s, seconds = load.sustained.window_s, load.sustained.seconds
-        load = _lasting(load, max(min(window_s, seconds), seconds - over_s))
+        load = _set_sustained(load, max(min(window_s, seconds), seconds - over_s))
     if load.nic is None:
         return load
-    phases = phases_s(load, kind, has)
-    need_s = phases.pop("nic")
-    left_s = room_s - sum(phases.values())
-    most_s = _TIMES * need_s + load.nic.patience_s
-    limit_s = max(nic_turn_s(load.nic), min(most_s, left_s))
+    phases = phases_s(load, kind, devices)
+    most_s = _NIC_MARGIN * phases.pop("nic") + load.nic.patience_s
+    limit_s = max(nic_turn_s(load.nic), min(most_s, budget_s - sum(phases.values())))
     return replace(load, limit_s={**load.limit_s, "nic": limit_s})
 
 
-def phases_s(load: Load, kind: Kind, has: Devices) -> dict[str, float]:
+def phases_s(load: Load, kind: Kind, devices: Devices) -> dict[str, float]:
     """Estimated seconds of each phase on a healthy node, all NICs included (durations.toml)."""
-    cuda_s = open_s(has.gpus) if kind == "cuda" else 0.0
-    each_s = duration("burn.phase_s")
+    cuda_s = open_s(devices.gpus) if kind == "cuda" else 0.0
+    phase_s = duration("burn.phase_s")
     phases = {"open": duration("torch.import_s") + cuda_s}
     for name, series in (("gemm", load.gemm), ("memory", load.memory)):
         if series is not None:
-            phases[name] = each_s + _series_s(series)
+            phases[name] = phase_s + _series_s(series)
     if load.integrity is not None:
-        phases["integrity"] = duration("burn.integrity_s") if kind == "cuda" else each_s
+        phases["integrity"] = duration("burn.integrity_s") if kind == "cuda" else phase_s
     if load.launch is not None:
-        phases["launch"] = each_s
+        phases["launch"] = phase_s
     if load.sustained is not None:
-        phases["sustained"] = each_s + load.sustained.seconds
+        phases["sustained"] = phase_s + load.sustained.seconds
     if load.pcie is not None:
         copies_s = 2 * _series_s(load.pcie) + duration("burn.side_s")
-        phases["pcie"] = has.gpus * has.sides * copies_s
+        phases["pcie"] = devices.gpus * devices.sides * copies_s
     if load.p2p is not None:
-        paths = has.gpus * (has.gpus - 1)
+        paths = devices.gpus * (devices.gpus - 1)
         phases["p2p"] = cuda_s + paths * (_series_s(load.p2p) + duration("burn.way_s"))
     if load.host is not None:
-        phases["host"] = has.sides * (each_s + 2 * _series_s(load.host))
+        phases["host"] = devices.sides * (phase_s + 2 * _series_s(load.host))
     if load.nic is not None:
-        phases["nic"] = has.nic_turns * nic_turn_s(load.nic)
+        phases["nic"] = devices.nic_turns * nic_turn_s(load.nic)
     return phases
 
 
@@ -354,7 +350,8 @@ def _series_s(series: Series) -> float:
     return series.warm_s + series.samples * series.sample_s
 
 
-def _lasting(load: Load, seconds: float) -> Load:
+def _set_sustained(load: Load, seconds: float) -> Load:
+    """Change the length of the sustained load, and its deadline with it."""
     if load.sustained is None:
         return load
     limits = {**load.limit_s, "sustained": load.limit_s["sustained"] + seconds}

@@ -12,15 +12,15 @@ from preflight.burn.units import (
     Population,
     SpeedLimit,
     effect_of,
-    floor,
-    found_floor,
-    key_of,
-    own_nights,
+    find_throttle,
+    history_key,
+    history_limit,
+    inventory_floor,
+    looks_under_load,
+    model_floor,
+    series_of_node,
     speed,
     strictest,
-    throttle,
-    under_load,
-    units,
 )
 from preflight.core.files import shipped_table
 from preflight.core.statistics import grouped, median
@@ -31,11 +31,11 @@ from preflight.facts.burn import Burn, Burned, BurnState, Flaw, Held, Proof, Thr
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from preflight.burn.units import Raw
+    from preflight.burn.units import RawSeries
     from preflight.facts.model import Facts
     from preflight.fleet.model import Host
 
-    Past = Callable[[Raw], Sequence[float]]
+    Past = Callable[[RawSeries], Sequence[float]]
     """Returns the results of a series in earlier nights."""
 
 
@@ -49,20 +49,20 @@ _LEAST_TIMES_PEERS_SHARE = 4
 
 
 def compare_units(
-    raws: Iterable[Raw], hosts: Mapping[str, Host], past: Past
+    raws: Iterable[RawSeries], hosts: Mapping[str, Host], earlier: Past
 ) -> dict[str, list[Unit]]:
     """Judge all units of a fleet, by node. `hosts` have the group and what the inventory expects.
 
     A limit that the inventory sets for a group replaces the shipped one.
     """
-    peer_groups: dict[tuple[str, ...], dict[str, list[Raw]]] = {}
+    peer_groups: dict[tuple[str, ...], dict[str, list[RawSeries]]] = {}
     for raw in raws:
-        key = hosts[raw.node].group, raw.kind, raw.measure, raw.alike
+        key = hosts[raw.node].group, raw.kind, raw.measure, raw.peer_key
         peer_groups.setdefault(key, {}).setdefault(raw.node, []).append(raw)
     by_node: dict[str, list[Unit]] = {}
     for peers_by_node in peer_groups.values():
         limit = Thresholds(hosts[next(iter(peers_by_node))].expected.limits)
-        judged = _compare_peers(peers_by_node, hosts, past, limit)
+        judged = _compare_peers(peers_by_node, hosts, earlier, limit)
         overrides = "".join(
             f"; {describe_override(name, override)}" for name, override in limit.used.items()
         )
@@ -73,35 +73,36 @@ def compare_units(
 
 
 def _compare_peers(
-    peers_by_node: Mapping[str, list[Raw]], hosts: Mapping[str, Host], past: Past, limit: Thresholds
+    peers: Mapping[str, list[RawSeries]],
+    hosts: Mapping[str, Host],
+    earlier: Past,
+    limit: Thresholds,
 ) -> list[tuple[str, Unit]]:
-    any_peer = next(iter(peers_by_node.values()))[0]
+    any_peer = next(iter(peers.values()))[0]
     population = Population(
-        {node: [raw.speed for raw in raws] for node, raws in peers_by_node.items()},
+        {node: [raw.speed for raw in raws] for node, raws in peers.items()},
         effect=effect_of(any_peer, limit),
         scatter=limit(f"{any_peer.kind}.scatter"),
     )
     rows = []
-    for node, raws in peers_by_node.items():
-        for place, raw in enumerate(raws):
-            by_others = strictest(
-                (
-                    population.here(node, place),
-                    population.away(node),
-                    floor(raw, hosts[node].expected, limit),
-                )
-            )
-            by_past = by_model = None
-            if by_others is None:
-                by_past = own_nights(raw, past(raw), limit)
-                by_model = found_floor(raw, hosts[node].expected)
-            rows.append((raw, strictest((by_others, _own_start(raw, limit), by_past, by_model))))
-    slow_share = median([_count_slow(raw, bound) / len(raw.values) for raw, bound in rows])
+    for node, raws in peers.items():
+        for index, raw in enumerate(raws):
+            limits = [
+                population.limit_by_same_node(node, index),
+                population.limit_by_other_nodes(node),
+                inventory_floor(raw, hosts[node].expected, limit),
+            ]
+            own_start = _own_start_limit(raw, limit)
+            if not any(limits):
+                past = history_limit(raw, earlier(raw), limit)
+                limits = [own_start, past, model_floor(raw, hosts[node].expected)]
+            rows.append((raw, strictest([*limits, own_start])))
+    slow_share = median([_count_slow_samples(raw, bound) / len(raw.values) for raw, bound in rows])
     return [(raw.node, _unit(raw, bound, slow_share, limit)) for raw, bound in rows]
 
 
-def _own_start(raw: Raw, limit: Thresholds) -> SpeedLimit | None:
-    """The bound by its own first quarter: a load that slows down shows without peers."""
+def _own_start_limit(raw: RawSeries, limit: Thresholds) -> SpeedLimit | None:
+    """The limit by the load's own first quarter: a load that slows down shows without peers."""
     samples = raw.reading.samples
     if raw.measure != "sustained_tflops" or len(samples) < _LEAST_WINDOWS:
         return None
@@ -111,14 +112,14 @@ def _own_start(raw: Raw, limit: Thresholds) -> SpeedLimit | None:
     )
 
 
-def _count_slow(raw: Raw, bound: SpeedLimit | None) -> int:
+def _count_slow_samples(raw: RawSeries, bound: SpeedLimit | None) -> int:
     if bound is None:
         return 0
     return sum(speed(raw.measure, value) < bound.speed for value in raw.values)
 
 
-def _unit(raw: Raw, bound: SpeedLimit | None, peers_share: float, limit: Thresholds) -> Unit:
-    slow = _count_slow(raw, bound)
+def _unit(raw: RawSeries, bound: SpeedLimit | None, peers_share: float, limit: Thresholds) -> Unit:
+    slow = _count_slow_samples(raw, bound)
     return Unit(
         name=raw.name,
         measure=raw.measure,
@@ -137,7 +138,7 @@ def _unit(raw: Raw, bound: SpeedLimit | None, peers_share: float, limit: Thresho
 
 
 def _grade(
-    raw: Raw, bound: SpeedLimit | None, slow: int, peers_share: float, limit: Thresholds
+    raw: RawSeries, bound: SpeedLimit | None, slow: int, peers_share: float, limit: Thresholds
 ) -> Held:
     if bound is None:
         return "unheld"
@@ -155,7 +156,7 @@ _ProofKey = tuple[str, str, str]
 _WORDS: dict[str, dict[str, str]] = shipped_table(__file__, "words.toml")
 
 
-def majorities(fleet: Mapping[str, Burned]) -> dict[_ProofKey, str]:
+def majority_digests(fleet: Mapping[str, Burned]) -> dict[_ProofKey, str]:
     """The digest that most devices of one model reached in a fleet, by kind of proof and size.
 
     Exact results are equal on every device. Without a majority no device deviates.
@@ -177,8 +178,8 @@ def majorities(fleet: Mapping[str, Burned]) -> dict[_ProofKey, str]:
 def _wrong_proofs(burned: Burned, names: Names, digests: Mapping[_ProofKey, str]) -> Iterator[Flaw]:
     """Yield a flaw for each wrong proof of each device of one node."""
     for proof in burned.proofs:
-        digest_of_most = digests.get(_proof_key(proof, names), "")
-        problem = _wrong_result(proof) or _other_digest(proof, digest_of_most)
+        majority = digests.get(_proof_key(proof, names), "")
+        problem = _wrong_result(proof) or _other_digest(proof, majority)
         if problem:
             cause = names.of(proof.device) if proof.to is None else ""
             yield Flaw(name=names.of(proof.device, proof.to), what=problem, cause=cause)
@@ -191,16 +192,16 @@ def _proof_key(proof: Proof, names: Names) -> _ProofKey:
 def _wrong_result(proof: Proof) -> str:
     if not proof.wrong:
         return ""
-    of = f"{proof.wrong} of {proof.rounds} times"
+    extent = f"{proof.wrong} of {proof.rounds} times"
     if proof.what == "memory":
-        of = f"{proof.wrong} words in {proof.rounds} passes over {proof.size}"
-    return f"{_WORDS['proof'][proof.what]} ({of}; {proof.first})"
+        extent = f"{proof.wrong} words in {proof.rounds} passes over {proof.size}"
+    return f"{_WORDS['proof'][proof.what]} ({extent}; {proof.first})"
 
 
-def _other_digest(proof: Proof, of_most: str) -> str:
-    if not of_most or not proof.digest or proof.digest == of_most:
+def _other_digest(proof: Proof, majority: str) -> str:
+    if not majority or not proof.digest or proof.digest == majority:
         return ""
-    digests = f"digest {proof.digest}, most devices have {of_most}"
+    digests = f"digest {proof.digest}, most devices have {majority}"
     return f"{_WORDS['proof'][proof.what]}, the same each time: {digests}"
 
 
@@ -215,22 +216,23 @@ def judge_burn(
 ) -> dict[str, Burn]:
     """Judge every node of the burn-in, by name.
 
-    `units_past`: earlier nights' results of devices without peers (`units.key_of`).
+    `units_past`: earlier nights' results of devices without peers, by `units.history_key`.
     """
     by_name = {host.name: host for host in hosts}
-    earlier = units_past or {}
 
-    def past(raw: Raw) -> Sequence[float]:
-        return earlier.get(key_of(raw, fleet[raw.node], facts.get(raw.node)), ()) if earlier else ()
+    def earlier(raw: RawSeries) -> Sequence[float]:
+        if not units_past:
+            return ()
+        return units_past.get(history_key(raw, fleet[raw.node], facts.get(raw.node)), ())
 
     raws = [
         raw
         for name, burned in fleet.items()
         if name in by_name
-        for raw in units(name, burned, facts.get(name))
+        for raw in series_of_node(name, burned, facts.get(name))
     ]
-    judged = compare_units(raws, by_name, past)
-    digests = majorities(fleet)
+    judged = compare_units(raws, by_name, earlier)
+    digests = majority_digests(fleet)
     return {
         name: _judge_node(burned, facts.get(name), judged.get(name, ()), digests, by_name[name])
         for name, burned in fleet.items()
@@ -272,7 +274,7 @@ def _judge_node(
         proofs=sum(proof.rounds for proof in burned.proofs),
         proven=_count_proven(burned),
         throttled=_throttles(burned, names, host),
-        clocks=sum(bool(under_load(clocks)) for clocks in burned.clocks),
+        clocks=sum(bool(looks_under_load(clocks)) for clocks in burned.clocks),
         nic_absent=next((part.error for part in burned.absent if part.what == "nic"), ""),
         nics_no_time=tuple(name for part in burned.no_time for name in part.names),
         troubles=tuple(f"{trouble.what} {trouble.error}" for trouble in burned.troubles),
@@ -297,5 +299,5 @@ def _count_proven(burned: Burned) -> int:
 
 def _throttles(burned: Burned, names: Names, host: Host) -> tuple[Throttle, ...]:
     limit = Thresholds(host.expected.limits)
-    throttles = [throttle(names.of(clocks.device), clocks, limit) for clocks in burned.clocks]
+    throttles = [find_throttle(names.of(clocks.device), clocks, limit) for clocks in burned.clocks]
     return tuple(row for row in throttles if row is not None)

@@ -11,13 +11,14 @@ import math
 from bisect import bisect_left
 from collections import Counter
 from functools import cache, cached_property
+from itertools import chain
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from preflight.core.statistics import healthy_share, median, usual
 from preflight.facts.burn import Burned, Clocks, Kind, Look, Measure, Opened, Reading, Throttle
 from preflight.fleet.baselines import Measure as Baseline
 from preflight.fleet.baselines import gpu_floor, gpu_floor_of_model
-from preflight.history.run_record import LONGEST_WORD, of_slot, unit_key
+from preflight.history.run_record import LONGEST_WORD, name_after_slot, unit_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -27,25 +28,25 @@ if TYPE_CHECKING:
     from preflight.fleet.model import Expected
 
 
-FASTER_IS_LESS = frozenset({"launch_us"})
-OF_THE_HOST = frozenset({"host_copy_gbs", "host_gflops", "launch_us"})
+LOWER_IS_BETTER = frozenset({"launch_us"})
+CPU_MEASURES = frozenset({"host_copy_gbs", "host_gflops", "launch_us"})
 """Measures of the CPU, also on a node with GPUs: other work on the CPU excuses a slow result."""
 
-_WARMED = ("gemm_tflops", "sustained_tflops", "memory_gbs")
+_CLOCK_MEASURES = ("gemm_tflops", "sustained_tflops", "memory_gbs")
 """Measures that clocks can explain."""
 
 NEAR, FAR, NVLINK = "near", "far", "NVLink"
-"""`alike` ends with one of these: how a NUMA node or another GPU is reached."""
+"""`peer_key` ends with one of these: how a NUMA node or another GPU is reached."""
 
 
-class Raw(NamedTuple):
+class RawSeries(NamedTuple):
     """One series before it is compared with anything."""
 
     node: str
     kind: Kind
     name: str
     reading: Reading
-    alike: str
+    peer_key: str
     """What its peers must share: the model, the NUMA distance, the path between two GPUs."""
     cause: str
     """The device at fault if it is slow; "" where it cannot be one device."""
@@ -73,7 +74,7 @@ class Raw(NamedTuple):
         """
         if self.measure == "sustained_tflops" and self.kind == "cuda":
             return median(self.values)
-        return min(self.values) if self.measure in FASTER_IS_LESS else max(self.values)
+        return min(self.values) if self.measure in LOWER_IS_BETTER else max(self.values)
 
     @property
     def speed(self) -> float:
@@ -83,15 +84,15 @@ class Raw(NamedTuple):
     @property
     def excusable(self) -> bool:
         """Whether waiting for a CPU can explain a slow result."""
-        return self.kind == "cpu" or self.measure in OF_THE_HOST
+        return self.kind == "cpu" or self.measure in CPU_MEASURES
 
 
 def speed(measure: Measure, value: float) -> float:
     """Convert a value of a measure to a number of which more is better, or back."""
-    return 1 / value if measure in FASTER_IS_LESS else value
+    return 1 / value if measure in LOWER_IS_BETTER else value
 
 
-def units(node: str, burned: Burned, facts: Facts | None) -> Iterator[Raw]:
+def series_of_node(node: str, burned: Burned, facts: Facts | None) -> Iterator[RawSeries]:
     """Every series of one node. `facts` give the GPUs' indices and the paths between them."""
     if burned.ready is None:
         return
@@ -101,12 +102,12 @@ def units(node: str, burned: Burned, facts: Facts | None) -> Iterator[Raw]:
         cause = remark = model = ""
         if reading.device is not None and reading.to is None:
             cause = names.of(reading.device)
-            if kind == "cuda" and reading.measure in _WARMED:
+            if kind == "cuda" and reading.measure in _CLOCK_MEASURES:
                 remark = clock_remark(clocks.get(reading.device))
             if names.index(reading.device) in full_power:
                 model = names.model(reading.device)
-        name, alike = _name(reading, names), _alike(reading, names, facts)
-        yield Raw(node, kind, name, reading, alike, cause, remark, model)
+        name, peer_key = _name(reading, names), _peer_key(reading, names, facts)
+        yield RawSeries(node, kind, name, reading, peer_key, cause, remark, model)
 
 
 def _at_full_power(facts: Facts | None) -> set[int]:
@@ -143,13 +144,13 @@ class Names:
 
 def _name(reading: Reading, names: Names) -> str:
     if reading.device is not None:
-        apart = reading.to is not None or reading.side is None
-        side = "" if apart else f" with NUMA node {reading.side}"
+        no_side = reading.to is not None or reading.side is None
+        side = "" if no_side else f" with NUMA node {reading.side}"
         return names.of(reading.device, reading.to) + side
     return reading.name or f"NUMA node {reading.side or 0}"
 
 
-def _alike(reading: Reading, names: Names, facts: Facts | None) -> str:
+def _peer_key(reading: Reading, names: Names, facts: Facts | None) -> str:
     if reading.device is None:
         rate = _nic_rate(reading.name, facts) if reading.name else ""
         return rate or f"{reading.threads} threads"
@@ -183,10 +184,10 @@ def _nic_rate(name: str, facts: Facts | None) -> str:
     return next(rates, "NIC")
 
 
-def effect_of(raw: Raw, limit: Thresholds) -> float:
+def effect_of(raw: RawSeries, limit: Thresholds) -> float:
     """The share of speed that must be missing to count: its measure's limit, else its kind's."""
-    own = limit.get(f"{raw.kind}.{raw.measure}")
-    return limit(f"{raw.kind}.effect") if own is None else own
+    measure_effect = limit.get(f"{raw.kind}.{raw.measure}")
+    return limit(f"{raw.kind}.effect") if measure_effect is None else measure_effect
 
 
 FORCED = ("hw_thermal", "hw_power_brake", "hw_slowdown", "sw_thermal")
@@ -195,14 +196,14 @@ FORCED = ("hw_thermal", "hw_power_brake", "hw_slowdown", "sw_thermal")
 _LEAST_LOOKS = 2
 
 
-def under_load(clocks: Clocks | None) -> tuple[Look, ...]:
+def looks_under_load(clocks: Clocks | None) -> tuple[Look, ...]:
     """The looks during the load; the first look was before it."""
     return () if clocks is None else tuple(look for look in clocks.looks[1:] if _is_readable(look))
 
 
 def clock_remark(clocks: Clocks | None) -> str:
     """The medians under load, "1,980 MHz, 61 C, 640 W"; "" where NVML reported nothing."""
-    looks = under_load(clocks)
+    looks = looks_under_load(clocks)
     words = []
     for name, unit in (("sm_mhz", "MHz"), ("celsius", "C"), ("watts", "W")):
         values = [value for look in looks if (value := getattr(look, name)) is not None]
@@ -211,9 +212,9 @@ def clock_remark(clocks: Clocks | None) -> str:
     return ", ".join([*words, *_reasons(looks)])
 
 
-def throttle(name: str, clocks: Clocks, limit: Thresholds) -> Throttle | None:
+def find_throttle(name: str, clocks: Clocks, limit: Thresholds) -> Throttle | None:
     """What throttled the device for more than a moment; None if nothing did."""
-    looks = under_load(clocks)
+    looks = looks_under_load(clocks)
     throttled = [look for look in looks if set(look.reasons or ()) & set(FORCED)]
     if len(throttled) < max(_LEAST_LOOKS, limit("cuda.throttled") * len(looks)):
         return None
@@ -254,7 +255,7 @@ class SpeedLimit(NamedTuple):
     peers: float | None = None
 
 
-def floor(raw: Raw, expectation: Expected, limit: Thresholds) -> SpeedLimit | None:
+def inventory_floor(raw: RawSeries, expectation: Expected, limit: Thresholds) -> SpeedLimit | None:
     """The floor of one series that the inventory or its platform sets; None if there is none.
 
     A platform's numbers hold for a GPU's own NUMA node, and for GPUs joined by NVLink.
@@ -268,7 +269,7 @@ def floor(raw: Raw, expectation: Expected, limit: Thresholds) -> SpeedLimit | No
     return None if bound is None else SpeedLimit(speed(raw.measure, bound.value), bound.origin)
 
 
-def found_floor(raw: Raw, expectation: Expected) -> SpeedLimit | None:
+def model_floor(raw: RawSeries, expectation: Expected) -> SpeedLimit | None:
     """The floor of the model that the driver names, if the inventory expects no model."""
     measure = baseline_of(raw)
     if measure is None or expectation.gpu_model is not None:
@@ -277,30 +278,30 @@ def found_floor(raw: Raw, expectation: Expected) -> SpeedLimit | None:
     return None if bound is None else SpeedLimit(speed(raw.measure, bound.value), bound.origin)
 
 
-def baseline_of(raw: Raw) -> Baseline | None:
+def baseline_of(raw: RawSeries) -> Baseline | None:
     """Which number of a platform applies to a series; None for CPUs and for longer paths."""
-    joined = raw.measure != "p2p_gbs" or raw.alike.endswith(NVLINK)
-    if raw.kind == "cpu" or not joined or raw.alike.endswith(FAR):
+    joined = raw.measure != "p2p_gbs" or raw.peer_key.endswith(NVLINK)
+    if raw.kind == "cpu" or not joined or raw.peer_key.endswith(FAR):
         return None
     return _BASELINE.get(raw.measure)
 
 
-FEWEST = 2
+MIN_PEERS = 2
 """Peers that are needed for a comparison."""
 
 MOST_UNITS = 512
 """With more units than this, each other node counts as one number."""
 
 
-def among(
+def peer_limit(
     others: Sequence[float], *, effect: float, scatter: float, where: str
 ) -> SpeedLimit | None:
-    """The bound below which a unit is slow compared with `others`; None where these are too few.
+    """The limit below which a unit is slow compared with `others`; None where these are too few.
 
     Of an even number, the slower of the middle two counts: one unusually fast unit must not make
     its neighbours look slow.
     """
-    if len(others) < FEWEST:
+    if len(others) < MIN_PEERS:
         return None
     middle = _lower_middle(sorted(others))
     share = _share(others, middle, effect, scatter)
@@ -327,47 +328,47 @@ def strictest(bounds: Sequence[SpeedLimit | None]) -> SpeedLimit | None:
 
 
 class Population:
-    """The units that are expected to be alike, by node."""
+    """The speeds of units that have the same `peer_key`, by node."""
 
-    def __init__(self, of_nodes: dict[str, list[float]], *, effect: float, scatter: float) -> None:
+    def __init__(self, speeds: dict[str, list[float]], *, effect: float, scatter: float) -> None:
         """`effect`: the share of speed whose loss matters. `scatter`: the least assumed scatter."""
         self._effect, self._scatter = effect, scatter
-        self._of_nodes = {name: own for name, own in of_nodes.items() if own}
-        many = sum(map(len, of_nodes.values())) > MOST_UNITS and len(self._of_nodes) > FEWEST
-        own_medians = ((name, median(own)) for name, own in self._of_nodes.items())
-        self._typical = dict(own_medians if many else ())
-        self._ordered = sorted(self._typical.values())
-        find: Callable[[str], SpeedLimit | None] = self._away_of_many if many else self._away_of_few
-        self.away = cache(find)
-        """The bound by the other nodes: a node whose units are all slow shows only here."""
+        self._speeds = {node: values for node, values in speeds.items() if values}
+        many = sum(map(len, speeds.values())) > MOST_UNITS and len(self._speeds) > MIN_PEERS
+        medians = ((node, median(values)) for node, values in self._speeds.items())
+        self._median_of = dict(medians if many else ())
+        self._medians = sorted(self._median_of.values())
+        find: Callable[[str], SpeedLimit | None]
+        find = self._limit_by_medians if many else self._limit_by_speeds
+        self.limit_by_other_nodes = cache(find)
+        """The limit by the other nodes: a node whose units are all slow shows only here."""
 
-    def here(self, node: str, place: int) -> SpeedLimit | None:
-        """The bound by the other units of the same node."""
-        own = self._of_nodes[node]
-        others = [*own[:place], *own[place + 1 :]]
-        return self._among(others, "others here")
+    def limit_by_same_node(self, node: str, index: int) -> SpeedLimit | None:
+        """The limit by the other units of the same node."""
+        others = [*self._speeds[node][:index], *self._speeds[node][index + 1 :]]
+        return self._peer_limit(others, "others here")
 
-    def _among(self, others: Sequence[float], where: str) -> SpeedLimit | None:
-        return among(others, effect=self._effect, scatter=self._scatter, where=where)
+    def _peer_limit(self, others: Sequence[float], where: str) -> SpeedLimit | None:
+        return peer_limit(others, effect=self._effect, scatter=self._scatter, where=where)
 
-    def _away_of_few(self, node: str) -> SpeedLimit | None:
-        others = [own for name, own in self._of_nodes.items() if name != node]
+    def _limit_by_speeds(self, node: str) -> SpeedLimit | None:
+        others = [values for name, values in self._speeds.items() if name != node]
         nodes = "another node" if len(others) == 1 else f"{len(others)} other nodes"
-        values = [value for own in others for value in own]
-        return self._among(values, f"others on {nodes}")
+        return self._peer_limit([*chain.from_iterable(others)], f"others on {nodes}")
 
     @cached_property
-    def _healthy(self) -> float:
-        middle = _lower_middle(self._ordered)
-        return _share(self._ordered, middle, self._effect, self._scatter)
+    def _healthy_share(self) -> float:
+        middle = _lower_middle(self._medians)
+        return _share(self._medians, middle, self._effect, self._scatter)
 
-    def _away_of_many(self, node: str) -> SpeedLimit:
-        """The bound by one number per node. The scatter of so many nodes is computed once."""
-        rest, place = len(self._ordered) - 1, (len(self._ordered) - 2) // 2
-        own = bisect_left(self._ordered, self._typical[node])
-        middle = self._ordered[place + (own <= place)]
-        origin = f"{self._healthy:.2g} of the median of {rest} other nodes"
-        return SpeedLimit(middle * self._healthy, origin, middle)
+    def _limit_by_medians(self, node: str) -> SpeedLimit:
+        """The limit by the other nodes' medians; the scatter is computed once, over all nodes."""
+        # The lower middle of the others, found in the list that includes this node.
+        lower_middle = (len(self._medians) - 2) // 2
+        index = bisect_left(self._medians, self._median_of[node])
+        middle = self._medians[lower_middle + (index <= lower_middle)]
+        origin = f"{self._healthy_share:.2g} of the median of {len(self._medians) - 1} other nodes"
+        return SpeedLimit(middle * self._healthy_share, origin, middle)
 
 
 _UNSTEADY = frozenset({"p2p_gbs"})
@@ -383,19 +384,19 @@ def conditions(burned: Burned, facts: Facts | None) -> str:
     return ", ".join(filter(None, words))[:LONGEST_WORD]
 
 
-def key_of(raw: Raw, burned: Burned, facts: Facts | None) -> str:
+def history_key(raw: RawSeries, burned: Burned, facts: Facts | None) -> str:
     """The key of a series in the history: by its GPU's UUID if it has one, else by its node."""
     gpus = facts.gpus or () if facts is not None else ()
     under = conditions(burned, facts)
     for gpu in gpus if raw.kind == "cuda" else ():
-        rest = of_slot(raw.name, gpu.index)
+        rest = name_after_slot(raw.name, gpu.index)
         if rest is not None:
             return unit_key(gpu.uuid, raw.measure, rest, under)
     return unit_key(raw.node, raw.measure, raw.name, under)
 
 
-def own_nights(raw: Raw, earlier: Sequence[float], limit: Thresholds) -> SpeedLimit | None:
-    """The bound by the unit's own earlier nights; None where these are too few.
+def history_limit(raw: RawSeries, earlier: Sequence[float], limit: Thresholds) -> SpeedLimit | None:
+    """The limit by the unit's own earlier nights; None where these are too few.
 
     The speed must fall by the effect that counts against peers, and by six times its own scatter.
     """

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from preflight.burn.units import baseline_of, units
+from preflight.burn.units import baseline_of, series_of_node
 from preflight.checks.gpu.readings import reading
 from preflight.checks.gpu.test_settings import is_workstation
 from preflight.core.statistics import grouped, median
@@ -282,7 +282,7 @@ def _load_baselines(
     series = grouped(
         (measure, raw.best)
         for name in sorted(names & burned.keys())
-        for raw in units(name, burned[name], facts.get(name))
+        for raw in series_of_node(name, burned[name], facts.get(name))
         if (measure := baseline_of(raw))
     )
     for name, values in series.items():

@@ -24,7 +24,7 @@ from preflight.history.tables import (
     chunks,
 )
 
-MOST = 2000
+MOST_EPISODES = 2000
 """Episodes returned at once; a page with more is too long to read."""
 
 
@@ -42,8 +42,8 @@ def during_placement(
     place: Any, node: ColumnElement[int], run: ColumnElement[int]
 ) -> tuple[ColumnElement[bool], ...]:
     """Conditions: the node of a placement (a row of PLACES), and the runs with the GPU there."""
-    own = (node == place.node_id, run >= place.since_run)
-    return own if place.until_run is None else (*own, run < place.until_run)
+    conditions = (node == place.node_id, run >= place.since_run)
+    return conditions if place.until_run is None else (*conditions, run < place.until_run)
 
 
 def episode_changes(
@@ -69,8 +69,8 @@ def episode_changes(
 
 def run_before(connection: Connection, first: int, last: int) -> int | None:
     """The last run before `first` that checked any node of the runs `first` to `last`."""
-    own = STATES.alias()
-    nodes = select(own.c.node_id).where(own.c.run_id.between(first, last))
+    compared = STATES.alias()
+    nodes = select(compared.c.node_id).where(compared.c.run_id.between(first, last))
     query = select(func.max(STATES.c.run_id)).where(
         STATES.c.node_id.in_(nodes), STATES.c.run_id < first
     )
@@ -137,7 +137,7 @@ def _episodes_where(
         .where(*conditions)
         .order_by(EPISODES.c.closed_run.desc().nulls_first(), EPISODES.c.last_run.desc(),
                   EPISODES.c.id)
-        .limit(MOST)
+        .limit(MOST_EPISODES)
     )  # fmt: skip
     rows = connection.execute(query).all()
     blamed = _blamed_nodes(connection, [row.id for row in rows])
@@ -177,7 +177,7 @@ def find_machines(connection: Connection, names: Sequence[str]) -> dict[str, Any
     return machines
 
 
-def standings(
+def node_records(
     connection: Connection,
     since_s: float,
     *,
@@ -210,7 +210,7 @@ def standings(
     else:
         query = query.having(bad > 0).order_by(bad.desc(), NODES.c.name).limit(most)
     rows = connection.execute(query).all()
-    checks = _checks(connection, since_s, [row.id for row in rows])
+    checks = _failed_checks(connection, since_s, [row.id for row in rows])
     records = [
         as_struct(NodeRecord, row, serial=row.serial or "", checks=checks.get(row.id, ()))
         for row in rows
@@ -224,7 +224,7 @@ def standings(
     return tuple(records)
 
 
-def _checks(
+def _failed_checks(
     connection: Connection, since_s: float, nodes: Sequence[int]
 ) -> dict[int, tuple[tuple[str, int], ...]]:
     """The checks that counted against each node, and in how many runs."""

@@ -25,15 +25,14 @@ SWEEP = "PREFLIGHT_SWEEP"
 """Environment variable of a sweep's waves: the sweep's id, so that they count as one night."""
 
 _MODE = 0o640
-_LEAST = 512
+_SMALLEST_DATABASE = 512
 """Bytes of the smallest valid database; SQLite would overwrite a shorter file."""
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+]*)://(.*)", re.DOTALL)
 _AFTER_BRACKET = re.compile(r"\][^:]|\s")
 """What urlsplit() passes over in a server: words behind the bracket of an address, and blanks."""
 _QUERY = re.compile(r"[?#]")
 _SERVERS = ("postgresql",)
-_ANOTHER = "give another: --preflight-history=DIR"
-_OR_ELSE = f"or {_ANOTHER}"
+_GIVE_ANOTHER = "give another: --preflight-history=DIR"
 
 
 class Place(Struct, frozen=True):
@@ -89,14 +88,14 @@ def exists(place: Place) -> bool:
         raise unusable(place, reason_of(error)) from error
     if not stat.S_ISREG(status.st_mode):
         raise unusable(place, "it is not a regular file")
-    if 0 < status.st_size < _LEAST:
+    if 0 < status.st_size < _SMALLEST_DATABASE:
         raise HistoryError(explain_refusal(place, "it is not a database"))
     if status.st_uid not in (0, os.geteuid()):
         raise unusable(place, "another user owns it")
     return True
 
 
-def unusable(place: Place, reason: str, advice: str = _ANOTHER) -> HistoryError:
+def unusable(place: Place, reason: str, advice: str = _GIVE_ANOTHER) -> HistoryError:
     """Return the error for a history that cannot be used."""
     return HistoryError(f"cannot use the history {place.words}: {reason}; {advice}")
 
@@ -108,12 +107,12 @@ def refuse_others_files(place: Place) -> None:
     any file of this account to delete (the super-journal of https://sqlite.org/atomiccommit.html).
     """
     file = place.file
-    if file is not None and (risk := who_may_add(file.parent) or _whose_log(file)):
+    if file is not None and (risk := who_may_add(file.parent) or _foreign_log(file)):
         raise unusable(place, risk)
 
 
-def _whose_log(file: Path) -> str:
-    """Say which other user has put a log or a journal beside the file; "" if none has."""
+def _foreign_log(file: Path) -> str:
+    """Name a log or journal beside the file that belongs to another user; "" if there is none."""
     for end in ("-journal", "-wal", "-shm"):
         log = file.with_name(file.name + end)
         with suppress(OSError):
@@ -122,7 +121,7 @@ def _whose_log(file: Path) -> str:
     return ""
 
 
-def create(place: Place, folder: int) -> None:
+def create(place: Place, folder_fd: int) -> None:
     """Create an empty file in an open folder, writable only by this user."""
     if place.file is not None and not exists(place):
         try:
@@ -130,7 +129,7 @@ def create(place: Place, folder: int) -> None:
                 place.file.name,
                 os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC,
                 _MODE,
-                dir_fd=folder,
+                dir_fd=folder_fd,
             )
         except FileExistsError:
             return  # another run created it first
@@ -144,7 +143,8 @@ def explain_refusal(place: Place, refusal: str) -> str:
     advice = next((do for words, do in remedies.items() if words in refusal), "repair it, {0}")
     first = " ".join(refusal.replace(place.url or "\0", place.words).split())[:200]
     reason = " ".join(map(_hide_login, first.split(" ")))
-    return f"cannot use the history {place.words}: {reason}; {advice.format(_OR_ELSE)}"
+    advice = advice.format(f"or {_GIVE_ANOTHER}")
+    return f"cannot use the history {place.words}: {reason}; {advice}"
 
 
 def _hide_login(url: str) -> str:

@@ -16,11 +16,11 @@ from preflight.history.episodes import (
     episode_changes,
     episodes_of,
     find_machines,
+    node_records,
     run_before,
-    standings,
 )
 from preflight.history.run_record import (
-    OF_DEVICES,
+    DEVICE_MEASURES,
     Changes,
     GpuPast,
     GpuPlacement,
@@ -32,9 +32,9 @@ from preflight.history.run_record import (
     Trend,
     damaged,
     fleet_key,
-    of_gpu,
+    is_gpu_unit,
     read_past,
-    slot_of,
+    split_gpu_unit,
     unit_key,
 )
 from preflight.history.tables import (
@@ -66,7 +66,7 @@ _T = TypeVar("_T")
 MOST_UNITS = 4096
 """Of one measure of a node: 72 GPUs with a path to each other have more, but no node has them."""
 
-_PLACES = select(PLACES).order_by(PLACES.c.since_run, PLACES.c.id)
+_PLACES_BY_TIME = select(PLACES).order_by(PLACES.c.since_run, PLACES.c.id)
 
 MOST_NAMES = 8 << 20
 """Characters of the names of all fleets in an answer; 64 waves of 4,096 odd names take a tenth."""
@@ -94,27 +94,27 @@ class NumberReader:
             if len(units) > MOST_UNITS:
                 raise damaged("numbers", f"a measure of {len(units)} units")
             slots = grouped(
-                (own[0], (at, own[1])) for at, unit in units if (own := slot_of(unit)) is not None
+                (key[0], (at, key[1])) for at, unit in units if (key := split_gpu_unit(unit))
             )
-            host = [(at, unit) for at, unit in units if not of_gpu(unit)]
+            host = [(index, unit) for index, unit in units if not is_gpu_unit(unit)]
             self._layouts[row.id] = _Layout(row.measure, row.under, units, host, slots)
 
     def trends(self, node: int, since_s: float) -> tuple[Trend, ...]:
         """Every series of a node since a time."""
         series: _Series = {}
         for night in self._nights(MEASURES.c.node_id == node, RUNS.c.started_s >= since_s):
-            _add(series, night, night.layout.units)
+            _add_points(series, night, night.layout.units)
         return _as_trends(series)
 
     def trends_of_gpu(self, gpu: int, since_s: float) -> tuple[Trend, ...]:
         """Every series of a GPU since a time, in whatever slot it was."""
         series: _Series = {}
-        rows = self._connection.execute(_PLACES.where(PLACES.c.gpu_id == gpu))
+        rows = self._connection.execute(_PLACES_BY_TIME.where(PLACES.c.gpu_id == gpu))
         for node, places in grouped((row.node_id, row) for row in rows).items():
             for night in self._nights(MEASURES.c.node_id == node, RUNS.c.started_s >= since_s):
                 if (place := _place_during(places, night.run)) is not None:
                     units = night.layout.slots.get(str(place.slot), ())
-                    _add(series, night, ((at, f"GPU {unit}".rstrip()) for at, unit in units))
+                    _add_points(series, night, ((at, f"GPU {unit}".rstrip()) for at, unit in units))
         return _as_trends(series)
 
     def series(
@@ -132,29 +132,29 @@ class NumberReader:
         }
         places: dict[int, list[Any]] = {node: [] for node in names}
         for piece in chunks(present):
-            for row in self._connection.execute(_PLACES.where(PLACES.c.gpu_id.in_(piece))):
+            for row in self._connection.execute(_PLACES_BY_TIME.where(PLACES.c.gpu_id.in_(piece))):
                 places.setdefault(row.node_id, []).append(row)
-        for node, own in places.items():
-            by_slot = grouped((str(place.slot), place) for place in own)
+        for node, placements in places.items():
+            by_slot = grouped((str(place.slot), place) for place in placements)
             for night in self._nights(
                 MEASURES.c.node_id == node,
                 RUNS.c.started_s >= since_s,
                 RUNS.c.tier == tier,
                 RUNS.c.id.not_in(_failed_burn_in_runs(node)),
             ):
-                owned = [(names[node], night.layout.host)] if node in names else []
+                owned_units = [(names[node], night.layout.host)] if node in names else []
                 for slot, units in night.layout.slots.items():
                     place = _place_during(by_slot.get(slot, ()), night.run)
                     # In a former slot, only what moves with the GPU.
+                    measure = night.layout.measure
                     if place is not None and (
-                        place.id == present[place.gpu_id].id or night.layout.measure in OF_DEVICES
+                        place.id == present[place.gpu_id].id or measure in DEVICE_MEASURES
                     ):
-                        owned.append((present[place.gpu_id].uuid, units))
-                for owner, units in owned:
-                    for at, unit in units:
-                        if (value := night.value(at)) is not None and value > 0:
-                            layout = night.layout
-                            key = unit_key(owner, layout.measure, unit, layout.under)
+                        owned_units.append((present[place.gpu_id].uuid, units))
+                for owner, units in owned_units:
+                    for index, unit in units:
+                        if (value := night.value(index)) is not None and value > 0:
+                            key = unit_key(owner, night.layout.measure, unit, night.layout.under)
                             values_by_key.setdefault(key, []).append(value)
         return {key: tuple(values) for key, values in values_by_key.items()}
 
@@ -178,19 +178,19 @@ class _NightNumbers(NamedTuple):
     layout: _Layout
     values: tuple[float | None, ...]
 
-    def value(self, at: int) -> float | None:
-        return self.values[at] if at < len(self.values) else None
+    def value(self, index: int) -> float | None:
+        return self.values[index] if index < len(self.values) else None
 
 
-def _add(series: _Series, night: _NightNumbers, units: Iterable[tuple[int, str]]) -> None:
-    for at, unit in units:
-        if (value := night.value(at)) is not None:
+def _add_points(series: _Series, night: _NightNumbers, units: Iterable[tuple[int, str]]) -> None:
+    for index, unit in units:
+        if (value := night.value(index)) is not None:
             key = (night.layout.measure, night.layout.under, unit)
             series.setdefault(key, []).append(Point(night.started_s, value))
 
 
 def _place_during(places: Sequence[Any], run: int) -> Any | None:
-    """The last of these places (in order of time) that began before a run, if it still was then."""
+    """The GPU's place at the time of a run; None if it had none. `places`: in order of time."""
     at = bisect_right(places, run, key=lambda place: place.since_run)
     last = places[at - 1] if at else None
     ended = last is None or (last.until_run is not None and run >= last.until_run)
@@ -231,7 +231,7 @@ def _as_trends(series: _Series) -> tuple[Trend, ...]:
     )
 
 
-def seats(
+def gpu_placements(
     connection: Connection, *, node: int | None = None, gpu: int | None = None
 ) -> tuple[GpuPlacement, ...]:
     """Of a node: its present GPUs, then former ones. Of a GPU: its places, oldest first."""
@@ -253,15 +253,15 @@ def seats(
         )
         .order_by(PLACES.c.id)
     )
-    own = PLACES.c.node_id == node if gpu is None else PLACES.c.gpu_id == gpu
-    placements = [as_struct(GpuPlacement, row) for row in connection.execute(query.where(own))]
+    query = query.where(PLACES.c.node_id == node if gpu is None else PLACES.c.gpu_id == gpu)
+    placements = [as_struct(GpuPlacement, row) for row in connection.execute(query)]
     if gpu is None:
         placements.sort(key=lambda placement: (placement.until_s is not None, placement.slot))
     return tuple(placements)
 
 
 NIGHT_S = 86400.0
-"""N nights are the N days before the latest run, with or without a run each night."""
+"""The length of a night: N nights are the N days that end with the latest run."""
 
 NIGHTS = 30
 
@@ -278,9 +278,8 @@ class History:
 
     def past(self, nodes: Sequence[str], leaves: Mapping[str, str]) -> Past:
         """What a planner needs to know of exactly this fleet's pairs; empty if never swept."""
-        own = FLEETS.c.key == fleet_key(nodes, leaves)
-        past = self._connection.execute(select(FLEETS.c.past).where(own)).scalar_one_or_none()
-        return read_past(past or "")
+        query = select(FLEETS.c.past).where(FLEETS.c.key == fleet_key(nodes, leaves))
+        return read_past(self._connection.execute(query).scalar_one_or_none() or "")
 
     def units(
         self, nodes: Sequence[str], tier: str, nights: int = NIGHTS
@@ -290,7 +289,7 @@ class History:
         Nights in which a burn-in check made the node not ready are left out: they are not typical.
         """
         machines = find_machines(self._connection, nodes)
-        return self._numbers.series(machines, tier=tier, since_s=self._since(nights))
+        return self._numbers.series(machines, tier=tier, since_s=self._window_start_s(nights))
 
     def last_run(self) -> PastRun | None:
         """The last run in the history."""
@@ -317,7 +316,7 @@ class History:
 
     def worst(self, nights: int = NIGHTS, most: int = 20) -> tuple[NodeRecord, ...]:
         """The nodes that were not ready most often in the last `nights`, worst first."""
-        return standings(self._connection, self._since(nights), most=most)
+        return node_records(self._connection, self._window_start_s(nights), most=most)
 
     def names(self) -> tuple[str, ...]:
         """Every node name in the history."""
@@ -332,17 +331,17 @@ class History:
         """The history of the machine that last had this name; None if no run had it."""
         if not (machines := find_machines(self._connection, [name])):
             return None
-        own = machines[name]
-        since_s = self._since(nights)
-        (standing,) = standings(self._connection, since_s, nodes=[own.id])
-        query = select(NODES.c.serial).where(NODES.c.name == name, NODES.c.id != own.id)
+        machine = machines[name]
+        since_s = self._window_start_s(nights)
+        (standing,) = node_records(self._connection, since_s, nodes=[machine.id])
+        query = select(NODES.c.serial).where(NODES.c.name == name, NODES.c.id != machine.id)
         return NodePast(
             standing=standing,
-            first_s=self._when(own.first_run),
-            last_s=self._when(own.last_run),
-            seats=seats(self._connection, node=own.id),
-            episodes=episodes_of(self._connection, own.id),
-            trends=self._numbers.trends(own.id, since_s),
+            first_s=self._run_start_s(machine.first_run),
+            last_s=self._run_start_s(machine.last_run),
+            seats=gpu_placements(self._connection, node=machine.id),
+            episodes=episodes_of(self._connection, machine.id),
+            trends=self._numbers.trends(machine.id, since_s),
             namesakes=tuple(serial or "" for serial in self._connection.execute(query).scalars()),
         )
 
@@ -354,27 +353,27 @@ class History:
         return GpuPast(
             uuid=row.uuid,
             model=row.model,
-            seats=seats(self._connection, gpu=row.id),
+            seats=gpu_placements(self._connection, gpu=row.id),
             episodes=episodes_of(self._connection, gpu=row.id),
-            trends=self._numbers.trends_of_gpu(row.id, self._since(nights)),
+            trends=self._numbers.trends_of_gpu(row.id, self._window_start_s(nights)),
         )
 
-    def _since(self, nights: int) -> float:
+    def _window_start_s(self, nights: int) -> float:
         """The start of a window of nights that ends with the latest run."""
         latest = self._connection.execute(select(func.max(RUNS.c.started_s))).scalar_one()
         return (latest or 0.0) - nights * NIGHT_S
 
-    def _when(self, run: int) -> float:
+    def _run_start_s(self, run: int) -> float:
         query = select(RUNS.c.started_s).where(RUNS.c.id == run)
         return float(self._connection.execute(query).scalar_one_or_none() or 0.0)
 
     def _select_runs(self, query: Select[tuple[object, ...]]) -> tuple[PastRun, ...]:
         rows = self._connection.execute(query).all()
         fleets: dict[int, str] = {}
-        # Each once: many runs may share one fleet with a long text.
+        # Each fleet once: many runs may share one with a long text.
         for piece in chunks({row.fleet_id for row in rows}):
-            own = select(FLEETS.c.id, FLEETS.c.nodes).where(FLEETS.c.id.in_(piece))
-            fleets |= {row.id: row.nodes for row in self._connection.execute(own)}
+            fleet_rows = select(FLEETS.c.id, FLEETS.c.nodes).where(FLEETS.c.id.in_(piece))
+            fleets |= {row.id: row.nodes for row in self._connection.execute(fleet_rows)}
         rows = [row for row in rows if row.fleet_id in fleets]
         if (characters := sum(len(fleets[row.fleet_id]) for row in rows)) > MOST_NAMES:
             raise damaged("fleets", f"{characters} characters of names")

@@ -15,12 +15,12 @@ from msgspec import Meta, Struct
 from preflight.errors import UsageError
 
 State = Literal["ready", "flaky", "not_ready", "unjudged"]
-"""The state of a node in one run. `flaky`: only flaky results count against it."""
+"""The state of a node in one run. `flaky`: all results that count against it are flaky."""
 
 BAD: tuple[State, ...] = ("not_ready", "flaky")
 """The states in which a node is not ready."""
 
-LONGEST = 240
+LONGEST_SENTENCE = 240
 """Characters stored of a sentence; the run's own report has all of it."""
 
 LONGEST_WORD = 128
@@ -60,8 +60,8 @@ class NightFinding(Struct, frozen=True, kw_only=True):
     sentence: str
     nodes: tuple[str, ...] = ()
     """The nodes that it makes or may make not ready; its subject if there are none."""
-    own: bool = True
-    """Whether `about` is a node or a pair: another fleet with it has the same finding."""
+    is_node_or_pair: bool = True
+    """Whether `about` names a node or a pair: it may be in several fleets."""
 
 
 class Numbers(Struct, frozen=True, kw_only=True):
@@ -128,7 +128,7 @@ def no_coverage_update(past: Past) -> tuple[Past, PairCoverage | None]:
     return past, None
 
 
-OF_DEVICES = frozenset({"gemm_tflops", "sustained_tflops", "memory_gbs"})
+DEVICE_MEASURES = frozenset({"gemm_tflops", "sustained_tflops", "memory_gbs"})
 """Measures that move with a GPU; all others depend on its slot, too."""
 
 _GPU = "GPU "
@@ -139,24 +139,24 @@ def unit_key(owner: str, measure: str, unit: str, under: str) -> str:
     return f"{owner} {measure} {unit} ({under})"
 
 
-def slot_of(unit: str) -> tuple[str, str] | None:
+def split_gpu_unit(unit: str) -> tuple[str, str] | None:
     """A unit's GPU and the rest of its name: "GPU 5 with NUMA node 1" → ("5", "with NUMA node 1").
 
     None for a unit of no GPU, and for a path between two GPUs.
     """
-    if not of_gpu(unit):
+    if not is_gpu_unit(unit):
         return None
     slot, _, rest = unit.removeprefix(_GPU).partition(" ")
     return None if rest.startswith("to ") else (slot, rest)
 
 
-def of_slot(unit: str, slot: int) -> str | None:
+def name_after_slot(unit: str, slot: int) -> str | None:
     """The rest of a unit's name after its GPU; None for a unit of another GPU or of none."""
-    own = slot_of(unit)
-    return own[1] if own is not None and own[0] == str(slot) else None
+    parts = split_gpu_unit(unit)
+    return parts[1] if parts is not None and parts[0] == str(slot) else None
 
 
-def of_gpu(unit: str) -> bool:
+def is_gpu_unit(unit: str) -> bool:
     """Whether a unit belongs to a GPU."""
     return unit.startswith(_GPU)
 
@@ -211,7 +211,7 @@ class Past(Struct, frozen=True, kw_only=True):
 
 
 def damaged(what: str, reason: str) -> HistoryError:
-    """Say what of a history cannot be read."""
+    """The error for a part of a history that cannot be read."""
     return HistoryError(
         f"the history's {what} are damaged ({reason}); move it away to start a new one, or give "
         "another folder: --preflight-history=DIR"

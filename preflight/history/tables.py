@@ -66,11 +66,11 @@ def _numbered_table(name: str, *columns: SchemaItem) -> Table:
     return Table(name, METADATA, number, *columns)
 
 
-def _run(name: str = "run_id", *, nullable: bool = False) -> Column[int]:
+def _run_column(name: str = "run_id", *, nullable: bool = False) -> Column[int]:
     return Column(name, ForeignKey("runs.id"), nullable=nullable)
 
 
-def _text_id() -> Column[int]:
+def _text_column() -> Column[int]:
     return Column("text_id", ForeignKey("texts.id"), nullable=False)
 
 
@@ -121,8 +121,8 @@ PLACES = _numbered_table(
     Column("gpu_id", ForeignKey("gpus.id"), nullable=False, index=True),
     Column("node_id", ForeignKey("nodes.id"), nullable=False, index=True),
     Column("slot", Integer, nullable=False),
-    _run("since_run"),
-    _run("until_run", nullable=True),  # the first run in which it was no longer there
+    _run_column("since_run"),
+    _run_column("until_run", nullable=True),  # the first run in which it was no longer there
 )
 
 STATES = Table(
@@ -142,11 +142,11 @@ EPISODES = _numbered_table(
     Column("about", String(600), nullable=False),
     Column("fleet_id", Integer, nullable=False),  # 0: of nodes, whatever fleet they are in
     Column("outcome", String(16), nullable=False),
-    _text_id(),
-    _run("first_run"),
-    _run("last_run"),
+    _text_column(),
+    _run_column("first_run"),
+    _run_column("last_run"),
     Column("times", Integer, nullable=False),
-    _run("closed_run", nullable=True),
+    _run_column("closed_run", nullable=True),
     Index("episodes_by_close", "closed_run"),
     Index("episodes_by_last", "last_run"),
 )
@@ -156,7 +156,7 @@ VERDICTS = _numbered_table(
     Column("run_id", ForeignKey("runs.id"), nullable=False, index=True),
     Column("episode_id", ForeignKey("episodes.id"), nullable=False, index=True),
     Column("outcome", String(16), nullable=False),
-    _text_id(),
+    _text_column(),
 )
 
 BLAMED = Table(
@@ -191,9 +191,9 @@ _OTHER_FOLDER = "give another folder: --preflight-history=DIR"
 
 
 def has_tables(connection: Connection, place: Place) -> bool:
-    """Whether the database has our tables, or is empty; HistoryError for one that is not ours."""
+    """Whether the database has the history's tables; HistoryError if it has others."""
     tables = inspect(connection).get_table_names()
-    if place.file is not None and _computes(connection):
+    if place.file is not None and _schema_computes(connection):
         why = "it has views, triggers or expressions, and a history has none"
         raise unusable(place, why, _OTHER_FOLDER)
     if META.name not in tables:
@@ -212,7 +212,7 @@ def refuse_long_texts(connection: Connection, place: Place) -> None:
     is_file = connection.dialect.name == "sqlite"
     for table in METADATA.sorted_tables:
         long = [
-            _bytes(column, of_file=is_file) > 4 * (column.type.length or MOST_FIELD // 4)
+            _bytes(column, is_file=is_file) > 4 * (column.type.length or MOST_FIELD // 4)
             for column in table.columns
             if isinstance(column.type, String) and (column.type.length or not is_file)
         ]
@@ -222,17 +222,17 @@ def refuse_long_texts(connection: Connection, place: Place) -> None:
             )
 
 
-def _bytes(column: Column[Any], *, of_file: bool) -> ColumnElement[int]:
+def _bytes(column: Column[Any], *, is_file: bool) -> ColumnElement[int]:
     """The bytes of a text; SQLite's length() ends at a NUL."""
-    return func.length(cast(column, LargeBinary)) if of_file else func.octet_length(column)
+    return func.length(cast(column, LargeBinary)) if is_file else func.octet_length(column)
 
 
 _EXPRESSION = re.compile(r"(?i)\b(?:AS|CHECK|VIRTUAL|WHERE)\b|\bDEFAULT\s*\(|[^\w\s\"',()]")
 """A generated column, a condition, a module, a computed default, or any operator."""
 
 
-def _computes(connection: Connection) -> bool:
-    """Whether the file's own schema makes SQLite compute: one step of it may take any time."""
+def _schema_computes(connection: Connection) -> bool:
+    """Whether the schema in the file makes SQLite compute: one step of it may take any time."""
     rows = connection.exec_driver_sql("SELECT type, coalesce(sql, '') FROM sqlite_master")
     return any(
         kind not in ("table", "index")
@@ -251,7 +251,7 @@ def prepare(connection: Connection, place: Place) -> None:
     connection.execute(update(META).where(META.c.id == 1).values(writes=META.c.writes + 1))
 
 
-_AT_ONCE = 500
+_VALUES_PER_QUERY = 500
 """Values in one query; SQLite's oldest limit is 999."""
 
 
@@ -282,8 +282,8 @@ class Rows:
 def chunks(values: Iterable[Any]) -> Iterator[list[Any]]:
     """Cut a long list into pieces that fit one query."""
     sequence = list(values)
-    for start in range(0, len(sequence), _AT_ONCE):
-        yield sequence[start : start + _AT_ONCE]
+    for start in range(0, len(sequence), _VALUES_PER_QUERY):
+        yield sequence[start : start + _VALUES_PER_QUERY]
 
 
 PATIENCE_S = 10.0
@@ -296,7 +296,7 @@ MOST_TEXT, _TEXT_PER_BYTE, _COLUMN = 32 << 20, 8, 8
 """Bytes that one transaction may read, and those more per byte of the history: in what another user
 wrote, many rows may share one long text. A column counts as a few bytes, whatever it holds."""
 
-MOST_FIELD, _AT_ONCE_FROM_A_SERVER = 16 << 20, 32
+MOST_FIELD, _SERVER_BATCH = 16 << 20, 32
 """Bytes of one text in a server, and the rows that it sends before they are counted."""
 
 STATEMENT_S = 60
@@ -330,8 +330,8 @@ def _engine(place: Place, *, writes: bool) -> Engine:
     if place.file is None:
         try:
             engine = create_engine(place.url, poolclass=NullPool)
-            as_of_one_moment = not writes and place.url.startswith(_SERVER)
-            options = {"isolation_level": "REPEATABLE READ"} if as_of_one_moment else {}
+            snapshot = not writes and place.url.startswith(_SERVER)
+            options = {"isolation_level": "REPEATABLE READ"} if snapshot else {}
             return engine.execution_options(**options)
         except (ImportError, NoSuchModuleError) as error:
             driver = "the database's driver beside preflight (psycopg for postgresql+psycopg://)"
@@ -352,22 +352,22 @@ def _engine(place: Place, *, writes: bool) -> Engine:
 
 def _connect(place: Place, *, writes: bool) -> sqlite3.Connection:
     """Connect without Python's implicit transactions."""
-    connection = _file(place, "mode=rw" if writes else "mode=ro")
+    connection = _open_file(place, "mode=rw" if writes else "mode=ro")
     if writes:
         connection.execute("PRAGMA synchronous = NORMAL")
         # A night touches a page per node and index: the cache reads each only once.
         connection.execute("PRAGMA cache_size = -65536")
         _write_ahead(connection)
-    elif not _readable(connection):
+    elif not _can_read(connection):
         connection.close()
         # A file without a writer in a read-only folder: SQLite cannot create the log's index.
-        connection = _file(place, "mode=ro&immutable=1" if _has_no_log(place) else "mode=ro")
+        connection = _open_file(place, "mode=ro&immutable=1" if _has_no_log(place) else "mode=ro")
     return connection
 
 
-def _file(place: Place, how: str) -> sqlite3.Connection:
+def _open_file(place: Place, query: str) -> sqlite3.Connection:
     connection = sqlite3.connect(
-        f"file:{quote(str(place.file))}?{how}",
+        f"file:{quote(str(place.file))}?{query}",
         uri=True,
         timeout=PATIENCE_S,
         isolation_level=None,
@@ -384,14 +384,14 @@ def _count_rows(connection: Connection, place: Place) -> None:
     is_file = connection.dialect.name == "sqlite"
     if not is_file:
         connection.execute(text(f"SET LOCAL statement_timeout = '{STATEMENT_S}s'"))
-    room = MOST_TEXT + _TEXT_PER_BYTE * _size(connection, place)
-    at_once = 1 if is_file else _AT_ONCE_FROM_A_SERVER
+    allowance = MOST_TEXT + _TEXT_PER_BYTE * _size(connection, place)
+    batch = 1 if is_file else _SERVER_BATCH
 
     def count(rows: list[_Row]) -> list[_Row]:
-        nonlocal room
-        for row in rows:
-            room -= sum(len(field) if isinstance(field, str | bytes) else _COLUMN for field in row)
-        if room < 0:
+        nonlocal allowance
+        for field in itertools.chain.from_iterable(rows):
+            allowance -= len(field) if isinstance(field, str | bytes) else _COLUMN
+        if allowance < 0:
             raise HistoryError(explain_refusal(place, "its rows hold too much text"))
         return rows
 
@@ -399,25 +399,23 @@ def _count_rows(connection: Connection, place: Place) -> None:
     def _(*values: Any) -> tuple[Any, ...]:
         _, statement, many, params, _ = values
         if isinstance(statement, Select):
-            statement = statement.execution_options(stream_results=True, max_row_buffer=at_once)
+            statement = statement.execution_options(stream_results=True, max_row_buffer=batch)
         return statement, many, params
 
     @event.listens_for(connection, "after_execute")
     def _(*values: Any) -> None:
         result = values[-1]
         if result.returns_rows:
-            result.cursor = _CountedCursor(result.cursor, count, at_once)
+            result.cursor = _CountedCursor(result.cursor, count, batch)
 
 
 class _CountedCursor:
     """A driver's cursor whose rows are counted as they come."""
 
-    def __init__(
-        self, cursor: Any, count: Callable[[list[_Row]], list[_Row]], at_once: int
-    ) -> None:
+    def __init__(self, cursor: Any, count: Callable[[list[_Row]], list[_Row]], batch: int) -> None:
         self._cursor = cursor
         self._count = count
-        self._at_once = at_once
+        self._batch = batch
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._cursor, name)
@@ -427,10 +425,10 @@ class _CountedCursor:
         return row if row is None else self._count([row])[0]
 
     def fetchmany(self, size: int) -> list[_Row]:
-        return self._count(self._cursor.fetchmany(min(size, self._at_once)))
+        return self._count(self._cursor.fetchmany(min(size, self._batch)))
 
     def fetchall(self) -> list[_Row]:
-        return [row for rows in iter(lambda: self.fetchmany(self._at_once), []) for row in rows]
+        return [row for rows in iter(lambda: self.fetchmany(self._batch), []) for row in rows]
 
 
 def _size(connection: Connection, place: Place) -> int:
@@ -456,7 +454,7 @@ def _write_ahead(connection: sqlite3.Connection) -> None:
                 raise
 
 
-def _readable(connection: sqlite3.Connection) -> bool:
+def _can_read(connection: sqlite3.Connection) -> bool:
     try:
         connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchall()
     except sqlite3.OperationalError as error:

@@ -22,7 +22,7 @@ from preflight.core.statistics import shared_cause
 from preflight.history.run_record import (
     BAD,
     DIGITS,
-    LONGEST,
+    LONGEST_SENTENCE,
     LONGEST_WORD,
     Past,
     fleet_key,
@@ -60,302 +60,6 @@ if TYPE_CHECKING:
     )
 
 
-_Key = tuple[str, str, int]
-"""(check, component, fleet); fleet 0 for nodes and pairs, which may be in several fleets."""
-
-
-class EpisodeWriter:
-    """Writes episodes; knows the open ones."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self._episodes = Rows(connection, EPISODES)
-        self._verdicts = Rows(connection, VERDICTS)
-        self._texts = Rows(connection, TEXTS)
-        self._known_texts: dict[str, int] = {}
-        open_rows = select(EPISODES).where(EPISODES.c.closed_run.is_(None))
-        self._open: dict[_Key, int] = {
-            (row.check_id, row.about, row.fleet_id): row.id for row in connection.execute(open_rows)
-        }
-
-    def take(self, night: Night, run: int, fleet: int, nodes: Mapping[str, int]) -> None:
-        """Add a night's findings, and end the episodes that are fine now."""
-        self._learn_texts([_short(finding.sentence) for finding in night.findings])
-        self._close(night, run, fleet)
-        continued: list[dict[str, object]] = []
-        blamed: list[dict[str, int]] = []
-        for finding in night.findings:
-            text = self._known_texts[_short(finding.sentence)]
-            # What is about neither a node nor a pair, each fleet has for itself.
-            of_fleet = finding.about == FLEET or not finding.own
-            key = (finding.check, finding.about, fleet if of_fleet else 0)
-            episode = self._open.get(key)
-            if episode is None:
-                episode = self._begin(key, finding, run, text)
-            else:
-                continued.append({"episode": episode, "outcome": finding.outcome, "text": text,
-                                "run": run})  # fmt: skip
-            number = self._verdicts.add(
-                run_id=run, episode_id=episode, outcome=finding.outcome, text_id=text
-            )
-            blamed += [
-                {"node_id": nodes[name], "verdict_id": number}
-                for name in dict.fromkeys(finding.nodes)
-                if name in nodes
-            ]
-        self._episodes.write()
-        if continued:
-            self._connection.execute(_CONTINUES, continued)
-        self._verdicts.write()
-        if blamed:
-            self._connection.execute(insert(BLAMED), blamed)
-
-    def _begin(self, key: _Key, finding: NightFinding, run: int, text: int) -> int:
-        check, about, fleet = key
-        episode = self._episodes.add(
-            check_id=check,
-            about=about,
-            fleet_id=fleet,
-            outcome=finding.outcome,
-            text_id=text,
-            first_run=run,
-            last_run=run,
-            times=1,
-            closed_run=None,
-        )
-        self._open[key] = episode
-        return episode
-
-    def _close(self, night: Night, run: int, fleet: int) -> None:
-        """End every episode whose component was checked tonight and is fine."""
-        findings = {(finding.check, finding.about) for finding in night.findings}
-        ended: list[dict[str, int]] = []
-        for key, episode in list(self._open.items()):
-            check, about, own = key
-            fine = night.fine.get(check)
-            if fine is None or (check, about) in findings or (own and own != fleet):
-                continue
-            # Neither node nor pair (an uplink): every check of this fleet includes it.
-            if about in fine or (own and about != FLEET):
-                ended.append({"episode": episode, "run": run})
-                del self._open[key]
-        if ended:
-            self._connection.execute(_ENDS, ended)
-
-    def _learn_texts(self, texts: list[str]) -> None:
-        new = [text for text in dict.fromkeys(texts) if text not in self._known_texts]
-        for piece in chunks(new):
-            query = select(TEXTS).where(TEXTS.c.text.in_(piece))
-            self._known_texts |= {row.text: row.id for row in self._connection.execute(query)}
-        for text in new:
-            if text not in self._known_texts:
-                self._known_texts[text] = self._texts.add(text=text)
-        self._texts.write()
-
-
-_CONTINUES = (
-    update(EPISODES)
-    .where(EPISODES.c.id == bindparam("episode"))
-    .values(
-        outcome=bindparam("outcome"),
-        text_id=bindparam("text"),
-        last_run=bindparam("run"),
-        times=EPISODES.c.times + 1,
-    )
-)
-
-_ENDS = (
-    update(EPISODES)
-    .where(EPISODES.c.id == bindparam("episode"))
-    .values(closed_run=bindparam("run"))
-)
-
-
-def _short(sentence: str) -> str:
-    return sentence if len(sentence) <= LONGEST else sentence[: LONGEST - 3] + "..."
-
-
-_LARGEST = 1e300
-"""Rounding a larger number may make it infinite."""
-
-_Layout = tuple[str, str, str]
-"""(measure, under, units): the same for most nodes and nights."""
-
-
-class NumberWriter:
-    """Writes measured numbers; knows the layouts."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self._layouts = Rows(connection, LAYOUTS)
-        self._measures = Rows(connection, MEASURES)
-        self._known: dict[_Layout, int] = {
-            (row.measure, row.under, row.units): row.id
-            for row in connection.execute(select(LAYOUTS))
-        }
-
-    def take(self, night: Night, run: int, nodes: Mapping[str, int]) -> None:
-        """Add the numbers of one night."""
-        for numbers in night.numbers:
-            if numbers.node in nodes and any(value is not None for value in numbers.values):
-                self._measures.add(
-                    run_id=run,
-                    node_id=nodes[numbers.node],
-                    layout_id=self._layout(numbers),
-                    numbers=encode_numbers(numbers.values),
-                )
-        self._layouts.write()
-        self._measures.write()
-
-    def _layout(self, numbers: Numbers) -> int:
-        units = msgspec.json.encode(numbers.units).decode()
-        key = (numbers.measure, numbers.under[:LONGEST_WORD], units)
-        if key not in self._known:
-            self._known[key] = self._layouts.add(measure=key[0], under=key[1], units=units)
-        return self._known[key]
-
-
-def encode_numbers(values: tuple[float | None, ...]) -> str:
-    """Encode numbers as JSON with four significant digits; null for NaN and infinity."""
-    return "[" + ",".join(map(_json_number, values)) + "]"
-
-
-def _json_number(value: float | None) -> str:
-    if value is None or not abs(value) <= _LARGEST:  # NaN is not
-        return "null"
-    return f"{value:.{DIGITS}g}"
-
-
-class _KnownNode(NamedTuple):
-    id: int
-    serial: str | None
-    last_run: int
-
-
-class _Place(NamedTuple):
-    id: int
-    node: int
-    slot: int
-
-
-class MachineWriter:
-    """Writes machines and GPUs; knows all earlier ones."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self._nodes = Rows(connection, NODES)
-        self._gpus = Rows(connection, GPUS)
-        self._places = Rows(connection, PLACES)
-        self._by_serial: dict[str, _KnownNode] = {}
-        self._by_name: dict[str, _KnownNode] = {}
-        self._name_of: dict[int, str] = {}
-        for row in connection.execute(select(NODES)):
-            self._learn(row.name, _KnownNode(row.id, row.serial, row.last_run))
-        self._by_uuid: dict[str, int] = {
-            row.uuid: row.id for row in connection.execute(select(GPUS))
-        }
-        open_rows = select(PLACES).where(PLACES.c.until_run.is_(None))
-        self._sits = {
-            row.gpu_id: _Place(row.id, row.node_id, row.slot)
-            for row in connection.execute(open_rows)
-        }
-
-    def take(self, night: Night, run: int) -> dict[str, int]:
-        """Add the nodes that took part; return the number of each by its name."""
-        boards = Counter(machine.serial[:LONGEST_WORD] for machine in night.machines)
-        # Boards with a shared serial number, or virtual machines: it identifies none of them.
-        serials = {
-            machine.name: serial if boards[serial := machine.serial[:LONGEST_WORD]] == 1 else ""
-            for machine in night.machines
-        }
-        numbers: dict[str, int] = {}
-        updates: list[dict[str, object]] = []
-        for machine in night.machines:
-            node = self._node(machine.name, serials, run)
-            numbers[machine.name] = node.id
-            updates.append(
-                {"node": node.id, "name": machine.name, "serial": node.serial, "run": run}
-            )
-        self._nodes.write()
-        self._connection.execute(
-            update(NODES)
-            .where(NODES.c.id == bindparam("node"))
-            .values(name=bindparam("name"), serial=bindparam("serial"), last_run=bindparam("run")),
-            updates,
-        )
-        states = [
-            {"node_id": numbers[machine.name], "run_id": run, "state": machine.state}
-            for machine in night.machines
-        ]
-        self._connection.execute(insert(STATES), states)
-        self._seat(night, run, numbers)
-        return numbers
-
-    def _learn(self, name: str, node: _KnownNode) -> None:
-        self._name_of[node.id] = name
-        if node.serial:
-            self._by_serial[node.serial] = node
-        if name not in self._by_name or self._by_name[name].last_run <= node.last_run:
-            self._by_name[name] = node
-
-    def _node(self, name: str, serials: Mapping[str, str], run: int) -> _KnownNode:
-        """Find or create the record of a node: two names of one run never share one."""
-        serial, namesake = serials[name], self._by_name.get(name)
-        node = self._by_serial.get(serial)
-        before = self._name_of[node.id] if node else name
-        held_by_name = before != name and not serials.get(before)
-        if node and held_by_name and self._by_name[before].id == node.id:
-            node, serial = None, ""  # the node that had this board may still have it
-        if node is None and namesake and not (serials[name] and namesake.serial):
-            node = namesake  # it reports no serial, or reports one for the first time
-        if node is None:
-            number = self._nodes.add(name=name, serial=serial or None, first_run=run, last_run=run)
-            node = _KnownNode(number, serial or None, run)
-        current = _KnownNode(node.id, node.serial or serial or None, run)
-        self._learn(name, current)
-        return current
-
-    def _seat(self, night: Night, run: int, numbers: Mapping[str, int]) -> None:
-        """Write which GPUs are in which slots, where that changed."""
-        gpus_of_node = {
-            machine.name: machine.gpus for machine in night.machines if machine.gpus is not None
-        }
-        uuids = Counter(gpu.uuid[:LONGEST_WORD] for gpus in gpus_of_node.values() for gpu in gpus)
-        vacated: list[int] = []
-        sits: dict[int, tuple[int, int]] = {}
-        doubtful: set[tuple[str, int]] = set()
-        for name, gpus in gpus_of_node.items():
-            for gpu in gpus:
-                uuid = gpu.uuid[:LONGEST_WORD]
-                if uuid and uuids[uuid] == 1:
-                    sits[self._gpu(uuid, gpu.model)] = numbers[name], gpu.slot
-                elif uuid in self._by_uuid:
-                    doubtful.add((name, self._by_uuid[uuid]))  # another node reports it, too
-        self._gpus.write()
-        for gpu_id, place in list(self._sits.items()):
-            had = self._name_of[place.node]
-            stays = sits.get(gpu_id) == (place.node, place.slot) or (had, gpu_id) in doubtful
-            if stays or had not in gpus_of_node:
-                continue
-            vacated.append(place.id)
-            del self._sits[gpu_id]
-        if vacated:
-            leave = update(PLACES).where(PLACES.c.id == bindparam("place")).values(until_run=run)
-            self._connection.execute(leave, [{"place": place} for place in vacated])
-        for gpu_id, (node, slot) in sits.items():
-            if gpu_id not in self._sits:
-                place_id = self._places.add(
-                    gpu_id=gpu_id, node_id=node, slot=slot, since_run=run, until_run=None
-                )
-                self._sits[gpu_id] = _Place(place_id, node, slot)
-        self._places.write()
-
-    def _gpu(self, uuid: str, model: str) -> int:
-        if uuid not in self._by_uuid:
-            self._by_uuid[uuid] = self._gpus.add(uuid=uuid, model=model[:LONGEST_WORD])
-        return self._by_uuid[uuid]
-
-
 _MOST_FLEETS = 64
 """Fleets whose rounds are stored; those whose last sweep is oldest lose them first."""
 
@@ -382,19 +86,19 @@ class Writer:
         self._episode_writer = EpisodeWriter(connection)
         self._number_writer = NumberWriter(connection)
 
-    def add(self, night: Night, swept: CoverageUpdate) -> Past:
+    def add(self, night: Night, update_coverage: CoverageUpdate) -> Past:
         """Add one night, and return the new past of its fleet's pairs."""
-        fleet, before = self._fleet(night)
-        past, covered = swept(before)
-        run = self._run(night, fleet, covered)
+        fleet, before = self._find_or_add_fleet(night)
+        past, covered = update_coverage(before)
+        run = self._add_run(night, fleet, covered)
         self._store_past(fleet, past, run)
-        nodes = self._machines.take(night, run)
+        nodes = self._machines.add_night(night, run)
         self._mark_shared_cause(night.sweep)
-        self._episode_writer.take(night, run, fleet, nodes)
-        self._number_writer.take(night, run, nodes)
+        self._episode_writer.add_night(night, run, fleet, nodes)
+        self._number_writer.add_night(night, run, nodes)
         return past
 
-    def _fleet(self, night: Night) -> tuple[int, Past]:
+    def _find_or_add_fleet(self, night: Night) -> tuple[int, Past]:
         key = fleet_key(night.names, night.leaves)
         query = select(FLEETS.c.id, FLEETS.c.past).where(FLEETS.c.key == key)
         row = self._connection.execute(query).one_or_none()
@@ -404,7 +108,7 @@ class Writer:
         self._fleets.write()
         return number, Past()
 
-    def _run(self, night: Night, fleet: int, covered: PairCoverage | None) -> int:
+    def _add_run(self, night: Night, fleet: int, covered: PairCoverage | None) -> int:
         states = [machine.state for machine in night.machines]
         bad = sum(state in BAD for state in states)
         number = self._runs.add(
@@ -440,16 +144,313 @@ class Writer:
         together = shared_cause(bad, len(latest))
         for wave in waves:
             alone = shared_cause(wave.not_ready, wave.nodes)
-            own = update(RUNS).where(RUNS.c.id == wave.id)
-            self._connection.execute(own.values(systemic=int(together or alone)))
+            mark = update(RUNS).where(RUNS.c.id == wave.id).values(systemic=int(together or alone))
+            self._connection.execute(mark)
 
     def _store_past(self, fleet: int, past: Past, run: int) -> None:
         """Store a fleet's past; the fleets with the oldest sweeps keep only their nights."""
         text = msgspec.json.encode(past).decode() if past != Past() else ""
-        own = FLEETS.c.id == fleet
-        self._connection.execute(update(FLEETS).where(own).values(past=text, last_run=run))
+        query = update(FLEETS).where(FLEETS.c.id == fleet).values(past=text, last_run=run)
+        self._connection.execute(query)
         latest = select(FLEETS.c.id).where(FLEETS.c.past != "").order_by(FLEETS.c.last_run.desc())
         too_many = self._connection.execute(latest.offset(_MOST_FLEETS)).scalars().all()
         if too_many:
-            old = FLEETS.c.id.in_(too_many)
-            self._connection.execute(update(FLEETS).where(old).values(past=""))
+            query = update(FLEETS).where(FLEETS.c.id.in_(too_many)).values(past="")
+            self._connection.execute(query)
+
+
+_Key = tuple[str, str, int]
+"""(check, component, fleet); fleet 0 for nodes and pairs, which may be in several fleets."""
+
+
+class EpisodeWriter:
+    """Writes episodes; knows the open ones."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._episodes = Rows(connection, EPISODES)
+        self._verdicts = Rows(connection, VERDICTS)
+        self._texts = Rows(connection, TEXTS)
+        self._known_texts: dict[str, int] = {}
+        open_rows = select(EPISODES).where(EPISODES.c.closed_run.is_(None))
+        self._open: dict[_Key, int] = {
+            (row.check_id, row.about, row.fleet_id): row.id for row in connection.execute(open_rows)
+        }
+
+    def add_night(self, night: Night, run: int, fleet: int, nodes: Mapping[str, int]) -> None:
+        """Add a night's findings, and end the episodes that are fine now."""
+        self._add_texts([_shorten(finding.sentence) for finding in night.findings])
+        self._close_episodes(night, run, fleet)
+        continued: list[dict[str, object]] = []
+        blamed: list[dict[str, int]] = []
+        for finding in night.findings:
+            text = self._known_texts[_shorten(finding.sentence)]
+            # A finding about neither a node nor a pair belongs to one fleet.
+            of_fleet = finding.about == FLEET or not finding.is_node_or_pair
+            key = (finding.check, finding.about, fleet if of_fleet else 0)
+            episode = self._open.get(key)
+            if episode is None:
+                episode = self._open_episode(key, finding, run, text)
+            else:
+                continued.append({"episode": episode, "outcome": finding.outcome, "text": text,
+                                "run": run})  # fmt: skip
+            number = self._verdicts.add(
+                run_id=run, episode_id=episode, outcome=finding.outcome, text_id=text
+            )
+            blamed += [
+                {"node_id": nodes[name], "verdict_id": number}
+                for name in dict.fromkeys(finding.nodes)
+                if name in nodes
+            ]
+        self._episodes.write()
+        if continued:
+            self._connection.execute(_CONTINUES, continued)
+        self._verdicts.write()
+        if blamed:
+            self._connection.execute(insert(BLAMED), blamed)
+
+    def _open_episode(self, key: _Key, finding: NightFinding, run: int, text: int) -> int:
+        check, about, fleet = key
+        episode = self._episodes.add(
+            check_id=check,
+            about=about,
+            fleet_id=fleet,
+            outcome=finding.outcome,
+            text_id=text,
+            first_run=run,
+            last_run=run,
+            times=1,
+            closed_run=None,
+        )
+        self._open[key] = episode
+        return episode
+
+    def _close_episodes(self, night: Night, run: int, fleet: int) -> None:
+        """End every episode whose component was checked tonight and is fine."""
+        findings = {(finding.check, finding.about) for finding in night.findings}
+        ended: list[dict[str, int]] = []
+        for key, episode in list(self._open.items()):
+            check, about, key_fleet = key
+            fine = night.fine.get(check)
+            if fine is None or (check, about) in findings or key_fleet not in (0, fleet):
+                continue
+            # Neither node nor pair (an uplink): every check of this fleet includes it.
+            if about in fine or (key_fleet and about != FLEET):
+                ended.append({"episode": episode, "run": run})
+                del self._open[key]
+        if ended:
+            self._connection.execute(_ENDS, ended)
+
+    def _add_texts(self, texts: list[str]) -> None:
+        new = [text for text in dict.fromkeys(texts) if text not in self._known_texts]
+        for piece in chunks(new):
+            query = select(TEXTS).where(TEXTS.c.text.in_(piece))
+            self._known_texts |= {row.text: row.id for row in self._connection.execute(query)}
+        for text in new:
+            if text not in self._known_texts:
+                self._known_texts[text] = self._texts.add(text=text)
+        self._texts.write()
+
+
+_CONTINUES = (
+    update(EPISODES)
+    .where(EPISODES.c.id == bindparam("episode"))
+    .values(
+        outcome=bindparam("outcome"),
+        text_id=bindparam("text"),
+        last_run=bindparam("run"),
+        times=EPISODES.c.times + 1,
+    )
+)
+
+_ENDS = (
+    update(EPISODES)
+    .where(EPISODES.c.id == bindparam("episode"))
+    .values(closed_run=bindparam("run"))
+)
+
+
+def _shorten(sentence: str) -> str:
+    cut = sentence[: LONGEST_SENTENCE - 3] + "..."
+    return cut if len(sentence) > LONGEST_SENTENCE else sentence
+
+
+_LARGEST = 1e300
+"""Rounding a larger number may make it infinite."""
+
+_Layout = tuple[str, str, str]
+"""(measure, under, units): the same for most nodes and nights."""
+
+
+class NumberWriter:
+    """Writes measured numbers; knows the layouts."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._layouts = Rows(connection, LAYOUTS)
+        self._measures = Rows(connection, MEASURES)
+        self._known: dict[_Layout, int] = {
+            (row.measure, row.under, row.units): row.id
+            for row in connection.execute(select(LAYOUTS))
+        }
+
+    def add_night(self, night: Night, run: int, nodes: Mapping[str, int]) -> None:
+        """Add the numbers of one night."""
+        for numbers in night.numbers:
+            if numbers.node in nodes and any(value is not None for value in numbers.values):
+                self._measures.add(
+                    run_id=run,
+                    node_id=nodes[numbers.node],
+                    layout_id=self._find_or_add_layout(numbers),
+                    numbers=encode_numbers(numbers.values),
+                )
+        self._layouts.write()
+        self._measures.write()
+
+    def _find_or_add_layout(self, numbers: Numbers) -> int:
+        units = msgspec.json.encode(numbers.units).decode()
+        key = (numbers.measure, numbers.under[:LONGEST_WORD], units)
+        if key not in self._known:
+            self._known[key] = self._layouts.add(measure=key[0], under=key[1], units=units)
+        return self._known[key]
+
+
+def encode_numbers(values: tuple[float | None, ...]) -> str:
+    """Encode numbers as JSON with four significant digits; null for NaN and infinity."""
+    return "[" + ",".join(map(_json_number, values)) + "]"
+
+
+def _json_number(value: float | None) -> str:
+    if value is None or not abs(value) <= _LARGEST:  # NaN is not
+        return "null"
+    return f"{value:.{DIGITS}g}"
+
+
+class _KnownNode(NamedTuple):
+    id: int
+    serial: str | None
+    last_run: int
+
+
+class _Placement(NamedTuple):
+    id: int
+    node: int
+    slot: int
+
+
+class MachineWriter:
+    """Writes machines and GPUs; knows all earlier ones."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._nodes = Rows(connection, NODES)
+        self._gpus = Rows(connection, GPUS)
+        self._places = Rows(connection, PLACES)
+        self._by_serial: dict[str, _KnownNode] = {}
+        self._by_name: dict[str, _KnownNode] = {}
+        self._name_of: dict[int, str] = {}
+        for row in connection.execute(select(NODES)):
+            self._index_node(row.name, _KnownNode(row.id, row.serial, row.last_run))
+        self._by_uuid: dict[str, int] = {
+            row.uuid: row.id for row in connection.execute(select(GPUS))
+        }
+        open_rows = select(PLACES).where(PLACES.c.until_run.is_(None))
+        self._placements = {
+            row.gpu_id: _Placement(row.id, row.node_id, row.slot)
+            for row in connection.execute(open_rows)
+        }
+
+    def add_night(self, night: Night, run: int) -> dict[str, int]:
+        """Add the nodes that took part; return the number of each by its name."""
+        reports = Counter(machine.serial[:LONGEST_WORD] for machine in night.machines)
+        # Boards with a shared serial number, or virtual machines: it identifies none of them.
+        serials = {
+            machine.name: serial if reports[serial := machine.serial[:LONGEST_WORD]] == 1 else ""
+            for machine in night.machines
+        }
+        numbers: dict[str, int] = {}
+        updates: list[dict[str, object]] = []
+        for machine in night.machines:
+            node = self._find_or_add_node(machine.name, serials, run)
+            numbers[machine.name] = node.id
+            updates.append(
+                {"node": node.id, "name": machine.name, "serial": node.serial, "run": run}
+            )
+        self._nodes.write()
+        self._connection.execute(
+            update(NODES)
+            .where(NODES.c.id == bindparam("node"))
+            .values(name=bindparam("name"), serial=bindparam("serial"), last_run=bindparam("run")),
+            updates,
+        )
+        states = [
+            {"node_id": numbers[machine.name], "run_id": run, "state": machine.state}
+            for machine in night.machines
+        ]
+        self._connection.execute(insert(STATES), states)
+        self._write_placements(night, run, numbers)
+        return numbers
+
+    def _index_node(self, name: str, node: _KnownNode) -> None:
+        self._name_of[node.id] = name
+        if node.serial:
+            self._by_serial[node.serial] = node
+        if name not in self._by_name or self._by_name[name].last_run <= node.last_run:
+            self._by_name[name] = node
+
+    def _find_or_add_node(self, name: str, serials: Mapping[str, str], run: int) -> _KnownNode:
+        """Find or add a node by its serial number, then by its name; no two names share one."""
+        serial, namesake = serials[name], self._by_name.get(name)
+        node = self._by_serial.get(serial)
+        former_name = self._name_of[node.id] if node else name
+        silent_now = former_name != name and not serials.get(former_name)
+        if node and silent_now and self._by_name[former_name].id == node.id:
+            node, serial = None, ""  # the node that had this board may still have it
+        if node is None and namesake and not (serials[name] and namesake.serial):
+            node = namesake  # it reports no serial, or reports one for the first time
+        if node is None:
+            number = self._nodes.add(name=name, serial=serial or None, first_run=run, last_run=run)
+            node = _KnownNode(number, serial or None, run)
+        current = _KnownNode(node.id, node.serial or serial or None, run)
+        self._index_node(name, current)
+        return current
+
+    def _write_placements(self, night: Night, run: int, numbers: Mapping[str, int]) -> None:
+        """Write which GPUs are in which slots, where that changed."""
+        gpus_of_node = {
+            machine.name: machine.gpus for machine in night.machines if machine.gpus is not None
+        }
+        uuids = Counter(gpu.uuid[:LONGEST_WORD] for gpus in gpus_of_node.values() for gpu in gpus)
+        vacated: list[int] = []
+        reported: dict[int, tuple[int, int]] = {}
+        ambiguous: set[tuple[str, int]] = set()
+        for name, gpus in gpus_of_node.items():
+            for gpu in gpus:
+                uuid = gpu.uuid[:LONGEST_WORD]
+                if uuid and uuids[uuid] == 1:
+                    reported[self._find_or_add_gpu(uuid, gpu.model)] = numbers[name], gpu.slot
+                elif uuid in self._by_uuid:
+                    ambiguous.add((name, self._by_uuid[uuid]))  # another node reports it, too
+        self._gpus.write()
+        for gpu_id, place in list(self._placements.items()):
+            name = self._name_of[place.node]
+            stays = reported.get(gpu_id) == (place.node, place.slot)
+            if stays or (name, gpu_id) in ambiguous or name not in gpus_of_node:
+                continue
+            vacated.append(place.id)
+            del self._placements[gpu_id]
+        if vacated:
+            query = update(PLACES).where(PLACES.c.id == bindparam("place")).values(until_run=run)
+            self._connection.execute(query, [{"place": place} for place in vacated])
+        for gpu_id, (node, slot) in reported.items():
+            if gpu_id not in self._placements:
+                place_id = self._places.add(
+                    gpu_id=gpu_id, node_id=node, slot=slot, since_run=run, until_run=None
+                )
+                self._placements[gpu_id] = _Placement(place_id, node, slot)
+        self._places.write()
+
+    def _find_or_add_gpu(self, uuid: str, model: str) -> int:
+        if uuid not in self._by_uuid:
+            self._by_uuid[uuid] = self._gpus.add(uuid=uuid, model=model[:LONGEST_WORD])
+        return self._by_uuid[uuid]

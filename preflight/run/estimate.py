@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from preflight.burn.burn_in import SHARE, Devices, burn_plan, fitting, nic_turn_s, open_s, phases_s
+from preflight.burn.burn_in import BURN_SHARE, Devices, burn_plan, fit, nic_turn_s, open_s, phases_s
 from preflight.check import Stage, Tier
 from preflight.core.thresholds import duration
 from preflight.fabric.planner import rounds_that_fit
@@ -159,7 +159,7 @@ class Workload(Struct, frozen=True, kw_only=True):
             return True
         times = self.times(wall_s)
         # The burn-in ends at its share; the sweep gets the rest.
-        burn_fits = times.burn_s <= SHARE * (wall_s - times.facts_s) + _STEP_S / 100
+        burn_fits = times.burn_s <= BURN_SHARE * (wall_s - times.facts_s) + _STEP_S / 100
         return burn_fits and self._least_s(wall_s) <= wall_s
 
     def _least_s(self, wall_s: float) -> float:
@@ -190,8 +190,8 @@ class Workload(Struct, frozen=True, kw_only=True):
     def _burn(self, left_s: float) -> tuple[float, tuple[str, ...]]:
         kind: Kind = "cuda" if self.gpus else "cpu"
         has = Devices(gpus=self.gpus or _SIDES, sides=_SIDES, nic_turns=ceil(self.nics / _SIDES))
-        whole = burn_plan(self.tier).of(kind)
-        load = fitting(burn_plan(self.tier), left_s, has).of(kind)
+        whole = burn_plan(self.tier).load_of(kind)
+        load = fit(burn_plan(self.tier), left_s, has).load_of(kind)
         phases = phases_s(load, kind, has)
         left_out = []
         if whole.sustained and load.sustained and load.sustained.seconds < whole.sustained.seconds:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from preflight.burn.burn_in import SHARE, burn_plan, devices, fitting, no_time_lines
+from preflight.burn.burn_in import BURN_SHARE, burn_plan, fit, most_devices, no_time_lines
 from preflight.check import STAGES
 from preflight.checks.env.test_nccl_conf import settings
 from preflight.core.statistics import grouped
@@ -293,12 +293,12 @@ class Run:
         eligibility = self._eligibility()
         hosts = eligibility.loadable("local")
         facts = self.judgement.measured.facts
-        has = devices(
+        has = most_devices(
             (facts[host.name] for host in hosts if host.name in facts),
             slots=self.fleet.job.nproc_per_node or SLOTS,
         )
-        plan = fitting(burn_plan(self.settings.tier, self.planned.seed), left_s, has)
-        nodes = self._nodes(hosts, max(least_s("local"), left_s * SHARE))
+        plan = fit(burn_plan(self.settings.tier, self.planned.seed), left_s, has)
+        nodes = self._nodes(hosts, max(least_s("local"), left_s * BURN_SHARE))
         stage = BurnStage(nodes, facts, plan, self.fleet.job)
         out = {n: Burned(left_out=why) for n, why in eligibility.left_out("local", hosts).items()}
         try:

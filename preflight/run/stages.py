@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from preflight.burn.burn_in import Collected
+from preflight.burn.burn_in import EventCollector
 from preflight.core.remote_command import OUTPUT_LIMIT, ReachError
 from preflight.errors import WireError
 from preflight.fabric.agents import start_rank_agents
@@ -98,7 +98,7 @@ class BurnStage(_Stage):
         self._plan = msgspec.to_builtins(plan)
         self._job = job
         self._slots = min(MOST_SLOTS, job.nproc_per_node or SLOTS)
-        self._collected = {name: Collected() for name in self._hosts}
+        self._collected = {name: EventCollector() for name in self._hosts}
         self._burned: dict[str, Burned] = {}
         self._talks: dict[str, LeasedSession] = {}
         self._over = False
@@ -208,7 +208,7 @@ class BurnStage(_Stage):
                 if document is not None:
                     self._take(collected, talk, document)
 
-    def _take(self, collected: Collected, talk: LeasedSession, document: bytes) -> None:
+    def _take(self, collected: EventCollector, talk: LeasedSession, document: bytes) -> None:
         event = decode_burned(document)
         if isinstance(event, Alive):
             return

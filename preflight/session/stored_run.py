@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from preflight.burn.units import FAR, FASTER_IS_LESS, conditions, units
+from preflight.burn.units import FAR, LOWER_IS_BETTER, conditions, series_of_node
 from preflight.check import FLEET
 from preflight.core.files import file_errors, open_folder, reason_of
 from preflight.core.statistics import grouped, median
@@ -66,12 +66,12 @@ def _of_burn(burned: Mapping[str, Burned], facts: Mapping[str, Facts]) -> Iterab
     for name, burn in burned.items():
         own = facts.get(name)
         by_measure: dict[str, dict[str, float]] = {}  # of a GPU's paths to others the slowest
-        for raw in units(name, burn, own):
-            if raw.alike.endswith(FAR):
+        for raw in series_of_node(name, burn, own):
+            if raw.peer_key.endswith(FAR):
                 continue  # the near side has the same information
             unit = raw.name.partition(" to ")[0] if raw.measure == _PEER_TO_PEER else raw.name
             slowest = by_measure.setdefault(raw.measure, {})
-            slower = max if raw.measure in FASTER_IS_LESS else min
+            slower = max if raw.measure in LOWER_IS_BETTER else min
             slowest[unit] = slower(raw.best, slowest.get(unit, raw.best))
         for measure, values in by_measure.items():
             yield Numbers(
@@ -198,7 +198,7 @@ def found_in(entries: Iterable[Entry], names: frozenset[str]) -> Iterable[NightF
             outcome=str(worst.verdict.outcome),
             sentence=worst.verdict.sentence,
             nodes=tuple(dict.fromkeys(nodes)),
-            own=about in names or about.startswith("pair "),
+            is_node_or_pair=about in names or about.startswith("pair "),
         )
 
 

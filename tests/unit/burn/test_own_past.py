@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from preflight.burn.comparison import judge_burn
-from preflight.burn.units import conditions, key_of, units
+from preflight.burn.units import conditions, history_key, series_of_node
 from preflight.core.statistics import FEWEST, usual
 from preflight.fleet.model import Expected, Host
 from tests.unit.burn.builders import UNKNOWN, USUAL, burned
@@ -28,8 +28,8 @@ DEVICES: tuple[Measure, ...] = ("gemm_tflops", "memory_gbs", "sustained_tflops",
 def nights(of: Burned, *shares: float) -> dict[str, tuple[float, ...]]:
     """What each of its units reached on earlier nights, as shares of tonight's healthy value."""
     return {
-        key_of(raw, of, facts("h1")): tuple(raw.best * share for share in shares)
-        for raw in units("h1", of, facts("h1"))
+        history_key(raw, of, facts("h1")): tuple(raw.best * share for share in shares)
+        for raw in series_of_node("h1", of, facts("h1"))
     }
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preflight.burn.burn_in import SHARE, BurnPlan, Collected, Devices, burn_plan, fitting
+from preflight.burn.burn_in import BURN_SHARE, BurnPlan, Devices, EventCollector, burn_plan, fit
 from preflight.errors import WireError
 from preflight.facts.burn import Reading, Ready, decode_burned
 from preflight.run.measured import Measured
@@ -60,7 +60,7 @@ def test_events_with_strange_fields(tag: str, samples: object, device: object) -
 )
 def test_what_it_cannot_have_seen_is_refused(event: object) -> None:
     """A repeated result would count twice in a vote; so would one of a device that is not there."""
-    collected = Collected()
+    collected = EventCollector()
     collected.take(READY)
     collected.take(GEMM)
     with pytest.raises(WireError):
@@ -70,7 +70,7 @@ def test_what_it_cannot_have_seen_is_refused(event: object) -> None:
 def test_devices_before_their_number_are_refused() -> None:
     """A result before `ready` is refused."""
     with pytest.raises(WireError):
-        Collected().take(proofs(0)[0])
+        EventCollector().take(proofs(0)[0])
 
 
 def test_a_burn_in_is_kept_whole() -> None:
@@ -83,10 +83,10 @@ def test_a_burn_in_is_kept_whole() -> None:
 @pytest.mark.parametrize("left_s", [20, 100, 300, 3600])
 def test_a_burn_in_leaves_time_for_the_sweep(tier: Tier, left_s: float) -> None:
     """The sustained load is cut to what is left; every phase that is planned has its deadline."""
-    plan = fitting(burn_plan(tier), left_s, Devices())
+    plan = fit(burn_plan(tier), left_s, Devices())
     for load in (plan.cuda, plan.cpu):
         assert load.sustained is not None
-        assert load.sustained.window_s <= load.sustained.seconds <= max(1.0, left_s * SHARE)
+        assert load.sustained.window_s <= load.sustained.seconds <= max(1.0, left_s * BURN_SHARE)
         assert load.sustained.seconds < load.limit_s["sustained"]
         planned = {name for name in load.__struct_fields__ if getattr(load, name) is not None}
         assert planned - {"limit_s"} <= load.limit_s.keys()

@@ -132,7 +132,9 @@ def test_one_cause_in_two_waves_is_one_line(
     place = made(folder)
     for at, names in enumerate((("h1", "h2"), ("h3", "h4"))):
         bent = [found("gpu.ecc", name, sentence="bent") for name in names]
-        mixed = found("host.drift", "fleet:all", "warn", sentence="mixed", nodes=(), own=False)
+        mixed = found(
+            "host.drift", "fleet:all", "warn", sentence="mixed", nodes=(), is_node_or_pair=False
+        )
         one = night(20, *(machine(name, "not_ready") for name in names), findings=(*bent, mixed))
         kept(
             place, replace(one, sweep="s", started_s=one.started_s + 1800 * at, folded=fold(names))

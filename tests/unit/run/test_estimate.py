@@ -10,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from preflight.burn.burn_in import SHARE, Devices, burn_plan, devices, fitting, nic_turn_s, phases_s
+from preflight.burn.burn_in import (
+    BURN_SHARE,
+    Devices,
+    burn_plan,
+    fit,
+    most_devices,
+    nic_turn_s,
+    phases_s,
+)
 from preflight.core.thresholds import durations
 from preflight.fabric.planner import MARGIN, rounds_that_fit
 from preflight.fabric.schedule import default_rounds
@@ -204,7 +212,7 @@ def test_stages_that_do_not_run_are_not_estimated() -> None:
 def test_a_burn_in_takes_no_more_than_its_share(left_s: float, turns: int, tier: Tier) -> None:
     """The sustained load shrinks first, then NICs wait for another night; one has its turn."""
     has = Devices(gpus=8, sides=2, nic_turns=turns)
-    load = fitting(burn_plan(tier), left_s, has).cuda
+    load = fit(burn_plan(tier), left_s, has).cuda
     assert load.sustained is not None
     assert load.nic is not None
     phases = phases_s(load, "cuda", has)
@@ -213,7 +221,7 @@ def test_a_burn_in_takes_no_more_than_its_share(left_s: float, turns: int, tier:
     least = load.sustained.seconds == load.sustained.window_s
     if need_s > limit_s + 0.01:
         assert least
-    room_s = left_s * SHARE - sum(phases.values())
+    room_s = left_s * BURN_SHARE - sum(phases.values())
     assert limit_s <= max(nic_turn_s(load.nic), room_s) + 1e-6
 
 
@@ -223,10 +231,10 @@ def test_the_turns_of_nics_come_from_the_facts() -> None:
     nics = tuple(Nic(name=f"mlx5_{n}", numa=int(n > 2), ports=(port,)) for n in range(8))
     down = Nic(name="mlx5_9", numa=0, ports=(NicPort(port=1, state="1: DOWN"),))
     known = facts("h1", nics=(*nics, down))
-    assert devices([known], slots=2).nic_turns == 5
+    assert most_devices([known], slots=2).nic_turns == 5
     unknown = facts("h2", nics=(*nics, replace(nics[0], name="mlx5_8", numa=None)))
-    assert devices([known, unknown], slots=2).nic_turns == 9
-    assert devices([], slots=2) == Devices(gpus=2, sides=1, nic_turns=0)
+    assert most_devices([known, unknown], slots=2).nic_turns == 9
+    assert most_devices([], slots=2) == Devices(gpus=2, sides=1, nic_turns=0)
 
 
 @pytest.mark.parametrize("seed", [0, 5, 2**32 - 1])

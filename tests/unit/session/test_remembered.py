@@ -41,7 +41,11 @@ def test_pairs_of_one_culprit_are_one_finding() -> None:
     ]
     (one,) = found_in(entries, KNOWN)
     assert (one.check, one.about, one.outcome) == ("fabric.allreduce", "h1", "fail")
-    assert (one.sentence, one.nodes, one.own) == ("h1 is slow: 1 GB/s, 40 expected", ("h1",), True)
+    assert (one.sentence, one.nodes, one.is_node_or_pair) == (
+        "h1 is slow: 1 GB/s, 40 expected",
+        ("h1",),
+        True,
+    )
     assert fine_in(entries, KNOWN) == {"fabric.allreduce": {"h2", "h3", "pair h2-h3"}}
 
 
@@ -61,7 +65,7 @@ def test_a_path_or_a_switch_is_a_component_too(
 ) -> None:
     """What is no node and no pair is kept for this fleet alone."""
     (one,) = found_in([_pair("h1", "h2", verdict)], KNOWN)
-    assert (one.about, one.nodes, one.own) == (about, nodes, own)
+    assert (one.about, one.nodes, one.is_node_or_pair) == (about, nodes, own)
 
 
 def test_a_verdict_on_the_fleet_names_some_and_clears_the_others() -> None:
