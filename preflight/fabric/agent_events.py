@@ -51,7 +51,7 @@ class Account(End, frozen=True, kw_only=True):
     error: _Error = ""
 
 
-class PairSeen(Account, frozen=True, kw_only=True, tag_field="event", tag="pair"):
+class PairAccount(Account, frozen=True, kw_only=True, tag_field="event", tag="pair"):
     """One end's account of one pair on one rail in one round."""
 
     round: Round
@@ -61,7 +61,7 @@ class PairSeen(Account, frozen=True, kw_only=True, tag_field="event", tag="pair"
     """Digest of what both ends must agree upon."""
 
 
-class InsideSeen(Account, frozen=True, kw_only=True, tag_field="event", tag="inside"):
+class InsideAccount(Account, frozen=True, kw_only=True, tag_field="event", tag="inside"):
     """One rail's account of the all-reduce inside its node."""
 
 
@@ -73,12 +73,15 @@ class NcclLog(Struct, frozen=True, tag_field="event", tag="nccl_log"):
     text: Annotated[str, Meta(max_length=260 << 10, pattern=r"^[\t\n -~]*\Z")]
 
 
-class DomainSeen(Account, frozen=True, kw_only=True, tag_field="event", tag="domain"):
+class DomainAccount(Account, frozen=True, kw_only=True, tag_field="event", tag="domain"):
     """One end's account of one rail of a pair over NVLink between nodes."""
 
     round: Round
     a: _Name
     b: _Name
+
+
+Measurement = PairAccount | InsideAccount | DomainAccount | NcclLog
 
 
 class Trouble(Struct, frozen=True, tag_field="event", tag="trouble"):
@@ -98,20 +101,7 @@ class Lapsed(Struct, frozen=True, tag_field="event", tag="lapsed"):
 
 
 Event = (
-    Ready
-    | NoTorch
-    | Busy
-    | Taken
-    | Store
-    | PairSeen
-    | InsideSeen
-    | NcclLog
-    | DomainSeen
-    | Trouble
-    | Done
-    | Rest
-    | Alive
-    | Lapsed
+    Ready | NoTorch | Busy | Taken | Store | Measurement | Trouble | Done | Rest | Alive | Lapsed
 )
 
 _DECODER: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)

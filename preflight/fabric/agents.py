@@ -44,11 +44,11 @@ _EVENTS_BESIDE_PAIRS = 64
 _TURN_S = 0.1
 """How long an order may wait while we read."""
 
-_FORGIVEN_S = 5.0
+_CATCH_UP_S = 5.0
 """Time to read the events that arrived while this process was suspended."""
 
 
-class Gone(Struct, frozen=True):
+class SessionEnd(Struct, frozen=True):
     """A node's session has ended, and why."""
 
     reason: str
@@ -63,34 +63,34 @@ class Agents:
 
     def __init__(self, most_pairs: int, deadline_s: float) -> None:
         self._most_events = most_pairs + _EVENTS_BESIDE_PAIRS + int(deadline_s)
-        self._ends = time.monotonic() + deadline_s
-        self._events: queue.SimpleQueue[tuple[str, Event | Gone]] = queue.SimpleQueue()
+        self._deadline = time.monotonic() + deadline_s
+        self._events: queue.SimpleQueue[tuple[str, Event | SessionEnd]] = queue.SimpleQueue()
         self._sessions: dict[str, LeasedSession] = {}
         self._threads: dict[str, threading.Thread] = {}
         self._orders: dict[str, queue.SimpleQueue[Mapping[str, object]]] = {}
         self._idle: set[str] = set()
         self._lock = threading.Lock()
         self._closed = False
-        self.own = SuspendDetector()
+        self.detector = SuspendDetector()
 
     def start(self, hosts: Iterable[Host], begin: Callable[[Host], MessageSession]) -> None:
         """Begin a session with each host, each in its own thread."""
-        self.own.watch()
+        self.detector.watch()
         for host in hosts:
             self._orders[host.name] = queue.SimpleQueue()
             thread = threading.Thread(target=self._serve, args=(host, begin), daemon=True)
             self._threads[host.name] = thread
             thread.start()
 
-    def next(self, within_s: float) -> tuple[str, Event | Gone] | None:
+    def next(self, timeout_s: float) -> tuple[str, Event | SessionEnd] | None:
         """Return the next (node, event); None if none came in time (suspension not counted)."""
-        more_s = min(_FORGIVEN_S, self.own.forgive_s())
+        more_s = min(_CATCH_UP_S, self.detector.forgive_s())
         try:
-            return self._events.get(timeout=max(0.0, within_s) + more_s)
+            return self._events.get(timeout=max(0.0, timeout_s) + more_s)
         except queue.Empty:
             return None
 
-    def quiet(self) -> bool:
+    def is_drained(self) -> bool:
         """Whether `next` has returned all events so far."""
         return self._events.empty()
 
@@ -108,7 +108,7 @@ class Agents:
 
     def close(self) -> None:
         """Let idle agents exit and end the others, within a bounded time."""
-        self.own.close()
+        self.detector.close()
         with self._lock:
             self._closed = True
             names = list(self._sessions)
@@ -123,10 +123,10 @@ class Agents:
         self._join(_start_threads(partial(self.dismiss, name) for name in names), _CLOSING_S)
 
     @staticmethod
-    def _join(threads: Iterable[threading.Thread], within_s: float) -> None:
-        ends = time.monotonic() + within_s
+    def _join(threads: Iterable[threading.Thread], timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
         for thread in threads:
-            thread.join(max(0.0, ends - time.monotonic()))
+            thread.join(max(0.0, deadline - time.monotonic()))
 
     def _serve(self, host: Host, begin: Callable[[Host], MessageSession]) -> None:
         try:
@@ -140,11 +140,11 @@ class Agents:
                 return
             self._converse(host.name, session)
         except ReachError as error:
-            self._events.put((host.name, Gone(error.sentence, error.advice)))
+            self._events.put((host.name, SessionEnd(error.sentence, error.advice)))
         except TimeoutError:
-            self._events.put((host.name, Gone("it gave no answer in time", late=True)))
+            self._events.put((host.name, SessionEnd("it gave no answer in time", late=True)))
         except (WireError, OSError) as error:
-            self._events.put((host.name, Gone(str(error) or type(error).__name__)))
+            self._events.put((host.name, SessionEnd(str(error) or type(error).__name__)))
         self.dismiss(host.name)
 
     def _converse(self, name: str, session: LeasedSession) -> None:
@@ -154,7 +154,7 @@ class Agents:
         while events < self._most_events:
             while not orders.empty():
                 session.send(orders.get())
-            if time.monotonic() > self._ends:
+            if time.monotonic() > self._deadline:
                 raise TimeoutError
             document = session.hear(_TURN_S)
             if document is None:
@@ -173,8 +173,8 @@ class Agents:
         raise WireError(f"its sweep sent more than the {self._most_events} events it could need")
 
 
-def _start_threads(works: Iterable[Callable[[], None]]) -> list[threading.Thread]:
-    threads = [threading.Thread(target=work, daemon=True) for work in works]
+def _start_threads(targets: Iterable[Callable[[], None]]) -> list[threading.Thread]:
+    threads = [threading.Thread(target=work, daemon=True) for work in targets]
     for thread in threads:
         thread.start()
     return threads
@@ -198,8 +198,8 @@ def start_rank_agents(
     sessions: list[MessageSession] = []
     try:
         for rail, rank in enumerate(node.ranks):
-            own = {**request, "job_rail": rail}
-            sessions.append(start_payload(rank, host, "sweep", own, deadline_s, limit=limit))
+            of_rank = {**request, "job_rail": rail}
+            sessions.append(start_payload(rank, host, "sweep", of_rank, deadline_s, limit=limit))
     except BaseException:
         for session in sessions:
             session.close()
@@ -213,22 +213,22 @@ class RankAgents:
     def __init__(self, sessions: Sequence[MessageSession]) -> None:
         self._sessions = tuple(LeasedSession(session) for session in sessions)
         self._events: queue.SimpleQueue[tuple[int, bytes, Event | _Failure]] = queue.SimpleQueue()
-        """Of each rank: its rail, its document, and what that says."""
+        """From each rank: its rail, the document, and the document decoded."""
         self._ready: dict[int, Ready] = {}
-        self._through: set[int] = set()
+        self._done: set[int] = set()
         self._resting: set[int] = set()
-        self._gone: set[int] = set()
-        self._held: Mapping[str, object] | None = None
+        self._ended: set[int] = set()
+        self._pending_order: Mapping[str, object] | None = None
         """The start order, while the first rail makes the store that the others need."""
         for rail in range(len(sessions)):
             threading.Thread(target=self._listen, args=(rail,), daemon=True).start()
 
     def hear(self, within_s: float) -> bytes | None:
         """Return the node's next event; None if there is none in time."""
-        ends = time.monotonic() + within_s
+        deadline = time.monotonic() + within_s
         while True:
             try:
-                entry = self._events.get(timeout=max(0.0, ends - time.monotonic()))
+                entry = self._events.get(timeout=max(0.0, deadline - time.monotonic()))
             except queue.Empty:
                 return None
             merged = self._merge(*entry)
@@ -243,7 +243,7 @@ class RankAgents:
         if "gone" in message:
             self._sessions[0].send(message)
         elif isinstance(order, dict) and order.get("store") is None:
-            self._held = order
+            self._pending_order = order
             self._sessions[0].send(message)
         else:
             for session in self._sessions:
@@ -271,61 +271,61 @@ class RankAgents:
     def _merge(self, rail: int, document: bytes, event: Event | _Failure) -> bytes | None:
         """Return the node's event that follows from this event of a rank; None if there is none."""
         if isinstance(event, _Failure):
-            return self._broke_off(rail, event)
+            return self._end_rank(rail, event)
         if isinstance(event, Alive):  # that of the first rank is enough for all
-            return document if rail == min(set(range(len(self._sessions))) - self._gone) else None
+            return document if rail == min(set(range(len(self._sessions))) - self._ended) else None
         if isinstance(event, Ready):
             self._ready[rail] = event
-            return self._all_ready() if len(self._ready) == len(self._sessions) else None
+            return self._merged_ready() if len(self._ready) == len(self._sessions) else None
         if isinstance(event, Done | Rest):
-            return self._one_less(rail, event)
-        if isinstance(event, Store) and self._held is not None:
+            return self._finish_rank(rail, event)
+        if isinstance(event, Store) and self._pending_order is not None:
             self._start_others(event.port)
         if isinstance(event, Trouble | NoTorch | Busy | Taken):
-            return msgspec.json.encode(_of_rank(rail, event))
+            return msgspec.json.encode(_with_rank(rail, event))
         return document
 
-    def _one_less(self, rail: int, event: Done | Rest) -> bytes | None:
+    def _finish_rank(self, rail: int, event: Done | Rest) -> bytes | None:
         """Return Done when all ranks are done, Rest when all others rest; else None."""
-        (self._through if isinstance(event, Done) else self._resting).add(rail)
-        if len(self._through) == len(self._sessions):
+        (self._done if isinstance(event, Done) else self._resting).add(rail)
+        if len(self._done) == len(self._sessions):
             return msgspec.json.encode(Done())
-        if not self._resting or len(self._resting | self._through) < len(self._sessions):
+        if not self._resting or len(self._resting | self._done) < len(self._sessions):
             return None
         self._resting.clear()
         return msgspec.json.encode(Rest())
 
-    def _all_ready(self) -> bytes:
+    def _merged_ready(self) -> bytes:
         ready = [self._ready[rail] for rail in sorted(self._ready)]
         cuda = all(rank.cuda for rank in ready)
         gpus = sum(min(rank.gpus, 1) for rank in ready) if cuda else 0
         return msgspec.json.encode(Ready(ready[0].torch, cuda, gpus, len(ready)))
 
     def _start_others(self, port: int) -> None:
-        order, self._held = dict(self._held or {}), None
+        order, self._pending_order = dict(self._pending_order or {}), None
         order["store"] = [order["address"], port]
         for session in self._sessions[1:]:
             session.send({"go": order})
 
-    def _broke_off(self, rail: int, error: _Failure) -> bytes | None:
-        """Raise if the node has not begun: it needs all ranks; later the other rails go on."""
-        self._gone.add(rail)
-        if len(self._gone) == len(self._sessions):
+    def _end_rank(self, rail: int, error: _Failure) -> bytes | None:
+        """Raise if the node has not started, as it needs all ranks; else its other rails go on."""
+        self._ended.add(rail)
+        if len(self._ended) == len(self._sessions):
             raise error
-        if rail in self._through:
+        if rail in self._done:
             return None
-        if len(self._ready) < len(self._sessions) or self._held is not None:
+        if len(self._ready) < len(self._sessions) or self._pending_order is not None:
             raise error
-        self._through.add(rail)
+        self._done.add(rail)
         words = str(error) or "gave no answer in time"
-        if len(self._through) == len(self._sessions):
+        if len(self._done) == len(self._sessions):
             self._events.put((rail, msgspec.json.encode(Done()), Done()))
         elif self._resting:  # the others only waited for it
             self._events.put((min(self._resting), b"", Rest()))
-        return msgspec.json.encode(_of_rank(rail, Trouble(words)))
+        return msgspec.json.encode(_with_rank(rail, Trouble(words)))
 
 
-def _of_rank(rail: int, event: Trouble | NoTorch | Busy | Taken) -> Event:
+def _with_rank(rail: int, event: Trouble | NoTorch | Busy | Taken) -> Event:
     """Return the event with the rank named in its error."""
     error = event.error if "local rank" in event.error else f"local rank {rail}: {event.error}"
     return msgspec.structs.replace(event, error=error[:_ERROR_LIMIT])

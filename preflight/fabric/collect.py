@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Literal
 
 from preflight.core.statistics import grouped
 from preflight.core.text import span
-from preflight.fabric.agent_events import DomainSeen, Lapsed, NcclLog, PairSeen, Trouble
-from preflight.fabric.agents import Gone
-from preflight.fabric.pair_summary import NO_CULPRIT, Silence, Word, who_broke_off
+from preflight.fabric.agent_events import DomainAccount, Lapsed, NcclLog, PairAccount, Trouble
+from preflight.fabric.agents import SessionEnd
+from preflight.fabric.pair_summary import NO_CULPRIT, Breakdown, LastMessage, find_breakdown
 from preflight.fabric.samples import (
     End,
     InsideSamples,
@@ -34,7 +34,7 @@ from preflight.transport.payload_session import LEASE_S, RENEW_S, SuspendDetecto
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from preflight.fabric.agent_events import Account, Event, InsideSeen
+    from preflight.fabric.agent_events import Account, Event, Measurement
     from preflight.fabric.roster import Roster
     from preflight.fabric.schedule import Pairing, Rounds
 
@@ -43,14 +43,14 @@ if TYPE_CHECKING:
     Kind = tuple[int, Phase]
 
 
-def clock_words(ends: Mapping[str, End]) -> str:
+def clock_error(ends: Mapping[str, End]) -> str:
     """Say whose clock was set during a pair and by how much; "" if none was.
 
     Wrong sums count in any case.
     """
     if any(end.state == "corrupt" for end in ends.values()):
         return ""
-    return "; ".join(_words(end.node, end.stepped_s) for end in ends.values() if end.stepped_s)
+    return "; ".join(_clock_step(end.node, end.stepped_s) for end in ends.values() if end.stepped_s)
 
 
 def clock_lines(sweep: Sweep) -> list[str]:
@@ -60,13 +60,13 @@ def clock_lines(sweep: Sweep) -> list[str]:
         if abs(end.stepped_s) > abs(most.get(end.node, 0.0)):
             most[end.node] = end.stepped_s
     return [
-        f"{_words(name, step_s)} during the sweep; what was measured goes by its steady clock and "
-        f"stands; see what sets the clock of {name} (chronyc tracking, journalctl -u chronyd)"
+        f"{_clock_step(name, step_s)} during the sweep; what was measured goes by its steady clock "
+        f"and stands; see what sets the clock of {name} (chronyc tracking, journalctl -u chronyd)"
         for name, step_s in most.items()
     ]
 
 
-def _words(name: str, step_s: float) -> str:
+def _clock_step(name: str, step_s: float) -> str:
     direction = "forward" if step_s > 0 else "back"
     return f"the clock of {name} was set {direction} by {span(abs(step_s))}"
 
@@ -77,24 +77,24 @@ class Accounts:
     Inside a node the round is 0, and the second name is empty.
     """
 
-    def __init__(self, who: Roster) -> None:
+    def __init__(self, roster: Roster) -> None:
         self.ends: dict[Key, dict[str, End]] = {}
-        self._backend = who.backend
-        self._most: dict[Key, Mapping[Kind, int]] = {}
+        self._backend = roster.backend
+        self._iterations: dict[Key, Mapping[Kind, int]] = {}
 
-    def ask(self, key: Key, most: Mapping[Kind, int]) -> None:
-        """Expect an account of each end; `most`: requested iterations by size and phase."""
+    def expect(self, key: Key, iterations: Mapping[Kind, int]) -> None:
+        """Expect an account of each end; `iterations`: those ordered, by size and phase."""
         self.ends[key] = {}
-        self._most[key] = most
+        self._iterations[key] = iterations
 
-    def expect(
-        self, who: Roster, rounds: Rounds, most: Mapping[Kind, int], first: int = 0
+    def expect_rounds(
+        self, roster: Roster, rounds: Rounds, iterations: Mapping[Kind, int], first: int = 0
     ) -> Accounts:
-        """Ask for these rounds, numbered from `first` on."""
+        """Expect the accounts of these rounds, numbered from `first` on."""
         for number, around in enumerate(rounds, first):
             for pair in around:
-                for rail in who.rails_of(*pair):
-                    self.ask((number, rail, *pair), most)
+                for rail in roster.rails_of(*pair):
+                    self.expect((number, rail, *pair), iterations)
         return self
 
     @property
@@ -102,10 +102,10 @@ class Accounts:
         """Nodes of which an account is missing."""
         return (n for key, ends in self.ends.items() for n in key[2:] if n and n not in ends)
 
-    def take(self, name: str, key: Key, account: Account) -> bool:
-        """Keep one account; False if that end was not asked for it or cannot have measured it."""
-        asked = key in self.ends and name in key[2:] and name not in self.ends[key]
-        if not asked or not fits(account, self._backend, self._most[key]):
+    def add(self, name: str, key: Key, account: Account) -> bool:
+        """Add an account; False if that end was not asked for it or cannot have measured it."""
+        expected = key in self.ends and name in key[2:] and name not in self.ends[key]
+        if not expected or not is_possible(account, self._backend, self._iterations[key]):
             return False
         self.ends[key][name] = _as_end(name, account)
         return True
@@ -118,13 +118,13 @@ class Accounts:
         )
 
 
-def iterations(rungs: Iterable[Rung], soak: Rung | None = None) -> dict[Kind, int]:
-    """How many iterations of each size are asked for, by size and phase."""
-    most: dict[Kind, int] = {(rung.size_bytes, "ladder"): rung.iterations for rung in rungs}
-    return most | {(soak.size_bytes, "soak"): soak.iterations} if soak is not None else most
+def requested_iterations(rungs: Iterable[Rung], soak: Rung | None = None) -> dict[Kind, int]:
+    """The number of iterations that were ordered, by size and phase."""
+    counts: dict[Kind, int] = {(rung.size_bytes, "ladder"): rung.iterations for rung in rungs}
+    return counts | {(soak.size_bytes, "soak"): soak.iterations} if soak is not None else counts
 
 
-def fits(account: Account, backend: str, most: Mapping[Kind, int]) -> bool:
+def is_possible(account: Account, backend: str, iterations: Mapping[Kind, int]) -> bool:
     """Whether an account is possible: each size as requested and once, no more iterations."""
     timings = {(timing.size_bytes, timing.phase): timing for timing in account.timings}
     return (
@@ -132,7 +132,7 @@ def fits(account: Account, backend: str, most: Mapping[Kind, int]) -> bool:
         and len(timings) == len(account.timings)
         and (account.state != "measured" or bool(timings))
         and all(
-            0 < len(timing.times_us) <= most.get(kind, 0)
+            0 < len(timing.times_us) <= iterations.get(kind, 0)
             and len(timing.gaps_us) == len(timing.times_us) >= len(timing.resumed)
             for kind, timing in timings.items()
         )
@@ -141,8 +141,8 @@ def fits(account: Account, backend: str, most: Mapping[Kind, int]) -> bool:
 
 def _as_end(name: str, account: Account) -> End:
     """Convert an account to a sample's end."""
-    own = (field for field in End.__struct_fields__ if field != "node")
-    return End(name, **{field: getattr(account, field) for field in own})
+    fields = (field for field in End.__struct_fields__ if field != "node")
+    return End(name, **{field: getattr(account, field) for field in fields})
 
 
 _FEW = 64  # only the last stragglers are examined pair by pair
@@ -151,46 +151,46 @@ _FEW = 64  # only the last stragglers are examined pair by pair
 class SweepAccounts:
     """All accounts of a sweep so far, and which nodes have finished."""
 
-    def __init__(self, who: Roster) -> None:
-        self.names = frozenset(who.names)
+    def __init__(self, roster: Roster) -> None:
+        self.names = frozenset(roster.names)
         self.done: set[str] = set()
         self.resting: set[str] = set()
         """Finished with all rounds so far, and ready for more."""
         self.lost: set[str] = set()
         self.stuck: set[str] = set()
         self.advice: dict[str, str] = {}
-        self._words: list[Word] = []
-        self._who = who
+        self._clock_sentence: list[LastMessage] = []
+        self._roster = roster
         self._rounds = 0
         """Expected rounds, retests included."""
-        self._pairs = Accounts(who)
-        self._to_come: dict[tuple[int, str, str], int] = {}
+        self._pairs = Accounts(roster)
+        self._missing: dict[tuple[int, str, str], int] = {}
         """By round and pair: how many accounts are still missing."""
-        self.scheduled = len(who.rounds)
+        self.scheduled = len(roster.rounds)
         """Rounds from this number on are retests."""
         self.cut = False
         """Whether the time was up before the retests had finished."""
-        self._expect(who, who.rounds)
+        self._expect(roster, roster.rounds)
         self._interner = TimeInterner()
         self._uncompacted: deque[tuple[dict[str, End], str]] = deque()
-        self._inside = Accounts(who)
+        self._inside = Accounts(roster)
         self.logs: dict[tuple[str, int, int], NcclLogText] = {}
         """By node, rail and process."""
-        own = iterations((*who.ladder, *who.inside_sizes))
-        self.domain = Accounts(who).expect(who, who.domain_rounds, own)
-        for name in filter(who.looks_inside, who.names):
-            for rail in who.rails_of(name):
-                self._inside.ask((0, rail, name, ""), own)
+        iterations = requested_iterations((*roster.ladder, *roster.inside_sizes))
+        self.domain = Accounts(roster).expect_rounds(roster, roster.domain_rounds, iterations)
+        for name in filter(roster.measures_inside, roster.names):
+            for rail in roster.rails_of(name):
+                self._inside.expect((0, rail, name, ""), iterations)
         self.complete = 0
         """Pairs with the accounts of both ends on all rails."""
 
     @property
     def expected(self) -> int:
         """How many pairs are expected, over all rounds."""
-        return len(self._to_come)
+        return len(self._missing)
 
     @property
-    def through(self) -> set[str]:
+    def finished(self) -> set[str]:
         """Nodes that have finished all that was ordered."""
         return self.done | self.resting
 
@@ -199,18 +199,17 @@ class SweepAccounts:
         """Whether there are rounds beyond the scheduled ones."""
         return self._rounds > self.scheduled
 
-    def ask_more(self, who: Roster) -> None:
-        """Expect the further rounds of `who`, measured as it says."""
-        more = who.rounds[self._rounds :]
-        self._who = who
+    def expect_more(self, roster: Roster) -> None:
+        """Expect the rounds by which `roster` is longer, measured as it says."""
+        self._roster = roster
         self.resting.clear()
-        self._expect(who, more)
+        self._expect(roster, roster.rounds[self._rounds :])
 
     def waiting(self) -> list[str]:
         """Nodes that have neither finished nor been lost, in fleet order."""
-        return [name for name in self._who.names if name not in self.through | self.lost]
+        return [name for name in self._roster.names if name not in self.finished | self.lost]
 
-    def open(self) -> bool:
+    def has_open_pairs(self) -> bool:
         """Whether a pair of two nodes that still work has no account yet.
 
         Or such a node's account of its inside, or of its NVLink domain, is missing.
@@ -226,31 +225,31 @@ class SweepAccounts:
             )
         )
 
-    def take(self, name: str, seen: PairSeen | InsideSeen | DomainSeen | NcclLog) -> bool:
-        """Keep one account or log; False if that node was not asked or cannot have measured it."""
-        if isinstance(seen, PairSeen):
-            return self._take_pair(name, seen)
-        if isinstance(seen, NcclLog):
-            return self._take_log(name, seen)
-        if isinstance(seen, DomainSeen):
-            return self.domain.take(name, (seen.round, seen.rail, seen.a, seen.b), seen)
-        return self._inside.take(name, (0, seen.rail, name, ""), seen)
+    def add(self, name: str, event: Measurement) -> bool:
+        """Add an account or a log; False if that node was not asked or cannot have measured it."""
+        if isinstance(event, PairAccount):
+            return self._add_pair(name, event)
+        if isinstance(event, NcclLog):
+            return self._add_log(name, event)
+        if isinstance(event, DomainAccount):
+            return self.domain.add(name, (event.round, event.rail, event.a, event.b), event)
+        return self._inside.add(name, (0, event.rail, name, ""), event)
 
-    def _take_log(self, name: str, log: NcclLog) -> bool:
+    def _add_log(self, name: str, log: NcclLog) -> bool:
         """Keep the latest log of each of a rail's first processes."""
-        expected = self._who.keep_logs and log.rail < self._who.rails
+        expected = self._roster.keep_logs and log.rail < self._roster.rails
         earlier = sum(key[:2] == (name, log.rail) for key in self.logs)
         if expected and ((name, log.rail, log.pid) in self.logs or earlier < LOGS_EACH):
             self.logs[name, log.rail, log.pid] = NcclLogText(name, log.rail, log.text)
         return expected
 
-    def _take_pair(self, name: str, account: PairSeen) -> bool:
+    def _add_pair(self, name: str, account: PairAccount) -> bool:
         key = account.round, account.rail, account.a, account.b
-        if not self._pairs.take(name, key, account):
+        if not self._pairs.add(name, key, account):
             return False
         self._uncompacted.append((self._pairs.ends[key], name))
-        self._to_come[account.round, account.a, account.b] -= 1
-        self.complete += not self._to_come[account.round, account.a, account.b]
+        self._missing[account.round, account.a, account.b] -= 1
+        self.complete += not self._missing[account.round, account.a, account.b]
         return True
 
     def compact_one(self) -> bool:
@@ -261,14 +260,14 @@ class SweepAccounts:
         ends[name] = self._interner.end(ends[name])
         return True
 
-    def complain(self, name: str, error: str, advice: str = "") -> None:
+    def add_error(self, name: str, error: str, advice: str = "") -> None:
         """Keep a node's error, in the order in which errors arrive."""
         self.stuck.add(name)
         if advice:
             self.advice.setdefault(name, advice)
-        self._words.append(Word(name, "error", error))
+        self._clock_sentence.append(LastMessage(name, "error", error))
 
-    def lose(
+    def mark_lost(
         self, name: str, reason: str = "", advice: str = "", kind: Literal["gone", "error"] = "gone"
     ) -> None:
         """Count a node as gone; its accounts are kept.
@@ -279,7 +278,7 @@ class SweepAccounts:
             return
         self.lost.add(name)
         if reason:
-            self._words.append(Word(name, kind, reason))
+            self._clock_sentence.append(LastMessage(name, kind, reason))
         if advice:
             self.advice.setdefault(name, advice)
 
@@ -288,21 +287,21 @@ class SweepAccounts:
 
         It was held up by partners that had broken off.
         """
-        unfinished_nodes = self._with_open_accounts()
+        unfinished_nodes = self._nodes_with_missing_accounts()
         for name in names:
             self.lost.add(name)
             if name in unfinished_nodes:
                 reason = "its agent sent nothing more, and did not finish in time"
-                self._words.append(Word(name, "silent", reason))
+                self._clock_sentence.append(LastMessage(name, "silent", reason))
 
-    def _with_open_accounts(self) -> set[str]:
+    def _nodes_with_missing_accounts(self) -> set[str]:
         """Nodes whose account is missing of a pair whose other end has not broken off."""
-        off = self.lost | self.stuck
+        broken_off = self.lost | self.stuck
         return {
             name
             for (_, _, a, b), ends in self._pairs.ends.items()
             for name, partner in ((a, b), (b, a))
-            if name not in ends and partner not in off
+            if name not in ends and partner not in broken_off
         }
 
     def inside(self) -> tuple[InsideSamples, ...]:
@@ -313,7 +312,7 @@ class SweepAccounts:
             numbers, ends = zip(*accounts, strict=True)
             rails = tuple(end.get(name) for end in ends)
             numbered = numbers if numbers != tuple(range(len(rails))) else ()
-            samples.append(InsideSamples(name, self._who.backend, rails, numbered))
+            samples.append(InsideSamples(name, self._roster.backend, rails, numbered))
         return tuple(samples)
 
     def pairs(self, unfinished: str = "") -> tuple[PairSamples, ...]:
@@ -322,69 +321,68 @@ class SweepAccounts:
         `unfinished`: why we stopped before all accounts had come: a missing account then gets that
         reason, and its node is not blamed.
         """
-        silence, backend = self.silence(), self._who.backend
+        breakdown, backend = self.breakdown(), self._roster.backend
         pairs = []
         for (number, rail, a, b), accounts in self._pairs.ends.items():
-            if number < self.scheduled or self._counts(accounts, unfinished):
-                ends = self._excuse_waiting(a, b, accounts, silence, unfinished)
+            if number < self.scheduled or self._retest_counts(accounts, unfinished):
+                ends = self._excuse_waiting(a, b, accounts, breakdown, unfinished)
                 pairs.append(PairSamples(a, b, rail, number, backend, ends.get(a), ends.get(b)))
         return tuple(pairs)
 
-    def _counts(self, retested: dict[str, End], unfinished: str) -> bool:
+    def _retest_counts(self, retested: dict[str, End], unfinished: str) -> bool:
         """Whether a retest counts: one that we cut short does not."""
         complete = len(retested) > 1
         return complete or (bool(retested) and not unfinished and not self.cut)
 
     def unsettled(self) -> tuple[Pairing, ...]:
         """Return the pairs whose retests were all cut short for lack of time."""
-        again = [
+        retests = [
             (key[2:], ends) for key, ends in self._pairs.ends.items() if key[0] >= self.scheduled
         ]
-        settled = {pair for pair, ends in again if len(ends) == len(pair)}
-        pairs = dict.fromkeys(pair for pair, _ in again if pair not in settled)
+        settled = {pair for pair, ends in retests if len(ends) == len(pair)}
+        pairs = dict.fromkeys(pair for pair, _ in retests if pair not in settled)
         return tuple(pairs) if self.cut else ()
 
-    def silence(self) -> Silence:
+    def breakdown(self) -> Breakdown:
         """Return which nodes broke off, and which only waited for them."""
-        if not self._who.names:  # the time was up before anyone was ready
-            return Silence()
+        if not self._roster.names:  # the time was up before anyone was ready
+            return Breakdown()
         ends = (end for accounts in self._pairs.ends.values() for end in accounts.values())
         measured = {end.node for end in ends if end.state == "measured"}
-        return who_broke_off(
-            self._words,
-            nodes=self._who.names,
-            host=self._who.host,
-            through=(self.through - self.lost - self.stuck) & measured,
+        return find_breakdown(
+            self._clock_sentence,
+            nodes=self._roster.names,
+            host=self._roster.host,
+            finished=(self.finished - self.lost - self.stuck) & measured,
         )
 
     def _excuse_waiting(
-        self, a: str, b: str, ends: dict[str, End], silence: Silence, unfinished: str
+        self, a: str, b: str, ends: dict[str, End], breakdown: Breakdown, unfinished: str
     ) -> dict[str, End]:
         """Return a pair's accounts without blame for nodes that only waited for others."""
-        host = self._who.host
+        host = self._roster.host
         good = {name: end for name, end in ends.items() if end.state == "measured"}
-        if len(good) == len((a, b)) or not silence.culprits.keys().isdisjoint((a, b)):
+        if len(good) == len((a, b)) or not breakdown.culprits.keys().isdisjoint((a, b)):
             return ends
-        if stepped := clock_words(good | ends):
+        if stepped := clock_error(good | ends):
             return {name: End(name, "not_run", error=stepped) for name in (a, b)} | good
         if unfinished:
             return {name: End(name, "not_run", error=unfinished) for name in (a, b)} | ends
-        waited = [f"{name} {silence.victims[name]}" for name in (a, b) if name in silence.victims]
-        if not waited and host not in silence.culprits:
+        culprits, victims = breakdown.culprits, breakdown.victims
+        waited = [f"{name} {victims[name]}" for name in (a, b) if name in victims]
+        if not waited and host not in culprits:
             return ends
         loss = f"{host}, which hosted the sweep's store, was lost"
-        error = (
-            waited[0] if waited and silence.culprits else loss if silence.culprits else NO_CULPRIT
-        )
+        error = (waited[0] if waited else loss) if culprits else NO_CULPRIT
         return {name: End(node=name, state="not_run", error=error) for name in (a, b)} | good
 
-    def _expect(self, who: Roster, rounds: Rounds) -> None:
-        most = iterations(who.ladder, who.soak)
-        self._pairs.expect(who, rounds, most, self._rounds)
+    def _expect(self, roster: Roster, rounds: Rounds) -> None:
+        iterations = requested_iterations(roster.ladder, roster.soak)
+        self._pairs.expect_rounds(roster, rounds, iterations, self._rounds)
         for number, around in enumerate(rounds, self._rounds):
             for a, b in around:
-                if rails := who.rails_of(a, b):
-                    self._to_come[number, a, b] = 2 * len(rails)
+                if rails := roster.rails_of(a, b):
+                    self._missing[number, a, b] = 2 * len(rails)
         self._rounds += len(rounds)
 
 
@@ -399,46 +397,46 @@ _STOOD_STILL = (
 class EarlyEnd:
     """Whether and why a sweep ends before all that was planned is measured."""
 
-    def __init__(self, ends: float, own: SuspendDetector, collected: SweepAccounts) -> None:
-        """`ends`: the deadline, by the monotonic clock. `own`: watches this process."""
-        self.ends = ends
-        self.collected = collected
+    def __init__(self, deadline: float, detector: SuspendDetector, accounts: SweepAccounts) -> None:
+        """`deadline`: by the monotonic clock. `detector`: watches this process."""
+        self.deadline = deadline
+        self.accounts = accounts
         self.why = ""
         """"" while all goes as planned, or if only retests were cut."""
-        self._own = own
+        self._detector = detector
 
     @property
     def left_s(self) -> float:
         """Seconds until the time is up."""
-        return self.ends - time.monotonic()
+        return self.deadline - time.monotonic()
 
     def time_is_up(self) -> bool:
         """Whether the time is up; the sweep is then unfinished, unless only retests were left."""
         if self.left_s > 0:
             return bool(self.why)
-        self._cut(TIME_UP)
+        self._end_early(TIME_UP)
         return True
 
-    def our_fault(self, event: Event | Gone) -> bool:
+    def is_our_fault(self, event: Event | SessionEnd) -> bool:
         """Whether our own suspension explains a loss; the sweep is then unfinished.
 
         After a suspension of about the lease all nodes stop, and their partners report that.
         """
-        hole_s = self._own.recent_s()
-        bad = isinstance(event, Gone | Lapsed | Trouble) or (
-            isinstance(event, PairSeen) and event.state != "measured"
+        suspended_s = self._detector.recent_s()
+        bad = isinstance(event, SessionEnd | Lapsed | Trouble) or (
+            isinstance(event, PairAccount) and event.state != "measured"
         )
-        if not bad or hole_s < LEASE_S - RENEW_S - 1:
+        if not bad or suspended_s < LEASE_S - RENEW_S - 1:
             return False
-        self._cut(_STOOD_STILL.format(hole_s))
+        self._end_early(_STOOD_STILL.format(suspended_s))
         return True
 
     def interrupt(self) -> None:
         """Note that the operator interrupted, so that missing results blame no node."""
         self.why = _INTERRUPTED
 
-    def _cut(self, why: str) -> None:
-        if self.collected.retesting:
-            self.collected.cut = True
+    def _end_early(self, why: str) -> None:
+        if self.accounts.retesting:
+            self.accounts.cut = True
         else:
             self.why = why

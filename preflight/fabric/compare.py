@@ -17,7 +17,7 @@ from preflight.fabric.pair_summary import (
     bypass,
     joint_state,
     lost_accounts,
-    lost_words,
+    lost_sentence,
     pair_error,
     wire_from,
 )
@@ -319,7 +319,7 @@ def _judge_pair(
 ) -> PairJudgement:
     if pair.state != "measured" or not pair.sizes:
         lost = lost_accounts(samples, sweep.troubles)
-        error = lost_words(lost) if lost else pair.error
+        error = lost_sentence(lost) if lost else pair.error
         suspect, way = failed_by_itself(samples), bypass(samples)
         return replace(pair, error=error, suspect=suspect, lost=lost, bypass=way)
     least, most = pair.sizes[0], pair.sizes[-1]

@@ -17,23 +17,21 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from preflight.fabric.agent_events import (
-    DomainSeen,
     Event,
-    InsideSeen,
     Lapsed,
-    NcclLog,
-    PairSeen,
+    Measurement,
+    PairAccount,
     Ready,
     Rest,
     Store,
     Taken,
     Trouble,
 )
-from preflight.fabric.agents import Agents, Gone
+from preflight.fabric.agents import Agents, SessionEnd
 from preflight.fabric.collect import TIME_UP, EarlyEnd, SweepAccounts
 from preflight.fabric.phrases import OTHER_PLAN, advice_on
-from preflight.fabric.retest import MOST_ROUNDS, fitting, with_more
-from preflight.fabric.roster import Roster, go_order, measuring_order, roster
+from preflight.fabric.retest import MOST_ROUNDS, add_rounds, possible_rounds
+from preflight.fabric.roster import Roster, build_roster, go_order, measuring_order
 from preflight.fabric.samples import Sweep
 from preflight.facts.burn import Busy, Done, NoTorch
 from preflight.facts.gpu_users import BUSY_WORD
@@ -57,7 +55,7 @@ _MARGIN_S = 5.0
 _STORELESS_S = 1.0
 _LAST_WORDS_S = 2.0
 _RETEST_MARGIN_S = 2.0
-_ITS_HOST = "which hosts the sweep's store, and no node is reached by more of the others"
+_HOST_OF_STORE = "which hosts the sweep's store, and no node is reached by more of the others"
 
 
 class Hooks(NamedTuple):
@@ -92,23 +90,23 @@ def sweep(
     `start(host, request)` starts the payload's entry `sweep`; it must respect the request's
     `deadline_s`. Returns by the deadline at the latest, whatever the nodes do.
     """
-    stage = _Stage(plan, hosts, nonce, deadline_s, hooks)
+    running = _RunningSweep(plan, hosts, nonce, deadline_s, hooks)
     try:
-        result = stage.run(start)
-        stage.agents.close()
+        result = running.run(start)
+        running.agents.close()
     except KeyboardInterrupt:
         try:
-            hooks.interrupted(stage.so_far())
+            hooks.interrupted(running.partial_result())
         finally:
-            stage.agents.close()
+            running.agents.close()
         raise
     except BaseException:
-        stage.agents.close()
+        running.agents.close()
         raise
     return result
 
 
-class _Stage:
+class _RunningSweep:
     """One running sweep."""
 
     def __init__(
@@ -123,12 +121,12 @@ class _Stage:
         self._plan_digest = PlanDigest()
         rails = 64  # more GPUs than any node has
         self.agents = Agents((len(plan.rounds) + MOST_ROUNDS) * rails, deadline_s)
-        self._who = roster(plan, {})
-        no_accounts = SweepAccounts(self._who)
-        self._cut = EarlyEnd(self._began + deadline_s, self.agents.own, no_accounts)
-        self._nodes = ReadyNodes(self._hosts, self.agents, self._cut)
+        self._roster = build_roster(plan, {})
+        deadline, no_accounts = self._began + deadline_s, SweepAccounts(self._roster)
+        self._early_end = EarlyEnd(deadline, self.agents.detector, no_accounts)
+        self._nodes = ReadyNodes(self._hosts, self.agents, self._early_end)
         self._unsettled: tuple[Pairing, ...] = ()
-        self._whole: Sweep | None = None
+        self._final_result: Sweep | None = None
 
     def run(self, start: Start) -> Sweep:
         request = {"nonce": self._nonce, "deadline_s": self._deadline_s, "lease_s": LEASE_S}
@@ -136,44 +134,44 @@ class _Stage:
             self._hosts.values(), lambda host: start(host, {**request, "name": host.name})
         )
         self._nodes.gather(self._plan.ready_s, self._hooks.gathering)
-        self._who, store = self._open_store()
-        self._cut.collected = SweepAccounts(self._who)
+        self._roster, store = self._open_store()
+        self._early_end.accounts = SweepAccounts(self._roster)
         if store is not None:
-            for name in self._who.names[1:]:
-                self._order(self._who, name, store)
-            self._collect(self._cut.collected)
-            self._retest(self._cut.collected)
-        self._whole = self._result()
-        return self._whole
+            for name in self._roster.names[1:]:
+                self._send_order(self._roster, name, store)
+            self._collect(self._early_end.accounts)
+            self._retest(self._early_end.accounts)
+        self._final_result = self._result()
+        return self._final_result
 
-    def so_far(self) -> Sweep:
+    def partial_result(self) -> Sweep:
         """Return what was measured until an interrupt; missing results blame no node."""
-        if self._whole is not None:
-            return self._whole
-        self._cut.interrupt()
-        if not self._cut.collected.names:
-            self._who = roster(self._plan, self._nodes.ready, self._hosts)
-            self._cut.collected = SweepAccounts(self._who)
+        if self._final_result is not None:
+            return self._final_result
+        self._early_end.interrupt()
+        if not self._early_end.accounts.names:
+            self._roster = build_roster(self._plan, self._nodes.ready, self._hosts)
+            self._early_end.accounts = SweepAccounts(self._roster)
         return self._result()
 
     def _open_store(self) -> tuple[Roster, tuple[str, int] | None]:
-        """Have the best-connected node host the store; if it cannot, leave it out and try again."""
+        """Let the best-connected node host the store; if it cannot, leave it out and try again."""
         while True:
-            who = roster(self._plan, self._nodes.ready, self._hosts)
-            if not who.enough or self._cut.time_is_up():
-                return who, None
-            host = who.host
-            self._order(who, host, None)
+            roster = build_roster(self._plan, self._nodes.ready, self._hosts)
+            if not roster.has_work or self._early_end.time_is_up():
+                return roster, None
+            host = roster.host
+            self._send_order(roster, host, None)
             port = self._await_store(host)
             if port is not None:
-                return who, (self._hosts[host].address, port)
-            if self._cut.time_is_up():
-                return who, None
+                return roster, (self._hosts[host].address, port)
+            if self._early_end.time_is_up():
+                return roster, None
             self._nodes.give_up_as_host(host)
 
     def _await_store(self, host: str) -> int | None:
-        patience = time.monotonic() + min(self._cut.left_s, _STORE_S)
-        while (message := self.agents.next(patience - time.monotonic())) is not None:
+        deadline = time.monotonic() + min(self._early_end.left_s, _STORE_S)
+        while (message := self.agents.next(deadline - time.monotonic())) is not None:
             name, event = message
             if name == host and isinstance(event, Store):
                 return event.port
@@ -183,137 +181,137 @@ class _Stage:
                     return None
         return None
 
-    def _order(self, who: Roster, name: str, store: tuple[str, int] | None) -> None:
+    def _send_order(self, roster: Roster, name: str, store: tuple[str, int] | None) -> None:
         order = go_order(
-            self._plan, who, self._hosts, name,
+            self._plan, roster, self._hosts, name,
             nonce=self._nonce, store=store, more=self._hooks.suspects is not None,
         )  # fmt: skip
         self._plan_digest.add_order(order)
         self.agents.send(name, {"go": order})
 
-    def _collect(self, collected: SweepAccounts) -> None:
+    def _collect(self, accounts: SweepAccounts) -> None:
         """Collect accounts until all nodes have finished, or the others' time is over."""
-        for name in self._who.names:
+        for name in self._roster.names:
             if name in self._nodes.out:  # it ended after it was ready and before the start
-                collected.lose(name, self._nodes.out.pop(name))
-        limits = self._who.limits
+                accounts.mark_lost(name, self._nodes.out.pop(name))
+        limits = self._roster.limits
         quiet_s = self._plan.start_s + limits.init_s + 2 * limits.barrier_s + _MARGIN_S
-        patience = time.monotonic() + quiet_s
-        while waiting := collected.waiting():
-            self._hooks.progress(collected.complete, collected.expected, waiting)
-            if self.agents.quiet() and not self._cut.time_is_up() and collected.compact_one():
+        deadline = time.monotonic() + quiet_s
+        while waiting := accounts.waiting():
+            self._hooks.progress(accounts.complete, accounts.expected, waiting)
+            idle = self.agents.is_drained() and not self._early_end.time_is_up()
+            if idle and accounts.compact_one():
                 continue
-            message = self.agents.next(min(patience - time.monotonic(), self._cut.left_s))
+            message = self.agents.next(min(deadline - time.monotonic(), self._early_end.left_s))
             if message is None:
-                if not self._cut.time_is_up():
-                    collected.give_up(waiting)
+                if not self._early_end.time_is_up():
+                    accounts.give_up(waiting)
                 return
-            name, event = message[0], self._plan_digest.verify(message[1], self._who)
-            if not self._cut.our_fault(event):
-                self._take(name, event, collected)
-            elif isinstance(event, Gone | Lapsed):
-                collected.lose(name)
-            rest_s = self._rest_s(collected)
+            name, event = message[0], self._plan_digest.verify(message[1], self._roster)
+            if not self._early_end.is_our_fault(event):
+                self._handle_event(name, event, accounts)
+            elif isinstance(event, SessionEnd | Lapsed):
+                accounts.mark_lost(name)
+            last_nodes_s = self._last_nodes_s(accounts)
             now = time.monotonic()
-            patience = now + quiet_s if rest_s is None else min(patience, now + rest_s)
+            deadline = now + quiet_s if last_nodes_s is None else min(deadline, now + last_nodes_s)
 
-    def _retest(self, collected: SweepAccounts) -> None:
+    def _retest(self, accounts: SweepAccounts) -> None:
         """Measure again the pairs that `suspects` names, until none; nodes that left stay out."""
         rounds_left = MOST_ROUNDS
         suspects = self._hooks.suspects
-        while suspects is not None and not self._cut.why and not collected.cut:
-            able = collected.resting - collected.lost - collected.stuck
-            host = self._who.host
-            if host not in able:
+        while suspects is not None and not self._early_end.why and not accounts.cut:
+            idle = accounts.resting - accounts.lost - accounts.stuck
+            host = self._roster.host
+            if host not in idle:
                 return
-            there = [name for name in self._who.names if name in able]
-            rounds = fitting(suspects(self._result()), there, rounds_left)
+            idle_names = [name for name in self._roster.names if name in idle]
+            rounds = possible_rounds(suspects(self._result()), idle_names, rounds_left)
             if not rounds:
                 return
-            more = with_more(self._who, self._plan, rounds)
-            measuring_s = more.limits.box_s * len(more.ladder) + more.limits.soak_s
-            if self._cut.left_s < measuring_s + _RETEST_MARGIN_S:
+            extended = add_rounds(self._roster, self._plan, rounds)
+            measuring_s = extended.limits.box_s * len(extended.ladder) + extended.limits.soak_s
+            if self._early_end.left_s < measuring_s + _RETEST_MARGIN_S:
                 self._unsettled = tuple(dict.fromkeys(pair for around in rounds for pair in around))
                 return
             rounds_left -= len(rounds)
-            first, self._who = len(self._who.rounds), more
-            collected.ask_more(self._who)
-            places = [place for place, name in enumerate(self._who.names) if name not in able]
-            self.agents.send(host, {"gone": places})
-            for name in able:
-                order = measuring_order(self._who, name, first)
+            first, self._roster = len(self._roster.rounds), extended
+            accounts.expect_more(self._roster)
+            gone = [index for index, name in enumerate(self._roster.names) if name not in idle]
+            self.agents.send(host, {"gone": gone})
+            for name in idle:
+                order = measuring_order(self._roster, name, first)
                 self._plan_digest.add_order(order, first)
                 self.agents.send(name, {"more": order})
-            self._collect(collected)
+            self._collect(accounts)
 
-    def _rest_s(self, collected: SweepAccounts) -> float | None:
+    def _last_nodes_s(self, accounts: SweepAccounts) -> float | None:
         """Return how long the last nodes get, once only they are left; None before."""
-        who, limits = self._who, self._who.limits
-        if who.host in collected.lost:  # the store is gone with it: no node can go on
+        roster, limits = self._roster, self._roster.limits
+        if roster.host in accounts.lost:  # the store is gone with it: no node can go on
             return _STORELESS_S
-        if not collected.through - collected.stuck:
+        if not accounts.finished - accounts.stuck:
             # A node that met no other waited about as long as the others will, unless some met.
-            return self._plan.start_s if collected.stuck and not collected.complete else None
-        if collected.open():
-            more = len(who.domain_rounds)
-            return limits.barrier_s * (1 + who.inside + more) + limits.init_s * bool(more)
+            return self._plan.start_s if accounts.stuck and not accounts.complete else None
+        if accounts.has_open_pairs():
+            over_nvlink = len(roster.domain_rounds)
+            barriers = 1 + roster.inside + over_nvlink
+            return limits.barrier_s * barriers + limits.init_s * bool(over_nvlink)
         return limits.op_s + _LAST_WORDS_S  # their partners have sent all their accounts
 
-    def _take(self, name: str, event: Event | Gone, collected: SweepAccounts) -> None:
-        if name not in collected.names:
+    def _handle_event(self, name: str, event: Event | SessionEnd, accounts: SweepAccounts) -> None:
+        if name not in accounts.names:
             return  # it was ready, and was not asked to take part
-        if isinstance(event, PairSeen | InsideSeen | DomainSeen | NcclLog) and collected.take(
-            name, event
-        ):
+        if isinstance(event, Measurement) and accounts.add(name, event):
             return
         if isinstance(event, Done):
-            collected.done.add(name)
+            accounts.done.add(name)
         elif isinstance(event, Rest) and self._hooks.suspects is not None:
-            collected.resting.add(name)
+            accounts.resting.add(name)
         elif isinstance(event, Trouble):
-            collected.complain(name, event.error, advice_on(name, event.error))
-        elif isinstance(event, Gone) and event.late:
+            accounts.add_error(name, event.error, advice_on(name, event.error))
+        elif isinstance(event, SessionEnd) and event.late:
             return  # our own time is up, which proves nothing against the node
-        elif isinstance(event, Gone):
-            collected.lose(name, event.reason, event.advice)
-            host, names = self._who.host, self._who.names
+        elif isinstance(event, SessionEnd):
+            accounts.mark_lost(name, event.reason, event.advice)
+            host, names = self._roster.host, self._roster.names
             if name != host:  # the host notes it in the store, so that no node waits for it
                 self.agents.send(host, {"gone": [names.index(name)]})
         elif isinstance(event, Lapsed):
-            collected.lose(name, event.error, kind="error")
+            accounts.mark_lost(name, event.error, kind="error")
         else:
-            collected.lose(name, "it sent a result that was not requested")
+            accounts.mark_lost(name, "it sent a result that was not requested")
             self.agents.dismiss(name)
 
     def _result(self) -> Sweep:
-        who, collected = self._who, self._cut.collected
-        silence = collected.silence()
-        storeless = f"it cannot connect to {who.host}, {_ITS_HOST}"
+        roster, accounts = self._roster, self._early_end.accounts
+        breakdown = accounts.breakdown()
+        storeless = f"it cannot connect to {roster.host}, {_HOST_OF_STORE}"
         return Sweep(
-            ladder=self._plan.sizes(who.backend)[0],
-            rounds=who.rounds if who.enough or self._cut.why else (),
-            pairs=collected.pairs(self._cut.why),
+            ladder=self._plan.sizes(roster.backend)[0],
+            rounds=roster.rounds if roster.has_work or self._early_end.why else (),
+            pairs=accounts.pairs(self._early_end.why),
             left_out={
                 **self._plan.left_out,
                 **self._nodes.out,
-                **who.mismatched,
-                **dict.fromkeys(sorted(who.cut_off), storeless),
+                **roster.mismatched,
+                **dict.fromkeys(sorted(roster.cut_off), storeless),
             },
-            cut_off=dict.fromkeys(sorted(who.cut_off), who.host),
-            troubles={**self._nodes.troubles(who.mismatched), **silence.culprits},
-            waited=silence.victims,
-            advice={**self._nodes.advice, **collected.advice},
-            unfinished=self._cut.why,
+            cut_off=dict.fromkeys(sorted(roster.cut_off), roster.host),
+            troubles={**self._nodes.troubles(roster.mismatched), **breakdown.culprits},
+            waited=breakdown.victims,
+            advice={**self._nodes.advice, **accounts.advice},
+            unfinished=self._early_end.why,
             seed=self._plan.seed,
             leaves=self._plan.leaves,
             seconds=round(time.monotonic() - self._began, 3),
-            retested=collected.scheduled if collected.retesting else 0,
-            short=who.short,
-            unsettled=self._unsettled + collected.unsettled(),
-            inside=collected.inside(),
-            nccl_logs=tuple(collected.logs.values()),
+            retested=accounts.scheduled if accounts.retesting else 0,
+            short=roster.short,
+            unsettled=self._unsettled + accounts.unsettled(),
+            inside=accounts.inside(),
+            nccl_logs=tuple(accounts.logs.values()),
             domains=self._plan.domains,
-            domain=collected.domain.samples(),
+            domain=accounts.domain.samples(),
         )
 
 
@@ -335,18 +333,18 @@ class ReadyNodes:
         self.advice: dict[str, str] = {}
         self._names = list(names)
         self._agents = agents
-        self._cut = cut
+        self._early_end = cut
         self._began = time.monotonic()
         self._no_torch: set[str] = set()
-        self._excused: set[str] = set()
+        self._not_at_fault: set[str] = set()
         """Left out for reasons that are not their fault."""
 
     def gather(self, within_s: float, progress: Progress) -> None:
         """Wait until all nodes have torch; once half have, the rest get a bounded time more."""
-        patience = min(self._cut.ends, self._began + within_s)
+        deadline = min(self._early_end.deadline, self._began + within_s)
         while waiting := [n for n in self._names if n not in self.ready and n not in self.out]:
             progress(len(self._names) - len(waiting), len(self._names), waiting)
-            message = self._agents.next(patience - time.monotonic())
+            message = self._agents.next(deadline - time.monotonic())
             if message is None:
                 break
             name, event = message
@@ -356,11 +354,11 @@ class ReadyNodes:
                 self.leave_out(name, event)
             if len(self.ready) * 2 >= len(self._names):
                 now = time.monotonic()
-                patience = min(patience, now + _STRAGGLER_S + 2 * (now - self._began))
+                deadline = min(deadline, now + _STRAGGLER_S + 2 * (now - self._began))
         for name in waiting:
-            self._never_came(name)
+            self._leave_out_silent(name)
 
-    def leave_out(self, name: str, event: Event | Gone) -> None:
+    def leave_out(self, name: str, event: Event | SessionEnd) -> None:
         """Leave a node out because of its event or its end."""
         self.ready.pop(name, None)
         if isinstance(event, NoTorch):
@@ -369,9 +367,9 @@ class ReadyNodes:
             self.advice[name] = _NO_TORCH
         elif isinstance(event, Busy):
             self._excuse(name, f"{BUSY_WORD}{event.error}")
-        elif self._cut.our_fault(event):
-            self._excuse(name, self._cut.why)
-        elif isinstance(event, Gone):
+        elif self._early_end.is_our_fault(event):
+            self._excuse(name, self._early_end.why)
+        elif isinstance(event, SessionEnd):
             self.out[name] = event.reason
             self.advice[name] = event.advice
         elif isinstance(event, Taken):
@@ -394,11 +392,11 @@ class ReadyNodes:
         """
         if not self.ready and self._no_torch == set(self._names):
             return {}
-        own = {**self.out, **mismatched}
-        return {name: why for name, why in own.items() if name not in self._excused}
+        reasons = {**self.out, **mismatched}
+        return {name: why for name, why in reasons.items() if name not in self._not_at_fault}
 
-    def _never_came(self, name: str) -> None:
-        if self._cut.time_is_up():
+    def _leave_out_silent(self, name: str) -> None:
+        if self._early_end.time_is_up():
             self._excuse(name, TIME_UP)
             return
         self.out[name] = (
@@ -410,7 +408,7 @@ class ReadyNodes:
 
     def _excuse(self, name: str, why: str) -> None:
         self.out[name] = why
-        self._excused.add(name)
+        self._not_at_fault.add(name)
 
 
 _COMMON = (
@@ -428,26 +426,26 @@ class PlanDigest:
 
     def add_order(self, order: Mapping[str, object], first: int = 0) -> None:
         """Note an order to any node: its common part is the same for all."""
-        before = self._orders[-1][1] if self._orders else {}
-        common = {**before, **{name: order[name] for name in _COMMON if name in order}}
+        previous = self._orders[-1][1] if self._orders else {}
+        common = {**previous, **{name: order[name] for name in _COMMON if name in order}}
         if not self._orders or self._orders[-1][0] < first:
             self._orders.append((first, common))
 
-    def verify(self, event: Event | Gone, who: Roster) -> Event | Gone:
+    def verify(self, event: Event | SessionEnd, roster: Roster) -> Event | SessionEnd:
         """Return the event, or `Trouble` if it is an account by another plan.
 
         An account of a pair that was not ordered is passed on: `SweepAccounts` refuses it.
         """
-        if not isinstance(event, PairSeen) or not {event.a, event.b} <= set(who.names):
+        if not isinstance(event, PairAccount) or not {event.a, event.b} <= set(roster.names):
             return event
-        return event if event.plan == self._digest(event, who) else Trouble(OTHER_PLAN)
+        return event if event.plan == self._digest(event, roster) else Trouble(OTHER_PLAN)
 
-    def _digest(self, pair: PairSeen, who: Roster) -> str:
+    def _digest(self, pair: PairAccount, roster: Roster) -> str:
         plan: dict[str, Any] = {
             **next((order for first, order in reversed(self._orders) if pair.round >= first), {}),
             "round": pair.round,
             "ends": [pair.a, pair.b],
-            "numbers": [who.names.index(pair.a), who.names.index(pair.b)],
+            "numbers": [roster.names.index(pair.a), roster.names.index(pair.b)],
         }
         text = json.dumps(plan, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode("ascii")).hexdigest()[:32]

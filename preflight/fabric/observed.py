@@ -23,7 +23,7 @@ from preflight.fabric.pair_summary import (
     busbw_gbs,
     joint_state,
     lost_accounts,
-    lost_words,
+    lost_sentence,
     shortest_us,
 )
 from preflight.fabric.phrases import OWN_CAUSES
@@ -268,7 +268,7 @@ class PairResult(Meeting, frozen=True, kw_only=True):
     def error(self) -> str:
         """Both ends' errors."""
         if self.lost:
-            return lost_words(self.lost)
+            return lost_sentence(self.lost)
         ends = (self.a, self.first.error), (self.b, self.second.error)
         return "; ".join(f"{name}: {error}" for name, error in ends if error)
 

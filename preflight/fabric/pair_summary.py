@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from preflight.core.text import first_few, gbs, size
 from preflight.fabric.samples import End, PairSamples, PairState, Timing
@@ -78,10 +79,10 @@ def lost_accounts(pair: PairSamples, silent: Collection[str]) -> tuple[str, ...]
     return missing if fine and set(missing).isdisjoint(silent) else ()
 
 
-def lost_words(lost: Sequence[str]) -> str:
+def lost_sentence(lost: Sequence[str]) -> str:
     """Say whose account of a pair is missing."""
-    own = f"{lost[0]}'s account of it is" if len(lost) == 1 else "both ends' accounts of it are"
-    return f"{own} missing, so no node is blamed: run again"
+    subject = f"{lost[0]}'s account of it is" if len(lost) == 1 else "both ends' accounts of it are"
+    return f"{subject} missing, so no node is blamed: run again"
 
 
 def pair_error(pair: PairSamples) -> str:
@@ -198,7 +199,7 @@ _ALONE = "it waited in vain for the sweep's store or the other nodes, which went
 _MANY = 3
 
 
-class Word(Struct, frozen=True):
+class LastMessage(Struct, frozen=True):
     """The last message of a node that did not finish."""
 
     node: str
@@ -207,13 +208,13 @@ class Word(Struct, frozen=True):
     reason: str
 
     @property
-    def own(self) -> bool:
+    def own_fault(self) -> bool:
         """Whether the fault is on this node, and not on others for which it waited."""
         return self.kind == "gone" or (self.kind == "error" and not _WAITED.search(self.reason))
 
 
-class Silence(Struct, frozen=True):
-    """Which nodes broke off and which only waited. Victims without culprits: none is proven."""
+class Breakdown(Struct, frozen=True):
+    """Which nodes failed and which only waited. Victims without culprits: no culprit is proven."""
 
     culprits: dict[str, str] = {}
     """Node name → what happened there."""
@@ -221,38 +222,39 @@ class Silence(Struct, frozen=True):
     """Node name → the nodes it waited for, as a phrase."""
 
 
-def who_broke_off(
-    words: Iterable[Word], *, nodes: Collection[str], host: str, through: Collection[str]
-) -> Silence:
+def find_breakdown(
+    messages: Iterable[LastMessage], *, nodes: Collection[str], host: str, finished: Collection[str]
+) -> Breakdown:
     """Separate culprits from victims, by the nodes' messages in order of arrival.
 
-    `host` hosts the store: after its loss, others can only fail. `through`: nodes that measured
+    `host` hosts the store: after its loss, others can only fail. `finished`: nodes that measured
     and finished; if there are any, no other node held up those that are missing.
     """
-    words_by_node = _one_word_each(words, host)
-    own = {name: word.reason for name, word in words_by_node.items() if word.own}
-    rest = {name: word for name, word in words_by_node.items() if not word.own}
-    silent = {name: word.reason for name, word in rest.items() if word.kind == "silent"}
-    if through and words_by_node.get(host, _FINE).kind != "gone":
-        own |= {name: silent.get(name, _ALONE) for name in rest}
-    elif not own and silent.keys() != set(nodes):
-        own = silent
-    return Silence(own, {name: _waited_for(own) for name in rest if name not in own})
+    by_node = _decisive_messages(messages, host)
+    culprits = {name: message.reason for name, message in by_node.items() if message.own_fault}
+    others = {name: message for name, message in by_node.items() if not message.own_fault}
+    silent = {name: last.reason for name, last in others.items() if last.kind == "silent"}
+    if finished and by_node.get(host, _NO_MESSAGE).kind != "gone":
+        culprits |= {name: silent.get(name, _ALONE) for name in others}
+    elif not culprits and silent.keys() != set(nodes):
+        culprits = silent
+    waited = _waited_for(culprits)
+    return Breakdown(culprits, {name: waited for name in others if name not in culprits})
 
 
-_FINE = Word("", "error", "")
+_NO_MESSAGE = LastMessage("", "error", "")
 
 
-def _one_word_each(words: Iterable[Word], host: str) -> dict[str, Word]:
+def _decisive_messages(messages: Iterable[LastMessage], host: str) -> dict[str, LastMessage]:
     """Keep one message per node: its first, unless a later one is about the node itself."""
-    words_by_node: dict[str, Word] = {}
-    for word in words:
-        earlier = words_by_node.get(word.node)
-        storeless = words_by_node.get(host, _FINE).kind == "gone" and word.kind == "error"
-        this = Word(word.node, "silent", word.reason) if storeless else word
-        if earlier is None or (this.own and not earlier.own):
-            words_by_node[word.node] = this
-    return words_by_node
+    by_node: dict[str, LastMessage] = {}
+    for message in messages:
+        earlier = by_node.get(message.node)
+        if message.kind == "error" and by_node.get(host, _NO_MESSAGE).kind == "gone":
+            message = replace(message, kind="silent")  # noqa: PLW2901  it only lost the store
+        if earlier is None or (message.own_fault and not earlier.own_fault):
+            by_node[message.node] = message
+    return by_node
 
 
 def _waited_for(culprits: Collection[str]) -> str:

@@ -38,16 +38,16 @@ if TYPE_CHECKING:
 MOST_ROUNDS = 16
 """Most retest rounds of one sweep."""
 
-TIMES = 4
-"""Times the iterations, and the time, of a scheduled round for each size."""
+RETEST_TIMES = 4
+"""A retest has this multiple of a scheduled round's iterations and time, for each size."""
 
 
-def fitting(rounds: Rounds, able: Sequence[str], most: int) -> Rounds:
-    """Return the possible part of the wanted rounds: both ends able, no node twice in a round.
+def possible_rounds(rounds: Rounds, nodes: Sequence[str], most: int) -> Rounds:
+    """Keep the pairs of these rounds that can be measured: of `nodes`, and each node once a round.
 
-    `able` is in fleet order, and in each pair the earlier node comes first, as in every round.
+    `nodes` is in fleet order, and in each pair the earlier node comes first, as in every round.
     """
-    place = {name: at for at, name in enumerate(able)}
+    place = {name: at for at, name in enumerate(nodes)}
     possible: list[tuple[Pairing, ...]] = []
     for around in rounds[:most]:
         busy: set[str] = set()
@@ -61,21 +61,21 @@ def fitting(rounds: Rounds, able: Sequence[str], most: int) -> Rounds:
     return tuple(possible)
 
 
-def with_more(who: Roster, plan: SweepPlan, rounds: Rounds) -> Roster:
+def add_rounds(roster: Roster, plan: SweepPlan, rounds: Rounds) -> Roster:
     """Return the launch with more rounds, which have more iterations and more time."""
-    (ladder, soak), limits = plan.sizes(who.backend), plan.limits(who.backend)
+    (ladder, soak), limits = plan.sizes(roster.backend), plan.limits(roster.backend)
     limits = replace(
         limits,
-        box_s=limits.box_s * TIMES,
-        soak_s=limits.soak_s * TIMES,
-        pair_s=limits.pair_s + limits.box_s * (TIMES - 1) * len(ladder),
+        box_s=limits.box_s * RETEST_TIMES,
+        soak_s=limits.soak_s * RETEST_TIMES,
+        pair_s=limits.pair_s + limits.box_s * (RETEST_TIMES - 1) * len(ladder),
     )
     ladder, soak = tuple(map(_longer, ladder)), soak and _longer(soak)
-    return replace(who, rounds=who.rounds + rounds, ladder=ladder, soak=soak, limits=limits)
+    return replace(roster, rounds=roster.rounds + rounds, ladder=ladder, soak=soak, limits=limits)
 
 
 def _longer(rung: Rung) -> Rung:
-    return replace(rung, iterations=rung.iterations * TIMES)
+    return replace(rung, iterations=rung.iterations * RETEST_TIMES)
 
 
 def slow_parts(sweep: Sweep, observed: Observed) -> list[Component]:
@@ -95,27 +95,27 @@ def slow_parts(sweep: Sweep, observed: Observed) -> list[Component]:
 
 
 def cleared_by_retests(
-    rows: Sequence[PairJudgement], observed: Observed
+    judgements: Sequence[PairJudgement], observed: Observed
 ) -> tuple[PairJudgement, ...]:
     """Withdraw slowness or a hang if every retest of that pair was good and no counter moved.
 
     A bad path stays bad; a busy moment and a lost operation do not.
     """
     if not observed.retested:
-        return tuple(rows)
-    again = grouped((pair.path, pair.good) for pair in rows if pair.round >= observed.retested)
-    moved = counters_again(observed)
-    cleared = {path for path, good in again.items() if path not in moved and all(good)}
-    return tuple(_withdraw(pair) if pair.path in cleared else pair for pair in rows)
+        return tuple(judgements)
+    first, moved = observed.retested, retested_counters(observed)
+    retests = grouped((pair.path, pair.good) for pair in judgements if pair.round >= first)
+    cleared = {path for path, good in retests.items() if path not in moved and all(good)}
+    return tuple(_withdraw(pair) if pair.path in cleared else pair for pair in judgements)
 
 
-def counters_again(observed: Observed) -> dict[tuple[str, str, int], dict[str, None]]:
+def retested_counters(observed: Observed) -> dict[tuple[str, str, int], dict[str, None]]:
     """Return, by path, the error counters that moved in any measurement of a retested path."""
-    again = {result.path for result in observed.tried if 0 < observed.retested <= result.round}
+    retested = {result.path for result in observed.tried if 0 < observed.retested <= result.round}
     moved: dict[tuple[str, str, int], dict[str, None]] = {}
     for result in observed.tried:
         for counter in (*result.first.moved, *result.second.moved):
-            if result.path in again and counter.proves:
+            if result.path in retested and counter.proves:
                 moved.setdefault(result.path, {})[counter.name] = None
     return moved
 
@@ -127,9 +127,9 @@ def _withdraw(pair: PairJudgement) -> PairJudgement:
 
 
 PARTNERS = 2
-"""Cleared nodes with which each suspect is retested; times that a path is."""
+"""How many cleared nodes each suspect is retested with, and how often a path is retested."""
 
-MOST = 8
+MOST_PARTS = 8
 """Most parts that are retested; further paths only if they need no further round."""
 
 
@@ -145,23 +145,24 @@ def suspects(sweep: Sweep) -> Rounds:
     findings = find(observed)
     if findings.systemic:
         return ()
-    open_ones = [
+    unresolved = [
         part
         for culprit in findings.culprits
         if culprit.component is None and culprit.symptom in (*SHIFTS, *EVENTS)
         for part in culprit.among
     ]
-    candidates = list(dict.fromkeys([*open_ones, *findings.doubted]))
+    candidates = list(dict.fromkeys([*unresolved, *findings.doubted]))
     blamed = findings.nodes
     parts = [part for part in candidates if blamed.isdisjoint(part.nodes)]
     # A worker that failed once was replaced: its other pairs can be measured normally.
     slow = [part for part in slow_parts(sweep, observed) if findings.lossy.isdisjoint(part.nodes)]
-    parts = _once_each([*parts, *slow, *_paths_of_one_round(findings, observed)])
-    parts, beside = parts[:MOST], [part for part in parts[MOST:] if part.kind == "path"]
+    parts = _unique_paths([*parts, *slow, *_paths_of_one_round(findings, observed)])
+    parts, further = parts[:MOST_PARTS], parts[MOST_PARTS:]
     doubtful = {name for part in parts for name in part.nodes}
     cleared = [name for name in observed.nodes if name not in doubtful | blamed]
     rounds = _rounds([list(_pairs(part, cleared, observed.nodes)) for part in parts])
-    return _with_room(rounds, [ordered(part.nodes, observed.nodes.index) for part in beside])
+    paths = [ordered(part.nodes, observed.nodes.index) for part in further if part.kind == "path"]
+    return _add_to_free_rounds(rounds, paths)
 
 
 def _paths_of_one_round(findings: Findings, observed: Observed) -> list[Component]:
@@ -189,7 +190,7 @@ def _paths_of_one_round(findings: Findings, observed: Observed) -> list[Componen
     ]
 
 
-def _once_each(parts: Sequence[Component]) -> list[Component]:
+def _unique_paths(parts: Sequence[Component]) -> list[Component]:
     """Keep each path once, whatever its rails: a round measures all of them."""
     by_key: dict[tuple[object, ...], Component] = {}
     for part in parts:
@@ -198,7 +199,7 @@ def _once_each(parts: Sequence[Component]) -> list[Component]:
     return list(by_key.values())
 
 
-def _with_room(rounds: Rounds, paths: Sequence[Pairing]) -> Rounds:
+def _add_to_free_rounds(rounds: Rounds, paths: Sequence[Pairing]) -> Rounds:
     """Add retests of paths to rounds in which their nodes would be idle."""
     full = [list(around) for around in rounds]
     for pair in dict.fromkeys(paths):
@@ -213,9 +214,9 @@ def _pairs(part: Component, cleared: Sequence[str], nodes: Sequence[str]) -> Ite
         yield from [ordered(part.nodes, nodes.index)] * PARTNERS
     elif part.kind in OF_A_NODE:
         # Spread over the fleet, so that suspects do not share partners.
-        at = nodes.index(part.nodes[0])
-        turned = sorted(cleared, key=lambda name: (nodes.index(name) - at) % len(nodes))
-        for partner in turned[:PARTNERS]:
+        index = nodes.index(part.nodes[0])
+        rotated = sorted(cleared, key=lambda name: (nodes.index(name) - index) % len(nodes))
+        for partner in rotated[:PARTNERS]:
             yield ordered((part.nodes[0], partner), nodes.index)
 
 
@@ -248,29 +249,29 @@ def unsettled_words(sweep: Sweep) -> str:
     names = [f"{a}-{b}" for a, b in sweep.unsettled]
     if not names:
         return ""
-    listed = first_few(names, MOST)
+    listed = first_few(names, MOST_PARTS)
     return f"not measured again for lack of time: {listed}; give --preflight-budget=SECONDS"
 
 
 def doubts(
-    blames: Iterable[Blame], rows: Sequence[PairJudgement], sweep: Sweep
+    blames: Iterable[Blame], judgements: Sequence[PairJudgement], sweep: Sweep
 ) -> dict[Pairing, str]:
     """Return, by pair, why a path that was slow in its only round cannot be judged."""
     slow = [blame for blame in blames if blame.kind == "path" and not blame.events]
     readings: dict[Pairing, list[PairJudgement]] = {
         ends: [] for blame in slow for ends in blame.pairs
     }
-    for pair in rows:
+    for pair in judgements:
         if pair.nodes in readings and pair.state != "not_run":
             readings[pair.nodes].append(pair)
     reasons: dict[Pairing, str] = {}
     for blame in slow:
-        own = [pair for ends in blame.pairs for pair in readings[ends]]
-        own = [pair for pair in own if blame.rail in (None, pair.rail)]
-        sizes = [size for pair in own for size in pair.sizes[-1:]]
+        results = [pair for ends in blame.pairs for pair in readings[ends]]
+        results = [pair for pair in results if blame.rail in (None, pair.rail)]
+        sizes = [size for pair in results for size in pair.sizes[-1:]]
         # It has no other fault, and only one round.
-        once = len({pair.round for pair in own}) == 1
-        if sizes and once and all(pair.state == "measured" for pair in own):
+        single_round = len({pair.round for pair in results}) == 1
+        if sizes and single_round and all(pair.state == "measured" for pair in results):
             waiting = set(sweep.unsettled).issuperset(blame.pairs)
             why = "no time to look again" if waiting else "not measured again"
             often = f"slow once in {sizes[0].operations} operations"

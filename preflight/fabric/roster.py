@@ -46,7 +46,7 @@ class Rails(Struct, frozen=True, kw_only=True):
     """Node name → why it is unknown which of its GPUs is which rail."""
 
 
-def match(
+def match_rails(
     ready: Mapping[str, Ready], names: Sequence[str], hosts: Mapping[str, Host], *, nccl: bool
 ) -> Rails:
     """Give each GPU of these nodes its rail.
@@ -61,7 +61,7 @@ def match(
         least = min((ready[name].rails or 1 for name in names), default=1)
         return Rails(count=least)
     groups = grouped((hosts[name].group if name in hosts else "", name) for name in names)
-    own: dict[str, tuple[int, ...]] = {}
+    rails_by_node: dict[str, tuple[int, ...]] = {}
     short: dict[str, str] = {}
     unknown: dict[str, str] = {}
     for members in groups.values():
@@ -70,25 +70,25 @@ def match(
         complete = Counter(ready[name].bus_ids for name in members if ready[name].gpus >= most)
         for name in members:
             gpus, bus_ids = ready[name].gpus, ready[name].bus_ids
-            rails = _places(bus_ids, complete)
+            rails = _rails_of(bus_ids, complete)
             another_kind = not expected and bool(bus_ids) and () not in complete
             if rails is not None:
-                own[name] = rails
+                rails_by_node[name] = rails
                 if source and gpus < most:
                     lacks = [rail for rail in range(most) if rail not in rails]
                     words = f"rail{'s' * (len(lacks) > 1)} {', '.join(map(str, lacks))}"
                     short[name] = f"{words} (its torch sees {gpus} GPUs, {source})"
             elif gpus >= most or another_kind:
-                own[name] = tuple(range(gpus))
+                rails_by_node[name] = tuple(range(gpus))
             else:
                 unknown[name] = (
                     f"its torch sees {gpus} GPUs, {source or f'others of its group {most}'}, and "
                     "their PCI addresses do not tell which rails these are"
                 )
-    count = max((rails[-1] + 1 for rails in own.values() if rails), default=1)
+    count = max((rails[-1] + 1 for rails in rails_by_node.values() if rails), default=1)
     lacking = {
         name: tuple(rail for rail in range(count) if rail not in rails)
-        for name, rails in own.items()
+        for name, rails in rails_by_node.items()
     }
     return Rails(
         count=count,
@@ -114,27 +114,30 @@ def _expected_gpus(
     return 0, ""
 
 
-def _places(bus_ids: tuple[str, ...], lists: Counter[tuple[str, ...]]) -> tuple[int, ...] | None:
-    """Return their places in a complete node's longest list that holds them all in that order."""
-    for every, _ in sorted(lists.items(), key=lambda entry: (-len(entry[0]), -entry[1])):
-        if bus_ids and set(bus_ids) <= set(every):
-            places = tuple(every.index(bus_id) for bus_id in bus_ids)
-            if list(places) == sorted(places):
-                return places
+def _rails_of(bus_ids: tuple[str, ...], lists: Counter[tuple[str, ...]]) -> tuple[int, ...] | None:
+    """Return the rail of each GPU: its place in the longest list that holds all in that order.
+
+    `lists`: the PCI addresses of complete nodes, counted. None if no list holds them.
+    """
+    for complete, _ in sorted(lists.items(), key=lambda entry: (-len(entry[0]), -entry[1])):
+        if bus_ids and set(bus_ids) <= set(complete):
+            rails = tuple(complete.index(bus_id) for bus_id in bus_ids)
+            if list(rails) == sorted(rails):
+                return rails
     return None
 
 
-def host_first(names: Sequence[str], cut: Links) -> tuple[str, ...]:
+def host_first(names: Sequence[str], failed: Links) -> tuple[str, ...]:
     """Return the nodes with the store's host first and the others in their order.
 
     The host is the first with the fewest failed connections to the others, in either direction.
     """
     if not names:
         return ()
-    there = set(names)
-    links = {frozenset(link) for link in cut if there.issuperset(link)}
-    cuts = Counter(name for link in links for name in link)
-    host = min(names, key=lambda name: cuts[name])
+    present = set(names)
+    links = {frozenset(link) for link in failed if present.issuperset(link)}
+    failures = Counter(name for link in links for name in link)
+    host = min(names, key=lambda name: failures[name])
     return (host, *(name for name in names if name != host))
 
 
@@ -143,9 +146,9 @@ def cut_off(host: str, names: Sequence[str], cut: Links) -> frozenset[str]:
     return frozenset(name for name in names if (name, host) in cut)
 
 
-_SOME = 2
+_TWO = 2
 _RAREST, _TIMES_USUAL = 1e-4, 10.0
-_WRONGLY, _MISSED = 1e-6, 1e-3
+_FALSE_ALARM, _MISS = 1e-6, 1e-3
 
 
 class Roster(Struct, frozen=True, kw_only=True):
@@ -187,17 +190,17 @@ class Roster(Struct, frozen=True, kw_only=True):
         lacking = {rail for name in names for rail in self.missing.get(name, ())}
         return [rail for rail in range(self.rails) if rail not in lacking]
 
-    def looks_inside(self, name: str) -> bool:
+    def measures_inside(self, name: str) -> bool:
         """Whether that node has enough rails to all-reduce among themselves."""
-        return self.inside and len(self.rails_of(name)) >= _SOME
+        return self.inside and len(self.rails_of(name)) >= _TWO
 
     @property
-    def enough(self) -> bool:
+    def has_work(self) -> bool:
         """Whether there is anything to measure."""
-        return len(self.names) >= _SOME or (self.inside and bool(self.names))
+        return len(self.names) >= _TWO or (self.inside and bool(self.names))
 
 
-def roster(
+def build_roster(
     plan: SweepPlan, ready: Mapping[str, Ready], hosts: Mapping[str, Host] | None = None
 ) -> Roster:
     """Build the roster, with NCCL if at least half of the ready nodes have GPUs, else gloo.
@@ -205,21 +208,22 @@ def roster(
     A node without GPUs cannot be in an NCCL group, so it is left out; so is a node whose GPUs
     cannot be matched to rails. `hosts`: by name, for their groups.
     """
-    seeing = [name for name in plan.nodes if name in ready and ready[name].cuda]
-    there = [name for name in plan.nodes if name in ready]
-    nccl = len(seeing) >= max(1, min(_SOME, len(there))) and len(seeing) * 2 >= len(there)
-    rails = match(ready, seeing if nccl else there, hosts or {}, nccl=nccl)
-    able = [name for name in (seeing if nccl else there) if name not in rails.unknown]
-    fit = host_first(able, plan.cut)
-    cut = cut_off(fit[0], fit, plan.cut) if fit else frozenset()
-    names = [name for name in fit if name not in cut]
+    answered = [name for name in plan.nodes if name in ready]
+    with_gpus = [name for name in answered if ready[name].cuda]
+    enough = max(1, min(_TWO, len(answered)))
+    nccl = len(with_gpus) >= enough and len(with_gpus) * 2 >= len(answered)
+    candidates = with_gpus if nccl else answered
+    rails = match_rails(ready, candidates, hosts or {}, nccl=nccl)
+    matched = host_first([name for name in candidates if name not in rails.unknown], plan.cut)
+    unreachable = cut_off(matched[0], matched, plan.cut) if matched else frozenset()
+    names = [name for name in matched if name not in unreachable]
     backend: Literal["gloo", "nccl"] = "nccl" if nccl else "gloo"
     ladder, soak = plan.sizes(backend)
     return Roster(
         names=tuple(names),
         backend=backend,
         rails=rails.count,
-        missing={name: own for name, own in rails.missing.items() if name in names},
+        missing={name: missing for name, missing in rails.missing.items() if name in names},
         short={name: words for name, words in rails.short.items() if name in names},
         rounds=repair(plan.rounds, plan.nodes, set(plan.nodes) - set(names)),
         ladder=ladder,
@@ -227,13 +231,13 @@ def roster(
         limits=plan.limits(backend),
         mismatched={
             name: rails.unknown.get(name)
-            or f"its torch sees no GPU, while that of {len(seeing)} nodes does"
-            for name in there
-            if name not in fit
+            or f"its torch sees no GPU, while that of {len(with_gpus)} nodes does"
+            for name in answered
+            if name not in matched
         },
-        cut_off=cut,
+        cut_off=unreachable,
         inside_sizes=plan.nccl_inside if nccl else (),
-        inside=plan.inside and rails.count >= _SOME,
+        inside=plan.inside and rails.count >= _TWO,
         keep_logs=plan.keep_logs and nccl,
         domain_rounds=neighbours(names, plan.domains) if nccl else (),
     )
@@ -247,17 +251,17 @@ def neighbours(names: Sequence[str], domains: Mapping[str, str]) -> Rounds:
     """
     members = grouped((domains[name], name) for name in names if name in domains)
     rounds: list[list[Pairing]] = [[], [], []]
-    for own in members.values():
-        pairs = list(pairwise(own)) + [(own[0], own[-1])] * (len(own) > _SOME)
-        for place, pair in enumerate(pairs):
-            closing = place == len(own) - 1 and len(own) % 2
-            rounds[2 if closing else place % 2].append(pair)
+    for nodes in members.values():
+        pairs = list(pairwise(nodes)) + [(nodes[0], nodes[-1])] * (len(nodes) > _TWO)
+        for index, pair in enumerate(pairs):
+            closing = index == len(nodes) - 1 and len(nodes) % 2
+            rounds[2 if closing else index % 2].append(pair)
     return tuple(tuple(around) for around in rounds if around)
 
 
 def go_order(
     plan: SweepPlan,
-    who: Roster,
+    roster: Roster,
     hosts: Mapping[str, Host],
     name: str,
     *,
@@ -269,35 +273,35 @@ def go_order(
 
     `more`: it must wait for more rounds after these.
     """
-    other = next((node for node in who.names if node != name), name)
+    other = next((node for node in roster.names if node != name), name)
     return {
         "run": nonce,
-        "index": who.names.index(name),
-        "nodes": len(who.names),
-        "rails": who.rails,
+        "index": roster.names.index(name),
+        "nodes": len(roster.names),
+        "rails": roster.rails,
         "missing": [
-            number * who.rails + rail
-            for number, node in enumerate(who.names)
-            for rail in who.missing.get(node, ())
+            number * roster.rails + rail
+            for number, node in enumerate(roster.names)
+            for rail in roster.missing.get(node, ())
         ],
-        "backend": who.backend,
+        "backend": roster.backend,
         "address": hosts[name].address,
         "towards": hosts[other].address,
         "interface": plan.interface,
         "pinned": name not in plan.unpinned,
         "store": store,
-        **measuring_order(who, name),
-        "domain": turns_of(msgspec.structs.replace(who, rounds=who.domain_rounds), name),
+        **measuring_order(roster, name),
+        "domain": turns_of(msgspec.structs.replace(roster, rounds=roster.domain_rounds), name),
         "seed": plan.seed,
         "sysfs": plan.sysfs,
-        "meet_s": who.limits.meet_s,
-        "op_s": who.limits.op_s,
-        "init_s": who.limits.init_s,
+        "meet_s": roster.limits.meet_s,
+        "op_s": roster.limits.op_s,
+        "init_s": roster.limits.init_s,
         "more": more,
-        "inside": who.looks_inside(name),
-        "inside_sizes": [_rung(rung) for rung in who.inside_sizes],
-        "keep_log": who.keep_logs,
-        "stop_rule": _stop_early(who.backend) if plan.stop_early else None,
+        "inside": roster.measures_inside(name),
+        "inside_sizes": [_rung(rung) for rung in roster.inside_sizes],
+        "keep_log": roster.keep_logs,
+        "stop_rule": _stop_early(roster.backend) if plan.stop_early else None,
     }
 
 
@@ -309,19 +313,19 @@ def _stop_early(backend: str) -> list[float]:
     """
     limit = SHIPPED.of(backend)
     usual = max(limit("usual_events"), _RAREST)
-    return [limit("spike_us"), usual, _TIMES_USUAL * usual, math.log((1 - _MISSED) / _WRONGLY)]
+    return [limit("spike_us"), usual, _TIMES_USUAL * usual, math.log((1 - _MISS) / _FALSE_ALARM)]
 
 
-def measuring_order(who: Roster, name: str, first: int = 0) -> dict[str, object]:
+def measuring_order(roster: Roster, name: str, first: int = 0) -> dict[str, object]:
     """Return one node's turns from round `first` on, and how they are measured."""
     return {
-        "turns": turns_of(who, name)[first:],
-        "ladder": [_rung(rung) for rung in who.ladder],
-        "soak": None if who.soak is None else _rung(who.soak),
-        "box_s": who.limits.box_s,
-        "soak_s": who.limits.soak_s,
-        "pair_s": who.limits.pair_s,
-        "barrier_s": who.limits.barrier_s,
+        "turns": turns_of(roster, name)[first:],
+        "ladder": [_rung(rung) for rung in roster.ladder],
+        "soak": None if roster.soak is None else _rung(roster.soak),
+        "box_s": roster.limits.box_s,
+        "soak_s": roster.limits.soak_s,
+        "pair_s": roster.limits.pair_s,
+        "barrier_s": roster.limits.barrier_s,
     }
 
 
@@ -329,11 +333,11 @@ def _rung(rung: Rung) -> list[int]:
     return [rung.size_bytes, rung.warmup, rung.iterations]
 
 
-def turns_of(who: Roster, name: str) -> list[dict[str, object] | None]:
+def turns_of(roster: Roster, name: str) -> list[dict[str, object] | None]:
     """Return one node's turn in each round; None in rounds without one."""
-    number = {member: place for place, member in enumerate(who.names)}
+    number = {member: place for place, member in enumerate(roster.names)}
     turns: list[dict[str, object] | None] = []
-    for place, around in enumerate(who.rounds):
+    for place, around in enumerate(roster.rounds):
         own = next((pair for pair in around if name in pair), None)
         if own is None:
             turns.append(None)

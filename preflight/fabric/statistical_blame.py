@@ -18,7 +18,7 @@ from preflight.core.statistics import grouped
 from preflight.core.text import gbs, percent, size, time_us
 from preflight.fabric.decoding.culprit import EVENTS, Component, Culprit, RetestDoubt
 from preflight.fabric.phrases import Blame, both_fine, more_partners, with_partners
-from preflight.fabric.retest import counters_again
+from preflight.fabric.retest import retested_counters
 from preflight.facts.boards import with_meaning
 
 if TYPE_CHECKING:
@@ -298,7 +298,7 @@ def transient_paths(
             then = _speeds(reading for reading in own if not reading.once)
             bound = f"limit {gbs(far[0].bound.gbs or 0.0)}, {far[0].bound.origin}"
             yield _blame_recovered(far, len(own), f"then {then} ({bound})", many=many)
-    for where, counters in counters_again(observed).items():
+    for where, counters in retested_counters(observed).items():
         if where in by_path and where[:2] not in pairs:
             effect = limit.of(observed.backend)("slow_effect")
             yield from _with_counters(

@@ -22,7 +22,7 @@ from preflight.core.files import read_regular, unpacks_to
 from preflight.errors import UsageError
 from preflight.fabric.impossible_samples import refuse_absurd, refuse_absurd_sweep
 from preflight.fabric.observed import EndResult, Observed, PairResult, StallTotal, observe
-from preflight.fabric.pair_summary import lost_words
+from preflight.fabric.pair_summary import lost_sentence
 from preflight.fabric.samples import (
     Backend,
     End,
@@ -220,7 +220,7 @@ class _EarlierResult(PairResult, frozen=True, kw_only=True):
         """Return it with each end's error."""
         fields = {name: getattr(self, name) for name in PairResult.__struct_fields__}
         ways = ((self.a,), (self.b,), self.nodes) if self.state == "not_run" else ()
-        lost = next((names for names in ways if self.both == lost_words(names)), ())
+        lost = next((names for names in ways if self.both == lost_sentence(names)), ())
         errors = (self.both, self.both) if not lost else ("", "")
         if self.both.startswith(f"{self.b}: "):
             errors = "", self.both.removeprefix(f"{self.b}: ")

@@ -18,7 +18,7 @@ from preflight.burn.burn_in import BURN_SHARE, Devices, burn_plan, fit, nic_turn
 from preflight.check import Stage, Tier
 from preflight.core.thresholds import duration
 from preflight.fabric.planner import rounds_that_fit
-from preflight.fabric.retest import TIMES
+from preflight.fabric.retest import RETEST_TIMES
 from preflight.fabric.sweep_plan import SweepPlan, loaded_s
 from preflight.history.run_record import Cost
 
@@ -85,7 +85,7 @@ class Workload(Struct, frozen=True, kw_only=True):
         start_s = round_s = retests_s = 0.0
         if "fabric" in self.stages and (self.nodes > 1 or self.gpus > 1):
             # A retest has few pairs, none of them as slow as the slowest of many.
-            round_s, again_s = self._round_s(self.nodes), self._round_s(1, TIMES)
+            round_s, again_s = self._round_s(self.nodes), self._round_s(1, RETEST_TIMES)
             start_s = duration("torch.import_s") + duration("torch.doubling_s") * log2(self.nodes)
             if self.gpus:
                 start_s += open_s(self.gpus)

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import Struct
 
-from preflight.fabric.agent_events import PairSeen, Ready, decode_event
+from preflight.fabric.agent_events import PairAccount, Ready, decode_event
 from preflight.fabric.collect import SweepAccounts
-from preflight.fabric.roster import roster
+from preflight.fabric.roster import build_roster
 from preflight.fabric.samples import Timing
 from preflight.fabric.schedule import circle_rounds
 from preflight.fabric.sweep_plan import GLOO, GLOO_SOAK, SweepPlan
@@ -91,7 +91,7 @@ def held() -> Held:
     nodes = names(_NODES)
     plan = SweepPlan(nodes=tuple(nodes), rounds=circle_rounds(nodes)[:_ROUNDS])
     ready = Ready("2.13.0+cpu", cuda=False, gpus=0, rails=_RAILS)
-    who = roster(plan, dict.fromkeys(nodes, ready))
+    who = build_roster(plan, dict.fromkeys(nodes, ready))
     drawn = _Drawn()
     collected = SweepAccounts(who)
     accounts, times, tidy_s = 0, 0, 0.0
@@ -103,7 +103,7 @@ def held() -> Held:
                     document = drawn.account(number, a, b, rail)
                     began = time.process_time()
                     seen = decode_event(document)
-                    if not isinstance(seen, PairSeen) or not collected.take(name, seen):
+                    if not isinstance(seen, PairAccount) or not collected.add(name, seen):
                         raise RuntimeError(f"an account of {name} in round {number} was refused")
                     take_s += time.process_time() - began
                     accounts += 1
@@ -130,7 +130,7 @@ class _Drawn:
         """What one rail of one end says of a pair."""
         ladder = [self._timing(rung, "ladder") for rung in GLOO]
         return msgspec.json.encode(
-            PairSeen(
+            PairAccount(
                 round=number,
                 a=a,
                 b=b,

@@ -10,22 +10,14 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from preflight.fabric.agent_events import PairSeen, Ready, Trouble
+from preflight.fabric.agent_events import PairAccount, Ready, Trouble
 from preflight.fabric.launch import PlanDigest, sweep
 from preflight.fabric.phrases import OTHER_PLAN
-from preflight.fabric.retest import with_more
-from preflight.fabric.roster import go_order, measuring_order, roster
+from preflight.fabric.retest import add_rounds
+from preflight.fabric.roster import build_roster, go_order, measuring_order
 from preflight.fabric.schedule import circle_rounds
 from preflight.fabric.sweep_plan import SweepPlan
-from tests.unit.fabric.nodes import (
-    DEADLINE_S,
-    HAS_TORCH,
-    Starter,
-    fleet,
-    plan,
-    real,
-    states,
-)
+from tests.unit.fabric.nodes import DEADLINE_S, HAS_TORCH, Starter, fleet, plan, real, states
 from tests.unit.fabric.synthetic import blame
 
 if TYPE_CHECKING:
@@ -106,8 +98,8 @@ def test_both_sides_make_the_same_digest_of_a_plan() -> None:
 
     hosts = {host.name: host for host in fleet(4)}
     made = SweepPlan(nodes=tuple(hosts), rounds=circle_rounds(list(hosts)), seed=7)
-    who = roster(made, dict.fromkeys(hosts, Ready("2.13.0", cuda=False, gpus=0)))
-    longer_who = with_more(who, made, ((("h2", "h3"),),))
+    who = build_roster(made, dict.fromkeys(hosts, Ready("2.13.0", cuda=False, gpus=0)))
+    longer_who = add_rounds(who, made, ((("h2", "h3"),),))
     kept = PlanDigest()
     for name in hosts:
         order = go_order(made, who, hosts, name, nonce="n", store=("127.0.0.1", 1))
@@ -117,7 +109,7 @@ def test_both_sides_make_the_same_digest_of_a_plan() -> None:
         go = orders.read(_as_json(order))
         later = orders.extend(go, _as_json(more))
         for turn in filter(None, later.turns):
-            seen = PairSeen(
+            seen = PairAccount(
                 round=turn.round, rail=0, a=turn.a, b=turn.b, backend="gloo", state="measured",
                 error="", started_s=1.0, setup_ms=1.0, timings=(),
                 plan=plan.digest(go if turn in go.turns else later, turn),

@@ -7,27 +7,27 @@ import time
 import pytest
 from msgspec.structs import replace
 
-from preflight.fabric.agent_events import PairSeen, Ready
+from preflight.fabric.agent_events import PairAccount, Ready
 from preflight.fabric.collect import SweepAccounts, clock_lines
-from preflight.fabric.roster import roster
+from preflight.fabric.roster import build_roster
 from preflight.fabric.samples import PairState, Sweep
 from preflight.fabric.schedule import circle_rounds
 from preflight.fabric.sweep_plan import SweepPlan
 
 NAMES = ("h1", "h2")
-HUNG = PairSeen(
+HUNG = PairAccount(
     round=0, rail=0, a="h1", b="h2", backend="gloo", state="hung", error="Timed out",
     started_s=1.0, setup_ms=2.0, timings=(),
 )  # fmt: skip
 
 
-def swept(first: PairSeen, second: PairSeen) -> Sweep:
+def swept(first: PairAccount, second: PairAccount) -> Sweep:
     """What a sweep of two nodes comes to that say this."""
     plan = SweepPlan(nodes=NAMES, rounds=circle_rounds(NAMES))
-    who = roster(plan, dict.fromkeys(NAMES, Ready("2.13.0", cuda=False, gpus=0)))
+    who = build_roster(plan, dict.fromkeys(NAMES, Ready("2.13.0", cuda=False, gpus=0)))
     collected = SweepAccounts(who)
-    assert collected.take("h1", first)
-    assert collected.take("h2", second)
+    assert collected.add("h1", first)
+    assert collected.add("h2", second)
     return Sweep(who.ladder, who.rounds, collected.pairs())
 
 

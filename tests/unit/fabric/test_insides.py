@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from preflight.fabric.agent_events import InsideSeen, Ready, decode_event
+from preflight.fabric.agent_events import InsideAccount, Ready, decode_event
 from preflight.fabric.collect import SweepAccounts
 from preflight.fabric.judge import judge_sweep
 from preflight.fabric.launch import sweep
-from preflight.fabric.roster import roster
+from preflight.fabric.roster import build_roster
 from preflight.fabric.samples import Timing
 from preflight.fabric.sweep_plan import Budget
 from tests.unit.fabric.nodes import (
@@ -128,17 +128,17 @@ def test_one_node_alone_is_measured_and_the_rail_that_stands_still_is_named(
 def test_an_account_that_was_not_asked_for_is_not_believed(lie: dict[str, object]) -> None:
     """A rail too many, another backend, sizes and counts that were not ordered."""
     hosts = fleet(2)
-    who = roster(
+    who = build_roster(
         plan(hosts, gloo_budget=Budget()),
         {h.name: Ready("2.13", cuda=False, gpus=0, rails=2) for h in hosts},
     )
     collected = SweepAccounts(who)
-    seen = InsideSeen(
+    seen = InsideAccount(
         rail=0, backend="gloo", state="measured", error="", started_s=1.0, setup_ms=1.0,
         timings=(Timing(8, (1.0,), (1.0,)),),
     )  # fmt: skip
-    assert not collected.take("h1", msgspec.structs.replace(seen, **lie))
-    assert not collected.take("h9", seen)
-    assert collected.take("h1", seen)
-    assert not collected.take("h1", seen)
+    assert not collected.add("h1", msgspec.structs.replace(seen, **lie))
+    assert not collected.add("h9", seen)
+    assert collected.add("h1", seen)
+    assert not collected.add("h1", seen)
     assert [*collected._inside.missing] == ["h1", "h2", "h2"]

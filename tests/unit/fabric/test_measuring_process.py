@@ -13,22 +13,9 @@ import children
 import pytest
 import start
 from burn import crew
-from sweep import (
-    clocks,
-    counters,
-    cuda,
-    member,
-    pair,
-    plan,
-    process_groups,
-    supervisor,
-    transports,
-)
+from sweep import clocks, counters, cuda, member, pair, plan, process_groups, supervisor, transports
 
-from preflight.fabric.agent_events import (
-    PairSeen,
-    decode_event,
-)
+from preflight.fabric.agent_events import PairAccount, decode_event
 from tests.lazy_torch import torch
 from tests.unit.fabric.ends import GO
 
@@ -74,12 +61,12 @@ def run_part(part: Part, monkeypatch: pytest.MonkeyPatch, whose: plan.Rail) -> l
             os.close(descriptor)
 
 
-def seen(event: dict[str, Any]) -> PairSeen:
+def seen(event: dict[str, Any]) -> PairAccount:
     """That event, as the controller reads it."""
     import json
 
     read = decode_event(json.dumps(event).encode())
-    assert isinstance(read, PairSeen)
+    assert isinstance(read, PairAccount)
     return read
 
 

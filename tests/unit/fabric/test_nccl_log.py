@@ -12,7 +12,7 @@ from sweep import member, plan, supervisor, transports
 
 from preflight.fabric.agent_events import NcclLog, Ready, decode_event
 from preflight.fabric.collect import SweepAccounts
-from preflight.fabric.roster import roster
+from preflight.fabric.roster import build_roster
 from preflight.fabric.sweep_plan import LOGS_EACH, SweepPlan
 from tests.lab.rehearsal.fake_cuda import nccl_text
 
@@ -320,11 +320,11 @@ def test_a_log_that_was_not_requested_is_not_taken() -> None:
     ready = {name: Ready("2.9.0", cuda=True, gpus=1) for name in hosts}
     for keep in (True, False):
         sweep = SweepPlan(nodes=hosts, rounds=((hosts,),), keep_logs=keep)
-        collected = SweepAccounts(roster(sweep, ready))
+        collected = SweepAccounts(build_roster(sweep, ready))
         pids = range(1, 2 * LOGS_EACH + 1)
-        taken = [collected.take("h1", NcclLog(0, pid, "NCCL INFO")) for pid in pids]
+        taken = [collected.add("h1", NcclLog(0, pid, "NCCL INFO")) for pid in pids]
         assert taken == [keep] * 2 * LOGS_EACH
-        assert collected.take("h1", NcclLog(0, 1, "NCCL INFO\nmore")) == keep
+        assert collected.add("h1", NcclLog(0, 1, "NCCL INFO\nmore")) == keep
         texts = [one.text for one in collected.logs.values()]
         assert texts == (["NCCL INFO\nmore", *["NCCL INFO"] * (LOGS_EACH - 1)] if keep else [])
-        assert not collected.take("h1", NcclLog(1, 1, "another rail"))
+        assert not collected.add("h1", NcclLog(1, 1, "another rail"))

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from preflight.fabric.agent_events import PairSeen, Ready
+from preflight.fabric.agent_events import PairAccount, Ready
 from preflight.fabric.collect import SweepAccounts
 from preflight.fabric.launch import Hooks, sweep
 from preflight.fabric.observed import observe
-from preflight.fabric.retest import TIMES, fitting, with_more
-from preflight.fabric.roster import roster, turns_of
+from preflight.fabric.retest import RETEST_TIMES, add_rounds, possible_rounds
+from preflight.fabric.roster import build_roster, turns_of
 from preflight.fabric.samples import Timing
 from preflight.fabric.schedule import Rounds, circle_rounds
 from preflight.fabric.sweep_plan import SweepPlan
@@ -48,19 +48,19 @@ def test_only_what_can_be_measured_is_measured_again() -> None:
         (("h1", "h4"),),
     )
     able = ["h1", "h2", "h3", "h4"]
-    assert fitting(wanted, able, 4) == ((("h1", "h2"), ("h3", "h4")), (("h1", "h3"),))
-    assert fitting((), able, 4) == ()
+    assert possible_rounds(wanted, able, 4) == ((("h1", "h2"), ("h3", "h4")), (("h1", "h3"),))
+    assert possible_rounds((), able, 4) == ()
 
 
 def test_a_retest_is_numbered_on_and_measures_more() -> None:
     """More iterations within longer deadlines, also after an earlier retest; no node's twice."""
     asked = SweepPlan(nodes=NAMES, rounds=circle_rounds(NAMES))
-    who = roster(asked, dict.fromkeys(NAMES, CPU))
-    once = with_more(who, asked, ((("h1", "h3"),),))
-    twice = with_more(once, asked, ((("h2", "h3"),),))
+    who = build_roster(asked, dict.fromkeys(NAMES, CPU))
+    once = add_rounds(who, asked, ((("h1", "h3"),),))
+    twice = add_rounds(once, asked, ((("h2", "h3"),),))
     for more in (once, twice):
         assert [rung.iterations for rung in more.ladder] == [
-            rung.iterations * TIMES for rung in who.ladder
+            rung.iterations * RETEST_TIMES for rung in who.ladder
         ]
     first = {"round": 3, "a": "h1", "b": "h3", "rank": 1, "partner": 0}
     last = {"round": 4, "a": "h2", "b": "h3", "rank": 1, "partner": 1}
@@ -74,15 +74,17 @@ def test_a_retest_is_numbered_on_and_measures_more() -> None:
 def test_a_retest_that_was_cut_leaves_its_pair_in_doubt() -> None:
     """One whole retest settles a pair; those that were all cut short are reported."""
     asked = SweepPlan(nodes=NAMES, rounds=circle_rounds(NAMES), gloo_soak=None)
-    who = roster(asked, dict.fromkeys(NAMES, CPU))
+    who = build_roster(asked, dict.fromkeys(NAMES, CPU))
     collected = SweepAccounts(who)
-    collected.ask_more(with_more(who, asked, ((("h1", "h3"),), (("h1", "h2"),), (("h1", "h3"),))))
+    collected.expect_more(
+        add_rounds(who, asked, ((("h1", "h3"),), (("h1", "h2"),), (("h1", "h3"),)))
+    )
     timing = Timing(8, (200.0,), (1.0,))
-    seen = PairSeen(
+    seen = PairAccount(
         round=3, rail=0, a="h1", b="h3", backend="gloo", state="measured", error="",
         started_s=1.0, setup_ms=1.0, timings=(timing,),
     )  # fmt: skip
-    assert all(collected.take(name, seen) for name in ("h1", "h3"))
+    assert all(collected.add(name, seen) for name in ("h1", "h3"))
     assert collected.unsettled() == ()
     collected.cut = True
     assert collected.unsettled() == (("h1", "h2"),)
@@ -118,7 +120,7 @@ def test_suspects_are_measured_again_without_a_new_start() -> None:
         [("h1", "h3")], [("h2", "h3")], [("h1", "h2")],
     ]  # fmt: skip
     for pair in found.pairs:
-        times = TIMES if pair.round >= 3 else 1
+        times = RETEST_TIMES if pair.round >= 3 else 1
         for end in (pair.first, pair.second):
             assert end is not None
             assert end.state == "measured"

@@ -13,10 +13,10 @@ from preflight.checks.fabric.test_pairs import judge_intra_node as judge_inside
 from preflight.checks.gpu.connections import usual_gpus
 from preflight.checks.gpu.test_answers import judge_count
 from preflight.core.thresholds import SHIPPED
-from preflight.fabric.agent_events import InsideSeen, PairSeen, Ready
+from preflight.fabric.agent_events import InsideAccount, PairAccount, Ready
 from preflight.fabric.collect import SweepAccounts
 from preflight.fabric.judge import judge_sweep
-from preflight.fabric.roster import Roster, go_order, match, roster
+from preflight.fabric.roster import Roster, build_roster, go_order, match_rails
 from preflight.fabric.samples import Rung, Sweep, Timing
 from preflight.fabric.schedule import circle_rounds
 from preflight.fabric.sweep_plan import SweepPlan
@@ -40,7 +40,7 @@ def launch(ready: dict[str, Ready], fleet: list[Host] | None = None) -> Roster:
     """Take these nodes."""
     names = tuple(ready)
     asked = SweepPlan(nodes=names, rounds=circle_rounds(names), nccl=LADDER, nccl_soak=None)
-    return roster(asked, ready, {host.name: host for host in fleet or []})
+    return build_roster(asked, ready, {host.name: host for host in fleet or []})
 
 
 def order(who: Roster, name: str) -> plan.Go:
@@ -126,9 +126,9 @@ def test_machines_of_another_kind_have_the_first_rails() -> None:
     assert (who.rails_of("h1", "h2"), who.rails_of("h1", "h3")) == ([*range(8)], [0, 1, 2, 3])
 
 
-def seen(round_: int, rail: int, a: str, b: str) -> PairSeen:
+def seen(round_: int, rail: int, a: str, b: str) -> PairAccount:
     """One account at 46 GB/s."""
-    return PairSeen(
+    return PairAccount(
         round=round_, rail=rail, a=a, b=b, **_measured(46.0), plan="", net="NET/IB mlx5_0"
     )
 
@@ -149,12 +149,12 @@ def swept(who: Roster) -> tuple[SweepAccounts, Sweep]:
         for a, b in around:
             for name in (a, b):
                 for rail in who.rails_of(a, b):
-                    assert collected.take(name, seen(number, rail, a, b))
+                    assert collected.add(name, seen(number, rail, a, b))
     for name in who.names:
         rails = who.rails_of(name)
         for rail in rails:
             inside = _measured(350.0, len(rails))
-            assert collected.take(name, InsideSeen(rail=rail, **inside))
+            assert collected.add(name, InsideAccount(rail=rail, **inside))
     collected.done.update(who.names)
     sweep = Sweep(LADDER, who.rounds, collected.pairs(), short=who.short, inside=collected.inside())
     return collected, sweep
@@ -166,7 +166,7 @@ def test_the_accounts_fit_and_the_short_node_is_not_passed() -> None:
     collected, found = swept(launch(four(h3=HOLE)))
     assert collected.complete == collected.expected
     assert not [*collected._inside.missing]
-    assert not collected.take("h3", seen(0, 3, *collected._who.rounds[0][0]))
+    assert not collected.add("h3", seen(0, 3, *collected._roster.rounds[0][0]))
     decoded = judge_sweep(found, hosts(4))
     assert decoded.blames == ()
     verdicts = {ends: judge_pair(pair) for ends, pair in decoded.pairs.items()}
@@ -220,8 +220,8 @@ def test_holes_in_different_places_are_not_measured_as_one_rail() -> None:
         for at in range(4)
     }
     fleet = {one.name: replace(one, expected=Expected(gpus=8)) for one in hosts(4)}
-    found = match(ready, list(ready), fleet, nccl=True)
+    found = match_rails(ready, list(ready), fleet, nccl=True)
     assert found.unknown.keys() == ready.keys()
     assert "7 GPUs, 8 expected" in found.unknown["h1"]
     alike = dict.fromkeys(ready, ready["h1"])
-    assert match(alike, list(alike), fleet, nccl=True).count == 7
+    assert match_rails(alike, list(alike), fleet, nccl=True).count == 7

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import pytest
 
-from preflight.fabric.pair_summary import NO_CULPRIT, Word, who_broke_off
+from preflight.fabric.pair_summary import NO_CULPRIT, LastMessage, find_breakdown
 
 NODES = ("h1", "h2", "h3", "h4")
 STORE = "DistStoreError: wait timeout after 20000ms, keys: /torch.rendezvous.preflight-ab12/rank_1"
 DISK = "FileNotFoundError: No usable temporary directory found"
 
 
-def waited(*names: str) -> list[Word]:
+def waited(*names: str) -> list[LastMessage]:
     """Nodes whose rendezvous ran out of time."""
-    return [Word(name, "error", STORE) for name in names]
+    return [LastMessage(name, "error", STORE) for name in names]
 
 
-def silent(*names: str) -> list[Word]:
+def silent(*names: str) -> list[LastMessage]:
     """Nodes that were given up on."""
-    return [Word(name, "silent", "it sent nothing more") for name in names]
+    return [LastMessage(name, "silent", "it sent nothing more") for name in names]
 
 
-def gone(name: str) -> Word:
+def gone(name: str) -> LastMessage:
     """A node whose connection broke."""
-    return Word(name, "gone", "its connection broke")
+    return LastMessage(name, "gone", "its connection broke")
 
 
 @pytest.mark.parametrize(
@@ -34,23 +34,23 @@ def gone(name: str) -> Word:
         ([*waited("h1", "h2", "h4"), *silent("h3")], (), {"h3"}),
         ([*waited(*NODES)], (), set()),
         ([*silent(*NODES)], (), set()),
-        ([Word("h2", "error", DISK), *silent("h1", "h3", "h4")], (), {"h2"}),
-        ([Word("h2", "error", DISK), gone("h1"), *silent("h3")], (), {"h2", "h1"}),
-        ([gone("h1"), *waited("h2"), Word("h3", "error", DISK), *silent("h4")], (), {"h1"}),
+        ([LastMessage("h2", "error", DISK), *silent("h1", "h3", "h4")], (), {"h2"}),
+        ([LastMessage("h2", "error", DISK), gone("h1"), *silent("h3")], (), {"h2", "h1"}),
+        ([gone("h1"), *waited("h2"), LastMessage("h3", "error", DISK), *silent("h4")], (), {"h1"}),
         ([*waited("h2"), *silent("h3"), gone("h1")], (), {"h1"}),
         ([*waited("h3")], ("h1", "h2", "h4"), {"h3"}),
         ([*silent("h3")], ("h1", "h2"), {"h3"}),
         ([*silent("h2")], (), {"h2"}),
-        ([Word("h2", "error", DISK), *silent("h3")], ("h1", "h4"), {"h2", "h3"}),
+        ([LastMessage("h2", "error", DISK), *silent("h3")], ("h1", "h4"), {"h2", "h3"}),
         ([*map(gone, NODES)], (), set(NODES)),
         ([*waited("h3"), gone("h3"), *waited("h2")], (), {"h3"}),
     ],
 )
 def test_only_proven_culprits_are_blamed(
-    words: list[Word], through: tuple[str, ...], culprits: set[str]
+    words: list[LastMessage], through: tuple[str, ...], culprits: set[str]
 ) -> None:
     """Store host lost first, last or not; one's own error first; all lost; all merely waiting."""
-    found = who_broke_off(words, nodes=NODES, host="h1", through=through)
+    found = find_breakdown(words, nodes=NODES, host="h1", finished=through)
     assert set(found.culprits) == culprits
     assert set(found.victims) == {word.node for word in words} - culprits
     assert "torch.rendezvous" not in str(found)
@@ -58,7 +58,7 @@ def test_only_proven_culprits_are_blamed(
 
 def test_victims_name_the_nodes_they_waited_for() -> None:
     """By name, or that no culprit is proven."""
-    found = who_broke_off([gone("h3"), *waited("h2")], nodes=NODES, host="h1", through=())
+    found = find_breakdown([gone("h3"), *waited("h2")], nodes=NODES, host="h1", finished=())
     assert found.victims == {"h2": "waited for h3"}
-    found = who_broke_off(waited(*NODES), nodes=NODES, host="h1", through=())
+    found = find_breakdown(waited(*NODES), nodes=NODES, host="h1", finished=())
     assert set(found.victims.values()) == {NO_CULPRIT}

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from preflight.checks.fabric.test_pairs import judge_allreduce
 from preflight.fabric.agent_events import Ready
 from preflight.fabric.judge import judge_sweep
-from preflight.fabric.roster import cut_off, host_first, roster
+from preflight.fabric.roster import build_roster, cut_off, host_first
 from preflight.fabric.schedule import circle_rounds
 from preflight.fabric.sweep_plan import SweepPlan
 from preflight.run.stages import cut_links
@@ -68,7 +68,7 @@ def test_who_cannot_reach_the_store_is_left_out_of_the_launch() -> None:
     """Where every node has a path cut, the first hosts and who cannot reach it has no turn."""
     cut = frozenset({("h3", "h1"), ("h2", "h4"), ("h4", "h5")})
     plan = SweepPlan(nodes=NAMES[:4], rounds=circle_rounds(NAMES[:4]), cut=cut)
-    who = roster(plan, dict.fromkeys(NAMES[:4], CPU))
+    who = build_roster(plan, dict.fromkeys(NAMES[:4], CPU))
     assert (who.host, who.names) == ("h1", ("h1", "h2", "h4"))
     assert who.cut_off == {"h3"}
     assert "h3" not in {name for around in who.rounds for pair in around for name in pair}

@@ -21,16 +21,8 @@ from preflight.fabric.observed import (
     Standout,
     observe,
 )
-from preflight.fabric.pair_summary import lost_words
-from preflight.fabric.samples import (
-    End,
-    InsideSamples,
-    Moved,
-    PairSamples,
-    Rung,
-    Sweep,
-    Timing,
-)
+from preflight.fabric.pair_summary import lost_sentence
+from preflight.fabric.samples import End, InsideSamples, Moved, PairSamples, Rung, Sweep, Timing
 from preflight.fabric.stored import encode_observed, encode_sweep, read_stored
 from preflight.run.measured import Measured
 
@@ -117,7 +109,7 @@ def test_the_examples_of_the_page_are_read(tmp_path: Path) -> None:
              "second": EndResult("it hung", (Moved("tcp resets", 2),), "tcp eth0")},
         ),
         (
-            {"state": "not_run", "error": lost_words(("h2",)), "stood_a": [["host", 2, 40.0]]},
+            {"state": "not_run", "error": lost_sentence(("h2",)), "stood_a": [["host", 2, 40.0]]},
             {"lost": ("h2",), "first": EndResult(stood=(StallTotal("host", 2, 40.0),)),
              "second": EndResult()},
         ),

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from msgspec import json
 from msgspec.structs import replace
 
-from preflight.fabric.agent_events import PairSeen, Ready, decode_event
+from preflight.fabric.agent_events import PairAccount, Ready, decode_event
 from preflight.fabric.collect import SweepAccounts
-from preflight.fabric.roster import roster
+from preflight.fabric.roster import build_roster
 from preflight.fabric.samples import End, Rung, Stall, TimeInterner, Timing
 from preflight.fabric.schedule import circle_rounds
 from preflight.fabric.sweep_plan import SweepPlan
@@ -37,15 +37,15 @@ def test_every_account_of_a_pair_is_tidied_once() -> None:
     names = ("h1", "h2")
     ready = dict.fromkeys(names, Ready("2.13", cuda=False, gpus=0))
     plan = SweepPlan(nodes=names, rounds=circle_rounds(names), gloo=(Rung(8, 1, 5),))
-    collected = SweepAccounts(roster(plan, ready))
-    seen = PairSeen(
+    collected = SweepAccounts(build_roster(plan, ready))
+    seen = PairAccount(
         round=0, rail=0, a="h1", b="h2", backend="gloo", state="measured", error="",
         started_s=1.0, setup_ms=2.0, timings=(Timing(8, (181.5, 182.25), (1.5, 2.5)),),
     )  # fmt: skip
     for name in names:
         event = decode_event(json.encode(replace(seen, setup_ms=3.0)))
-        assert isinstance(event, PairSeen)
-        assert collected.take(name, event)
+        assert isinstance(event, PairAccount)
+        assert collected.add(name, event)
     before = collected.pairs()
     assert collected.compact_one()
     assert collected.compact_one()

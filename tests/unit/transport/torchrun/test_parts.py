@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from preflight.core.remote_command import ReachError
 from preflight.errors import UsageError, WireError
-from preflight.fabric.agent_events import Event, PairSeen, Ready, Rest, Store, Trouble
+from preflight.fabric.agent_events import Event, PairAccount, Ready, Rest, Store, Trouble
 from preflight.fabric.agent_events import decode_event as decode
 from preflight.fabric.agents import RankAgents
 from preflight.facts.burn import Alive, Done
@@ -246,7 +246,7 @@ def test_the_ranks_of_a_node_speak_as_one() -> None:
     assert next_event(agents) == Store(4711)
     assert second.sent == [{"go": {"store": ["h1", 4711], "address": "h1"}}]
     second.says.put(Alive())
-    seen = PairSeen(
+    seen = PairAccount(
         round=0, rail=1, a="a", b="b", backend="gloo", state="measured", error="",
         started_s=0.0, setup_ms=0.0, timings=(),
     )  # fmt: skip
