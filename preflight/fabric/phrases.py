@@ -9,7 +9,7 @@ from typing import Literal
 from msgspec import Struct
 
 from preflight.core.text import either
-from preflight.fabric.decoding.culprit import OF_A_NODE, Component, Culprit
+from preflight.fabric.decoding.culprit import NODE_KINDS, Component, Culprit
 from preflight.fabric.schedule import Pairing
 from preflight.fleet.nodeset import fold
 
@@ -36,7 +36,7 @@ class Blame(Struct, frozen=True, kw_only=True):
     @property
     def node(self) -> str:
         """The node at fault, or the only suspected one."""
-        alone = len(self.among) == 1 and self.among[0].kind in OF_A_NODE
+        alone = len(self.among) == 1 and self.among[0].kind in NODE_KINDS
         return self.among[0].nodes[0] if alone else ""
 
     @property
@@ -53,7 +53,7 @@ class Blame(Struct, frozen=True, kw_only=True):
     @property
     def nodes(self) -> tuple[str, ...]:
         """Every node that is at fault for sure; none for a path, whose two nodes are fine."""
-        sure = self.kind in (*OF_A_NODE, "leaf_rail")
+        sure = self.kind in (*NODE_KINDS, "leaf_rail")
         return tuple(name for part in self.among for name in part.nodes) if sure else ()
 
     @property

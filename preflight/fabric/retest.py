@@ -21,7 +21,8 @@ from preflight.core.text import first_few
 from preflight.core.thresholds import SHIPPED
 from preflight.fabric.compare import PairJudgement, compare
 from preflight.fabric.decoding import Findings, find
-from preflight.fabric.decoding.culprit import EVENTS, FAILURES, OF_A_NODE, SHIFTS, Component
+from preflight.fabric.decoding.culprit import EVENTS, FAILURES, NODE_KINDS, SHIFTS, Component
+from preflight.fabric.decoding.greedy_search import MOST_PARTS
 from preflight.fabric.decoding.hard_failures import decode
 from preflight.fabric.observed import Observed, observe
 from preflight.fabric.schedule import Pairing, Rounds, ordered
@@ -129,9 +130,6 @@ def _withdraw(pair: PairJudgement) -> PairJudgement:
 PARTNERS = 2
 """How many cleared nodes each suspect is retested with, and how often a path is retested."""
 
-MOST_PARTS = 8
-"""Most parts that are retested; further paths only if they need no further round."""
-
 
 def suspects(sweep: Sweep) -> Rounds:
     """Return the pairs to measure again, round by round; none after a retest, or without suspects.
@@ -212,7 +210,7 @@ def _add_to_free_rounds(rounds: Rounds, paths: Sequence[Pairing]) -> Rounds:
 def _pairs(part: Component, cleared: Sequence[str], nodes: Sequence[str]) -> Iterator[Pairing]:
     if part.kind == "path":
         yield from [ordered(part.nodes, nodes.index)] * PARTNERS
-    elif part.kind in OF_A_NODE:
+    elif part.kind in NODE_KINDS:
         # Spread over the fleet, so that suspects do not share partners.
         index = nodes.index(part.nodes[0])
         rotated = sorted(cleared, key=lambda name: (nodes.index(name) - index) % len(nodes))

@@ -20,7 +20,7 @@ from msgspec import Struct
 from preflight.core.statistics import LeaveOut, grouped, median
 from preflight.core.text import Natural, gbs, natural, size, time_us
 from preflight.core.thresholds import SHIPPED, Thresholds
-from preflight.fabric.decoding.rare_events import MEDIANS
+from preflight.fabric.decoding.rare_events import SPIKE_MEDIANS
 from preflight.fabric.decoding.sensitivity import Events, Slower, heatmap_values
 from preflight.fabric.samples import MeetingKey, PairState
 from preflight.report.document import BlameRow, row_of
@@ -230,7 +230,7 @@ LATE = Panel("Late starts (one end waited)", lambda cell: cell.late, _describe_l
 
 def panels(spike_us: float) -> tuple[Panel, ...]:
     """The panels that are always drawn; `spike_us`: the least time of a spike on this network."""
-    over = f"{MEDIANS:g} medians and {time_us(spike_us)}"
+    over = f"{SPIKE_MEDIANS:g} medians and {time_us(spike_us)}"
     spikes = Panel(f"Spikes (over {over})", lambda cell: cell.spikes, _describe_spikes)
     return BANDWIDTH, LATENCY, spikes
 
@@ -292,7 +292,7 @@ def _times_slower(
         if (typical := peers(key)) is None:
             continue
         more = log - typical
-        scattered = more <= slower.hot and key not in blamed
+        scattered = more <= slower.least_excess and key not in blamed
         times[key] = _Times(math.exp(more), math.exp(min(more, 0.0) if scattered else more))
     return times
 

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from preflight.core.command_line import EMPTY, FINE, FOUND, INTERRUPTED, UNCLEAR
 from preflight.core.thresholds import SHIPPED, Thresholds
-from preflight.fabric.decoding.culprit import OF_A_NODE
+from preflight.fabric.decoding.culprit import NODE_KINDS
 from preflight.fabric.decoding.sensitivity import SensitivityRow, sensitivity
 from preflight.fabric.schedule import Pairing, round_kind_of
 from preflight.fleet.nodeset import fold, two_of
@@ -262,7 +262,7 @@ def sensitivity_rows(
     """
     if observed is None:
         return ()
-    out = frozenset(blame.component for blame in blames if blame.kind in OF_A_NODE)
+    out = frozenset(blame.component for blame in blames if blame.kind in NODE_KINDS)
     healthy = replace(
         observed,
         nodes=tuple(name for name in observed.nodes if name not in out),

@@ -17,7 +17,7 @@ PartKind = Literal["node", "endpoint", "path", "leaf_rail"]
 """`endpoint`: one rail of one node (GPU, PCIe, NIC, cable, leaf port). `path`: between two nodes,
 both of them fine. `leaf_rail`: one rail of all nodes under a leaf switch."""
 
-OF_A_NODE = ("node", "endpoint")
+NODE_KINDS = ("node", "endpoint")
 
 Symptom = Literal["slow", "latency", "spikes", "late", "corrupt", "hung", "no_connect", "broken"]
 """`late`: the host began its operations late; the network was as fast as its peers'."""
@@ -91,7 +91,7 @@ class Culprit(Struct, frozen=True, kw_only=True):
     @property
     def node(self) -> str:
         """The node at fault, on all its rails or on one; "" if it is not a node."""
-        return self.among[0].nodes[0] if self.kind in OF_A_NODE else ""
+        return self.among[0].nodes[0] if self.kind in NODE_KINDS else ""
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -109,38 +109,38 @@ _BY_EVENTS = ("slow", "latency", "hung", "broken")
 _MOST_SHARE_EXPLAINED = 0.5
 
 
-def known(fresh: Culprit, culprits: Sequence[Culprit]) -> bool:
-    """Whether named parts explain it, whatever their symptoms.
+def is_explained(culprit: Culprit, named: Sequence[Culprit]) -> bool:
+    """Whether the parts of named culprits explain a further one, whatever their symptoms.
 
     A path explains neither end, a node no leaf. But a rail explains its node, which is repaired at
     the same place; most of a leaf's nodes explain the leaf; and one part of a set explains the
     set's wider parts.
     """
-    parts = [culprit.component for culprit in culprits if culprit.component is not None]
+    parts = [other.component for other in named if other.component is not None]
     # A set in which outright failures leave the culprit open explains its paths, and smaller sets.
-    open_set = fresh.component is None and fresh.symptom != "corrupt"
+    open_set = culprit.component is None and culprit.symptom != "corrupt"
     parts += [
         part
-        for culprit in culprits
-        if culprit.component is None and culprit.symptom in FAILURES
-        for part in culprit.among
+        for other in named
+        if other.component is None and other.symptom in FAILURES
+        for part in other.among
         if open_set or part.kind == "path"
     ]
     return all(
-        _mostly(part, parts) or any(_accounts(other, part, fresh.among) for other in parts)
-        for part in fresh.among
+        _is_named_leaf(part, parts) or any(_explains(other, part, culprit.among) for other in parts)
+        for part in culprit.among
     )
 
 
-def due_to(fresh: Culprit, culprit: Culprit) -> bool:
-    """Whether a path was slow, or hung, because of a wider part that loses or delays data."""
-    path, part = culprit.component, fresh.component
+def explains_path(cause: Culprit, effect: Culprit) -> bool:
+    """Whether a path was slow, or hung, because a wider part loses or delays data."""
+    path, part = effect.component, cause.component
     if path is None or path.kind != "path" or part is None or part.kind == "path":
         return False
-    return culprit.symptom in _BY_EVENTS and fresh.symptom in EVENTS and within(path, part)
+    return effect.symptom in _BY_EVENTS and cause.symptom in EVENTS and is_within(path, part)
 
 
-def within(part: Component, other: Component) -> bool:
+def is_within(part: Component, other: Component) -> bool:
     """Whether all that goes through `part` goes through `other`."""
     rails = other.rail is None or part.rail == other.rail
     if other.kind == "path":
@@ -150,21 +150,21 @@ def within(part: Component, other: Component) -> bool:
     return rails and set(part.nodes) <= set(other.nodes)
 
 
-def _accounts(other: Component, part: Component, among: Sequence[Component]) -> bool:
+def _explains(other: Component, part: Component, among: Sequence[Component]) -> bool:
     """Whether the named part `other` explains `part`, one of those `among` which a fault lies."""
-    if within(part, other):
+    if is_within(part, other):
         return True
-    return within(other, part) and any(
-        within(other, suspect) and set(other.nodes) == set(suspect.nodes) for suspect in among
+    return is_within(other, part) and any(
+        is_within(other, suspect) and set(other.nodes) == set(suspect.nodes) for suspect in among
     )
 
 
-def _mostly(part: Component, parts: Sequence[Component]) -> bool:
-    """Whether most nodes under a leaf are named on that rail."""
+def _is_named_leaf(part: Component, parts: Sequence[Component]) -> bool:
+    """Whether the part is a leaf, most of whose nodes are named on that rail."""
     if part.kind != "leaf_rail":
         return False
-    own = (
-        member for member in parts if member.kind in OF_A_NODE and member.rail in (None, part.rail)
+    members = (
+        member for member in parts if member.kind in NODE_KINDS and member.rail in (None, part.rail)
     )
-    bad = {name for member in own for name in member.nodes}
+    bad = {name for member in members for name in member.nodes}
     return len(bad.intersection(part.nodes)) > _MOST_SHARE_EXPLAINED * len(part.nodes)

@@ -22,23 +22,23 @@ from preflight.fabric.decoding.culprit import (
     SHIFTS,
     Component,
     Culprit,
-    due_to,
-    known,
-    within,
+    explains_path,
+    is_explained,
+    is_within,
 )
-from preflight.fabric.decoding.greedy_search import DOUBT, FEW, Fault, SearchResult, explain
+from preflight.fabric.decoding.greedy_search import DOUBT, MOST_PARTS, Fault, SearchResult, explain
 from preflight.fabric.decoding.hard_failures import bad_by_themselves, without_effects
 from preflight.fabric.decoding.parts import (
     ALL_RAILS,
-    SHARE,
+    SYMPTOM_SHARE,
     Exposures,
     Key,
     Parts,
     Place,
     Trials,
-    meetings,
+    read_meetings,
 )
-from preflight.fabric.decoding.rare_events import EventCounts, Rates, rates_of, watch
+from preflight.fabric.decoding.rare_events import EventCounts, Rates, count_events, rates_of
 from preflight.fabric.decoding.shifts import LogTimes, Shifts, shifts_of
 from preflight.fabric.samples import gc_paused
 
@@ -57,8 +57,8 @@ POWER = 0.99
 """The probability with which the retest would have shown a fault of the rate first seen."""
 
 
-class _Look(NamedTuple):
-    """What went through one part."""
+class _Counts(NamedTuple):
+    """The events, and the load, that went through one part."""
 
     events: int
     operations: int
@@ -68,13 +68,13 @@ class _Look(NamedTuple):
 class RetestComparison:
     """Compares the scheduled rounds of a fabric with its retests."""
 
-    def __init__(self, observed: Observed, met: Meetings, least_us: float) -> None:
-        """`met`: the meetings of both, with which all operations are compared."""
+    def __init__(self, observed: Observed, meetings: Meetings, least_us: float) -> None:
+        """`meetings`: of both, since all operations of both decide what a spike is."""
         self._observed = observed
-        border = observed.retested
-        self.first = watch(met.only(again=False, border=border), least_us)
-        """What was seen before any part was retested."""
-        self.again = watch(met.only(again=True, border=border), least_us)
+        scheduled, retests = meetings.split(observed.retested)
+        self.first = count_events(scheduled, least_us)
+        """The events of the scheduled rounds, before any part was retested."""
+        self.retests = count_events(retests, least_us)
 
     def remaining(self, culprit: Culprit) -> Culprit | None:
         """Return a culprit by events, judged by all samples; None: the retest clears it.
@@ -84,32 +84,32 @@ class RetestComparison:
         doubts = [self._doubt(part, culprit) for part in culprit.among]
         if not any(doubts):
             return None
-        looks = [self._looks(part, culprit) for part in culprit.among]
-        first, again = max(looks, key=lambda look: look[0].events)
+        counts = [self._count_both(part, culprit) for part in culprit.among]
+        first, retests = max(counts, key=lambda both: both[0].events)
         return replace(
             culprit,
-            events=first.events + again.events,
-            operations=first.operations + again.operations,
+            events=first.events + retests.events,
+            operations=first.operations + retests.operations,
             second_look=next(doubt for doubt in doubts if doubt),
         )
 
     def _doubt(self, part: Component, culprit: Culprit) -> RetestDoubt:
         """Say why its retest does not clear it; "" if it does."""
-        first, again = self._looks(part, culprit)
-        if not again.operations or not first.operations:
+        first, retests = self._count_both(part, culprit)
+        if not retests.operations or not first.operations:
             return "none"
         if self._counter_moved(part):
             return "counter_moved"
         share = max(0.0, first.events / first.operations - culprit.elsewhere)
         expected = share * min(
-            again.operations,
-            first.operations * again.loaded_s / first.loaded_s if first.loaded_s else math.inf,
+            retests.operations,
+            first.operations * retests.loaded_s / first.loaded_s if first.loaded_s else math.inf,
         )
-        return "" if _at_most(again.events, expected) <= 1 - POWER else "too_short"
+        return "" if _at_most(retests.events, expected) <= 1 - POWER else "too_short"
 
-    def _looks(self, part: Component, culprit: Culprit) -> tuple[_Look, _Look]:
+    def _count_both(self, part: Component, culprit: Culprit) -> tuple[_Counts, _Counts]:
         late = culprit.symptom == "late"
-        return _look(self.first, part, late=late), _look(self.again, part, late=late)
+        return _count(self.first, part, late=late), _count(self.retests, part, late=late)
 
     def _counter_moved(self, part: Component) -> bool:
         return any(
@@ -122,11 +122,11 @@ class RetestComparison:
         )
 
 
-def _look(watched: EventCounts, part: Component, *, late: bool) -> _Look:
-    exposures = watched.late if late else watched.wire
+def _count(counts: EventCounts, part: Component, *, late: bool) -> _Counts:
+    exposures = counts.late if late else counts.wire
     rows = [row for row, place in enumerate(exposures.places) if _through(place, part)]
     single = [row for row in rows if exposures.places[row].rail != ALL_RAILS]
-    return _Look(
+    return _Counts(
         sum(exposures.events[row] for row in rows),
         sum(exposures.operations[row] for row in single),
         sum(exposures.loaded_s[row] for row in single),
@@ -151,47 +151,48 @@ def _at_most(events: int, mean: float) -> float:
     return math.fsum(terms)
 
 
-def joined(first: Exposures, again: Exposures) -> Exposures:
+def join(first: Exposures, retests: Exposures) -> Exposures:
     """Join the scheduled rounds and the retests."""
-    columns = zip(astuple(first), astuple(again), strict=True)
+    columns = zip(astuple(first), astuple(retests), strict=True)
     return Exposures(*(column + more for column, more in columns))
 
 
-def hot_again(parts: Parts, rates: Rates, border: int) -> list[Fault]:
-    """Return paths proven by their retests, strongest first; `border`: the first retest."""
-    suspects = parts.suspects(rates.hot())
+def paths_proven_by_retests(parts: Parts, rates: Rates, first_retest: int) -> list[Fault]:
+    """Return paths proven by their retests, strongest first; `first_retest`: that row."""
+    suspects = parts.suspects(rates.outliers())
     doubted = [
         (key, through)
         for key, through in suspects.items()
-        if key.kind == "path" and through[-1] >= border > through[0]
+        if key.kind == "path" and through[-1] >= first_retest > through[0]
     ]
-    rates.leave_out({row for _, through in doubted for row in through})
+    rates.exclude({row for _, through in doubted for row in through})
     proven: list[Fault] = []
     for key, through in doubted:
-        first = [row for row in through if row < border]
-        if rates.hunch(first) - parts.penalty(key) <= DOUBT:
+        first = [row for row in through if row < first_retest]
+        if rates.uncapped_gain(first) - parts.penalty(key) <= DOUBT:
             continue
-        later = [row for row in through if row >= border]
+        later = [row for row in through if row >= first_retest]
         strength, gain = rates.fit(later)
-        margin = gain - math.log(FEW / SHARE)
-        if margin <= 0 or not rates.enough(strength, later):
+        margin = gain - math.log(MOST_PARTS / SYMPTOM_SHARE)
+        if margin <= 0 or not rates.matters(strength, later):
             continue
-        ends = (suspects[Key("node", name)] for name in (key.one, key.other))
-        if all(_fine(own, through, strength, rates) for own in ends):
+        ends = (suspects[Key("node", name)] for name in (key.name, key.partner))
+        if all(_is_fine(rows, through, strength, rates) for rows in ends):
             proven.append(Fault(key, through, (), strength, gain, margin))
     return sorted(proven, key=lambda fault: -fault.gain)
 
 
-def _fine(own: Sequence[int], path: Sequence[int], strength: float, rates: Rates) -> bool:
+def _is_fine(end: Sequence[int], path: Sequence[int], strength: float, rates: Rates) -> bool:
     """Whether an end of a path does not show the path's fault with other nodes."""
-    others = sorted(set(own).difference(path))
-    return bool(others) and rates.fit(others)[1] <= DOUBT and not rates.shows(others, strength, own)
+    others = sorted(set(end).difference(path))
+    fits_fault = rates.fits_fault(others, strength, end)
+    return bool(others) and rates.fit(others)[1] <= DOUBT and not fits_fault
 
 
 _UNPROVEN = 0.3
 
 
-def proven(culprit: Culprit, observed: Observed, trials: Trials) -> Culprit:
+def check_partners(culprit: Culprit, observed: Observed, trials: Trials) -> Culprit:
     """Count its cleared partners; with fewer than two partners, or none cleared, name the set.
 
     A partner is cleared if it was fine with another node that has no fault.
@@ -200,11 +201,11 @@ def proven(culprit: Culprit, observed: Observed, trials: Trials) -> Culprit:
     if part is None or not name or culprit.symptom == "late":
         return culprit
     partners = {trial.partner(name) for trial in trials.of(name, part.rail)}
-    fine = trials.fine(part.rail)
-    cleared = partners & fine
+    good = trials.good_nodes(part.rail)
+    cleared = partners & good
     if name in observed.silent or (len(partners) > 1 and cleared):
         return replace(culprit, cleared_partners=len(cleared))
-    others = [Component(part.kind, (partner,), part.rail) for partner in sorted(partners - fine)]
+    others = [Component(part.kind, (partner,), part.rail) for partner in sorted(partners - good)]
     paths = [Component("path", (name, partner), part.rail) for partner in sorted(partners)]
     among = (part, *others, *paths) if len(partners) <= 1 else (part, *others)
     return replace(culprit, among=among, confidence=_UNPROVEN, cleared_partners=len(cleared))
@@ -240,11 +241,11 @@ def find(
 ) -> Findings:
     """Name the parts at fault, or the sets among which they lie: outright failures come first.
 
-    `seen`: every pair, judged by itself; a pair that is slow beyond doubt then counts as failed.
+    `judgements`: of every pair by itself; a pair that is slow beyond doubt then counts as failed.
     """
     limit = thresholds.of(observed.backend)
-    met = meetings(observed)
-    searches = list(_searches(observed, met, limit))
+    meetings = read_meetings(observed)
+    searches = list(_searches(observed, meetings, limit))
     outright = bad_by_themselves(
         observed.tried if judgements is None else judgements, observed.silent
     )
@@ -253,12 +254,12 @@ def find(
         search.parts.component(key) for search in searches for key in search.explained.doubted
     ]
     if observed.retested:
-        culprits = _without_cleared(culprits, observed, met, limit)
+        culprits = _without_cleared(culprits, observed, meetings, limit)
     trials = _trials(culprits, observed)
     culprits = [
         culprit
         if judgements is not None and culprit in outright
-        else _with_pairs(proven(culprit, observed, trials), trials)
+        else _with_pairs(check_partners(culprit, observed, trials), trials)
         for culprit in culprits
     ]
     if judgements is not None:
@@ -271,14 +272,14 @@ def find(
 
 
 def _without_cleared(
-    culprits: Sequence[Culprit], observed: Observed, met: Meetings, limit: Limit
+    culprits: Sequence[Culprit], observed: Observed, meetings: Meetings, limit: Limit
 ) -> list[Culprit]:
     """Keep the events of the scheduled rounds, unless a retest has cleared them."""
-    second = RetestComparison(observed, met, limit("spike_us"))
+    comparison = RetestComparison(observed, meetings, limit("spike_us"))
     current = list(culprits)
     # With these events the scheduled rounds alone would have named a part.
-    for culprit in _add_culprits([], _events(second.first, observed, limit)):
-        remaining, among = second.remaining(culprit), set(culprit.among)
+    for culprit in _add_culprits([], _events(comparison.first, observed, limit)):
+        remaining, among = comparison.remaining(culprit), set(culprit.among)
         if remaining is None:
             current = [
                 other
@@ -287,15 +288,15 @@ def _without_cleared(
                 or other.symptom != culprit.symptom
                 or not among.issuperset(other.among)
             ]
-        elif not known(remaining, current) and not any(
+        elif not is_explained(remaining, current) and not any(
             _same_events(culprit, other) for other in current
         ):
-            current = [other for other in current if not due_to(remaining, other)]
+            current = [other for other in current if not explains_path(remaining, other)]
             current.append(remaining)
     return current + [
         culprit
-        for culprit in _repeated_events(second, observed, limit)
-        if not known(culprit, current)
+        for culprit in _repeated_events(comparison, observed, limit)
+        if not is_explained(culprit, current)
     ]
 
 
@@ -304,14 +305,14 @@ def _same_events(culprit: Culprit, other: Culprit) -> bool:
     if culprit.symptom != other.symptom:
         return False
     inner = other.component
-    return any(part in other.among or (inner and within(inner, part)) for part in culprit.among)
+    return any(part in other.among or (inner and is_within(inner, part)) for part in culprit.among)
 
 
-def _repeated_events(second: RetestComparison, observed: Observed, limit: Limit) -> list[Culprit]:
+def _repeated_events(compared: RetestComparison, observed: Observed, limit: Limit) -> list[Culprit]:
     """Return paths whose events came again in their retests."""
-    exposures = joined(second.first.wire, second.again.wire)
+    exposures = join(compared.first.wire, compared.retests.wire)
     rates, parts = rates_of(exposures, limit), Parts(exposures.places, observed.leaves)
-    accepted = hot_again(parts, rates, len(second.first.wire.places))
+    accepted = paths_proven_by_retests(parts, rates, len(compared.first.wire.places))
     return _add_culprits([], [_Search("spikes", SearchResult(accepted, []), parts, exposures)])
 
 
@@ -319,10 +320,10 @@ def _add_culprits(culprits: list[Culprit], searches: Iterable[_Search]) -> list[
     """Add the culprits of these searches that earlier culprits do not explain."""
     for search in searches:
         for fault in search.explained.accepted:
-            fresh = _culprit(search, fault)
-            culprits = [culprit for culprit in culprits if not due_to(fresh, culprit)]
-            if not known(fresh, culprits):
-                culprits.append(fresh)
+            culprit = _culprit(search, fault)
+            culprits = [other for other in culprits if not explains_path(culprit, other)]
+            if not is_explained(culprit, culprits):
+                culprits.append(culprit)
     return culprits
 
 
@@ -356,21 +357,21 @@ class _Search(NamedTuple):
     counted: Exposures | None = None
 
 
-def _searches(observed: Observed, met: Meetings, limit: Limit) -> Iterator[_Search]:
+def _searches(observed: Observed, meetings: Meetings, limit: Limit) -> Iterator[_Search]:
     """Search for wrong sums, shifts, then events: earlier findings explain later ones."""
-    wrong = _wrong(observed)
-    yield _run_search("corrupt", wrong, observed, Rates(wrong, never=True), math.inf)
+    sums = _wrong_sums(observed)
+    yield _run_search("corrupt", sums, observed, Rates(sums, never=True), math.inf)
     for symptom in SHIFTS:
-        model = shifts_of(met, observed, symptom, limit)
+        model = shifts_of(meetings, observed, symptom, limit)
         yield _run_search(symptom, model.timed, observed, model)
-    yield from _events(watch(met, limit("spike_us")), observed, limit)
+    yield from _events(count_events(meetings, limit("spike_us")), observed, limit)
 
 
-def _events(watched: EventCounts, observed: Observed, limit: Limit) -> Iterator[_Search]:
+def _events(counts: EventCounts, observed: Observed, limit: Limit) -> Iterator[_Search]:
     """Search late hosts first: their partners wait, which can look like the wire's fault."""
-    late = rates_of(watched.late, limit, alone=True)
-    yield _run_search("late", watched.late, observed, late)
-    yield _run_search("spikes", watched.wire, observed, rates_of(watched.wire, limit))
+    late = rates_of(counts.late, limit, alone=True)
+    yield _run_search("late", counts.late, observed, late)
+    yield _run_search("spikes", counts.wire, observed, rates_of(counts.wire, limit))
 
 
 def _run_search(
@@ -378,14 +379,14 @@ def _run_search(
     rows: Exposures | LogTimes,
     observed: Observed,
     model: Rates | Shifts,
-    false_alarm: float = SHARE,
+    false_alarm: float = SYMPTOM_SHARE,
 ) -> _Search:
     parts = Parts(rows.places, observed.leaves)
-    explained = explain(parts, parts.suspects(model.hot()), model, false_alarm)
+    explained = explain(parts, parts.suspects(model.outliers()), model, false_alarm)
     return _Search(symptom, explained, parts, rows if isinstance(rows, Exposures) else None)
 
 
-def _wrong(observed: Observed) -> Exposures:
+def _wrong_sums(observed: Observed) -> Exposures:
     """Count wrong sums per pair, rail and round that was measured."""
     results = [result for result in observed.tried if result.state in ("measured", "corrupt")]
     if all(result.state == "measured" for result in results):
@@ -428,8 +429,8 @@ def _systemic(culprits: Sequence[Culprit], observed: Observed) -> str:
     for culprit in culprits:
         if culprit.node:
             causes.setdefault(culprit.symptom, set()).add(culprit.node)
-    everyone = len(observed.nodes)
+    total = len(observed.nodes)
     for nodes in causes.values():
-        if shared_cause(len(nodes), everyone):
-            return f"{len(nodes)} of {everyone} nodes are blamed at once"
+        if shared_cause(len(nodes), total):
+            return f"{len(nodes)} of {total} nodes are blamed at once"
     return ""

@@ -11,29 +11,32 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from preflight.fabric.decoding.culprit import OF_A_NODE
-from preflight.fabric.decoding.parts import Key, Parts, alike
+from preflight.fabric.decoding.culprit import NODE_KINDS
+from preflight.fabric.decoding.parts import Key, Parts, same_node
 
 TIE = 3.0
 """Nats: explanations nearer than that (20 to 1) count as equal."""
 
-_WIDER = 1.0
+_WIDER_TIE = 1.0
 
-_SAME = 0.5
+_SAME_SHARE = 0.5
 """A rival explains the same if most of its gain vanishes once the other is accepted."""
 
-_RIVAL = 2 * TIE
+_RIVAL_NATS = 2 * TIE
 
-_LEAF = 3
+_LEAST_OF_LEAF = 3
 """So many of a leaf's nodes must show a fault before it is the leaf's: two may both be bad."""
 
-DOUBT, FEW = 5.0, 8
-"""Nats from which a part is worth a retest, and how many parts are retested."""
+DOUBT, MOST_PARTS = 5.0, 8
+"""Nats from which a part is worth a retest, and the most parts that are retested.
 
-_MOST_PATHS = FEW // 2
+Further paths are retested only if they need no further round.
+"""
+
+_MOST_PATHS = MOST_PARTS // 2
 """Of those, paths with one round, which is no proof however bad it is."""
 
-_MOST = 256
+_MOST_FAULTS = 256
 """Most parts that one search names; a longer list would be useless."""
 
 
@@ -43,27 +46,27 @@ class Model(Protocol):
     def fit(self, through: Sequence[int]) -> tuple[float, float]:
         """Return the strength of a part's fault with these observations, and its gain in nats."""
 
-    def hunch(self, through: Sequence[int]) -> float:
-        """Return that gain if a single round were proof enough."""
+    def uncapped_gain(self, through: Sequence[int]) -> float:
+        """Return the gain without the limit on what a single round may prove."""
 
     def accept(self, through: Sequence[int], strength: float) -> None:
         """Expect these observations to show the fault from now on."""
 
-    def enough(self, strength: float, through: Sequence[int]) -> bool:
+    def matters(self, strength: float, through: Sequence[int]) -> bool:
         """Whether a fault of that strength matters at all."""
 
-    def shows(self, some: Sequence[int], strength: float, beside: Sequence[int]) -> bool:
+    def fits_fault(self, rows: Sequence[int], strength: float, through: Sequence[int]) -> bool:
         """Whether some of a part's observations fit that fault better than no fault.
 
-        `beside`: all of the part's; good values are taken from the others.
+        `through`: all observations through the part; good values are taken from the others.
         """
 
-    _aside: frozenset[int] = frozenset()
-    """With these no other observations are compared."""
+    _excluded: frozenset[int] = frozenset()
+    """Observations that are never part of what others are compared with."""
 
-    def leave_out(self, some: Collection[int]) -> None:
-        """Stop comparing others with these: several parts seem to be at fault at once."""
-        self._aside = frozenset(some)
+    def exclude(self, rows: Collection[int]) -> None:
+        """Compare no others with these: several parts seem to be at fault at once."""
+        self._excluded = frozenset(rows)
 
 
 class Fault(NamedTuple):
@@ -115,13 +118,13 @@ class _Suspects:
         self._threshold = threshold
 
     def explained(self) -> SearchResult:
-        """Accept the likeliest, take its effect out of the observations, and go on."""
+        """Accept the likeliest part, take its effect out of the observations, and repeat."""
         model, through = self._model, self._through
         queue = self._queue(through)
         accepted: list[Fault] = []
         doubted: list[Key] = []
         tried_at = -1
-        while queue and len(accepted) < _MOST:
+        while queue and len(accepted) < _MOST_FAULTS:
             _, key = heapq.heappop(queue)
             strength, gain = model.fit(through[key])
             score = gain - self._parts.penalty(key)
@@ -130,25 +133,25 @@ class _Suspects:
                 continue
             if gain <= 0 or score <= self._threshold:
                 keys = [key, *(other for _, other in queue)]
-                doubted = self._if_alone(keys, lambda own: model.fit(own)[1])[:FEW]
-                if len(accepted) > tried_at and self._several(doubted):
+                doubted = self._rank_alone(keys, lambda rows: model.fit(rows)[1])[:MOST_PARTS]
+                if len(accepted) > tried_at and self._prove_together(doubted):
                     tried_at = len(accepted)
                     queue = self._queue(keys)
                     continue
-                doubted = list(dict.fromkeys([*self._hot_once(keys), *doubted]))
+                doubted = list(dict.fromkeys([*self._paths_of_one_round(keys), *doubted]))
                 break
-            if not model.enough(strength, through[key]) or not self._wholly_bad(key):
+            if not model.matters(strength, through[key]) or not self._wholly_bad(key):
                 continue
-            near = self._near(key, gain)
+            rivals = self._rivals(key, gain)
             model.accept(through[key], strength)
             lags = {
                 other: gain - before
-                for other, before in near.items()
-                if model.fit(through[other])[1] < _SAME * before
+                for other, before in rivals.items()
+                if model.fit(through[other])[1] < _SAME_SHARE * before
             }
-            ties = tuple(sorted(o for o, lag in lags.items() if lag < self._tie(key, o)))
+            tied = (other for other, lag in lags.items() if lag < self._tie_nats(key, other))
             margin = max(0.0, min(lags.values(), default=gain))
-            accepted.append(Fault(key, through[key], ties, strength, gain, margin))
+            accepted.append(Fault(key, through[key], tuple(sorted(tied)), strength, gain, margin))
         return SearchResult(accepted, doubted)
 
     def _queue(self, keys: Iterable[Key]) -> list[tuple[float, Key]]:
@@ -157,49 +160,50 @@ class _Suspects:
         heapq.heapify(queue)
         return queue
 
-    def _several(self, doubted: Sequence[Key]) -> bool:
+    def _prove_together(self, doubted: Sequence[Key]) -> bool:
         """Whether parts that distort each other's comparison are proven once all are left out.
 
         Each of two late hosts among eight makes the other look usual. All must then be proven.
         """
         chosen: list[Key] = []
-        aside: set[int] = set()
+        excluded: set[int] = set()
         for key in doubted:
-            own = self._through[key]
-            same = any(alike(key, other) for other in chosen)
-            if not same and len(aside.intersection(own)) * 2 < len(own):
+            rows = self._through[key]
+            chosen_before = any(same_node(key, other) for other in chosen)
+            if not chosen_before and len(excluded.intersection(rows)) * 2 < len(rows):
                 chosen.append(key)
-                aside.update(own)
+                excluded.update(rows)
                 if len(chosen) > 1:
-                    self._model.leave_out(aside)
+                    self._model.exclude(excluded)
                     if all(map(self._proven, chosen)):
                         return True
-        self._model.leave_out(())
+        self._model.exclude(())
         return False
 
     def _proven(self, key: Key) -> bool:
         strength, gain = self._model.fit(self._through[key])
         beyond_chance = gain - self._parts.penalty(key) > self._threshold
-        return beyond_chance and self._model.enough(strength, self._through[key])
+        return beyond_chance and self._model.matters(strength, self._through[key])
 
-    def _if_alone(self, keys: Iterable[Key], gain: Callable[[Sequence[int]], float]) -> list[Key]:
-        """Return those that would be proven if they were the only suspects, strongest first."""
+    def _rank_alone(self, keys: Iterable[Key], gain: Callable[[Sequence[int]], float]) -> list[Key]:
+        """Return the parts that would be proven as the only suspects, strongest first."""
         model, through = self._model, self._through
         ranked = sorted((self._parts.penalty(key) - gain(through[key]), key) for key in keys)
         return [
             key
             for loss, key in ranked
-            if loss < -DOUBT and model.enough(model.fit(through[key])[0], through[key])
+            if loss < -DOUBT and model.matters(model.fit(through[key])[0], through[key])
         ]
 
-    def _hot_once(self, keys: Sequence[Key]) -> list[Key]:
+    def _paths_of_one_round(self, keys: Sequence[Key]) -> list[Key]:
         """Return paths that only the limit on one round's proof keeps from being suspects.
 
         Strongest first; of a path and its rails only the strongest.
         """
         pairs: dict[tuple[str, str], Key] = {}
-        for key in self._if_alone((key for key in keys if key.kind == "path"), self._model.hunch):
-            pairs.setdefault((key.one, key.other), key)
+        paths = (key for key in keys if key.kind == "path")
+        for key in self._rank_alone(paths, self._model.uncapped_gain):
+            pairs.setdefault((key.name, key.partner), key)
         return list(pairs.values())[:_MOST_PATHS]
 
     def _wholly_bad(self, key: Key) -> bool:
@@ -209,51 +213,55 @@ class _Suspects:
         if not members:
             return True
         strength, gain = model.fit(through[key])
-        own, sharing = set(through[key]), members
+        own_rows, candidates = set(through[key]), members
         if key.kind == "leaf_rail":
-            nodes = (rows for other, rows in through.items() if other.kind in OF_A_NODE)
-            shared = [common for rows in nodes if len(common := own.intersection(rows)) > 1]
-            if max((model.fit(sorted(rows))[1] for rows in shared), default=0.0) >= _SAME * gain:
+            nodes = (rows for other, rows in through.items() if other.kind in NODE_KINDS)
+            shared = [common for rows in nodes if len(common := own_rows.intersection(rows)) > 1]
+            gains = (model.fit(sorted(rows))[1] for rows in shared)
+            if max(gains, default=0.0) >= _SAME_SHARE * gain:
                 return False
-            sharing = [*members, *self._outside(members)]
+            candidates = [*members, *self._other_suspects(members)]
         overlaps = [
-            (member, sorted(own.intersection(through[member])))
-            for member in sharing
+            (member, sorted(own_rows.intersection(through[member])))
+            for member in candidates
             if member in through
         ]
-        overlaps.sort(key=lambda two: -model.fit(two[1])[1] if two[1] else 0.0)
-        hot = 0
-        rows_left = own
+        overlaps.sort(key=lambda overlap: -model.fit(overlap[1])[1] if overlap[1] else 0.0)
+        showing = 0
+        rows_left = own_rows
         for member, rows in overlaps:
             # What two of them share counts for the more likely one.
-            fresh = [number for number in rows if number in rows_left]
-            if fresh and model.shows(fresh, strength, through[key]):
-                hot += member in members
-                rows_left = rows_left.difference(fresh)
-        together = [number for number in own if self._parts.whole(number)]
-        if together and model.shows(together, strength, through[key]):
+            unshared = [row for row in rows if row in rows_left]
+            if unshared and model.fits_fault(unshared, strength, through[key]):
+                showing += member in members
+                rows_left = rows_left.difference(unshared)
+        together = [row for row in own_rows if self._parts.on_all_rails(row)]
+        if together and model.fits_fault(together, strength, through[key]):
             return True
-        return hot * 2 > len(members) and (key.kind != "leaf_rail" or hot >= _LEAF)
+        return showing * 2 > len(members) and (key.kind != "leaf_rail" or showing >= _LEAST_OF_LEAF)
 
-    def _outside(self, members: Sequence[Key]) -> list[Key]:
-        """Return other suspects of their kind: all of a leaf's nodes meet a bad node elsewhere."""
-        like = members[0].kind, members[0].rail
-        own = set(members)
-        return [key for key in self._through if (key.kind, key.rail) == like and key not in own]
+    def _other_suspects(self, members: Sequence[Key]) -> list[Key]:
+        """Return suspects of the members' kind that are no members.
 
-    def _tie(self, key: Key, other: Key) -> float:
-        """Return the nats within which both are equal; a wider part, clean elsewhere, gets less."""
-        return _WIDER if set(self._through[key]) < set(self._through[other]) else TIE
+        All nodes of a leaf may be slow with one bad node under another leaf.
+        """
+        kind = members[0].kind, members[0].rail
+        inside = set(members)
+        return [key for key in self._through if (key.kind, key.rail) == kind and key not in inside]
 
-    def _near(self, key: Key, gain: float) -> dict[Key, float]:
-        """Return parts that share observations with it, and the gain of each in its place."""
-        own = set(self._through[key])
-        near: dict[Key, float] = {}
+    def _tie_nats(self, key: Key, other: Key) -> float:
+        """Return the nats within which both are equal; less for a part that is wider than `key`."""
+        return _WIDER_TIE if set(self._through[key]) < set(self._through[other]) else TIE
+
+    def _rivals(self, key: Key, gain: float) -> dict[Key, float]:
+        """Return the parts that share observations with `key`, and the gain of each without it."""
+        own_rows = set(self._through[key])
+        rivals: dict[Key, float] = {}
         for other, rows in self._through.items():
-            if other == key or own.isdisjoint(rows) or alike(key, other):
+            if other == key or own_rows.isdisjoint(rows) or same_node(key, other):
                 continue
             gains = self._model.fit(rows)[1]
-            rival = gains > gain - _RIVAL
+            rival = gains > gain - _RIVAL_NATS
             if gains > 0 and not (rival and not self._wholly_bad(other)):
-                near[other] = gains
-        return near
+                rivals[other] = gains
+        return rivals

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 _BY_LOSS = ("hung", "error")
-_WORSE = 2.0
+_MUCH_SLOWER = 2.0
 """A path that is so many times slower than the node's other pairs has its own fault."""
 
 _CERTAIN, _NODE, _PATH, _UNRESOLVED = 0.95, 0.8, 0.7, 0.3
@@ -72,7 +72,7 @@ def decode(tested: Iterable[PairOutcome], silent: Collection[str] = ()) -> tuple
     nodes = {
         name: len(others & cleared)
         for name, others in partners.items()
-        if name in silent or _bad_itself(name, others - set(silent), cleared)
+        if name in silent or _is_at_fault(name, others - set(silent), cleared)
     }
     culprits = [
         _node(name, [pair for pair in bad if name in pair], count, silent=name in silent)
@@ -84,8 +84,8 @@ def decode(tested: Iterable[PairOutcome], silent: Collection[str] = ()) -> tuple
         if outcome.bad and outcome.suspect and outcome.nodes in unexplained:
             suspects.setdefault(outcome.suspect, []).append(outcome.nodes)
             unexplained.remove(outcome.nodes)
-    culprits += [_node(name, own) for name, own in suspects.items()]
-    return tuple(culprits + _rest(unexplained, cleared))
+    culprits += [_node(name, pairs) for name, pairs in suspects.items()]
+    return tuple(culprits + _blame_unexplained(unexplained, cleared))
 
 
 def _node(
@@ -99,7 +99,7 @@ def _node(
     )
 
 
-def _bad_itself(name: str, partners: set[str], cleared: set[str]) -> bool:
+def _is_at_fault(name: str, partners: set[str], cleared: set[str]) -> bool:
     """Whether a node is bad with every partner that kept answering, and one is cleared."""
     return name not in cleared and len(partners) > 1 and bool(partners & cleared)
 
@@ -110,13 +110,13 @@ def _cleared_nodes(tested: Sequence[PairOutcome], bad: Collection[Pairing]) -> s
     A pair with one bad rail is a bad pair. A partner that lacks a rail says nothing about it.
     """
     good = [outcome for outcome in tested if outcome.good and outcome.nodes not in bad]
-    fine = {(name, outcome.rail) for outcome in good for name in outcome.nodes}
-    ill = {(name, outcome.rail) for outcome in tested if outcome.bad for name in outcome.nodes}
-    doubtful = {name for name, _ in ill - fine}
-    return {name for name, _ in fine} - doubtful
+    good_ends = {(name, outcome.rail) for outcome in good for name in outcome.nodes}
+    bad_ends = {(name, outcome.rail) for outcome in tested if outcome.bad for name in outcome.nodes}
+    doubtful = {name for name, _ in bad_ends - good_ends}
+    return {name for name, _ in good_ends} - doubtful
 
 
-def _rest(unexplained: Sequence[Pairing], cleared: set[str]) -> list[Culprit]:
+def _blame_unexplained(unexplained: Sequence[Pairing], cleared: set[str]) -> list[Culprit]:
     paths = [pair for pair in unexplained if cleared.issuperset(pair)]
     culprits = [
         Culprit(among=(Component("path", pair),), confidence=_PATH, pairs=(pair,)) for pair in paths
@@ -124,9 +124,9 @@ def _rest(unexplained: Sequence[Pairing], cleared: set[str]) -> list[Culprit]:
     for group in _group_by_suspect([pair for pair in unexplained if pair not in paths], cleared):
         names = dict.fromkeys(name for pair in group for name in pair if name not in cleared)
         nodes = [Component("node", (name,)) for name in names]
-        between = [Component("path", pair) for pair in group]
+        suspect_paths = [Component("path", pair) for pair in group]
         culprits.append(
-            Culprit(among=(*nodes, *between), confidence=_UNRESOLVED, pairs=tuple(group))
+            Culprit(among=(*nodes, *suspect_paths), confidence=_UNRESOLVED, pairs=tuple(group))
         )
     return culprits
 
@@ -169,9 +169,9 @@ def _symptom(culprit: Culprit, states: Collection[PairState]) -> Symptom:
     return next((kind for kind in kinds if kind in states), "broken")
 
 
-def without_effects(culprits: Sequence[Culprit], rows: Sequence[PairJudgement]) -> list[Culprit]:
+def without_effects(culprits: Sequence[Culprit], pairs: Sequence[PairJudgement]) -> list[Culprit]:
     """Drop outright bad paths, and sets, that only show what the samples prove of a node."""
-    bad = [row for row in rows if row.bad and row.state != "corrupt"]
+    bad = [pair for pair in pairs if pair.bad and pair.state != "corrupt"]
     proven = [culprit for culprit in culprits if culprit.node and culprit.symptom not in FAILURES]
     return [
         culprit
@@ -179,35 +179,35 @@ def without_effects(culprits: Sequence[Culprit], rows: Sequence[PairJudgement]) 
         if culprit.node
         or culprit.symptom not in FAILURES
         or not all(
-            any(_explains(cause, row, rows) for cause in proven)
-            for row in bad
-            if row.nodes in culprit.pairs
+            any(_explains(cause, pair, pairs) for cause in proven)
+            for pair in bad
+            if pair.nodes in culprit.pairs
         )
     ]
 
 
-def _explains(culprit: Culprit, row: PairJudgement, rows: Sequence[PairJudgement]) -> bool:
+def _explains(culprit: Culprit, pair: PairJudgement, pairs: Sequence[PairJudgement]) -> bool:
     part = culprit.among[0]
-    if culprit.node not in row.nodes:
+    if culprit.node not in pair.nodes:
         return False
     if culprit.symptom in EVENTS:
-        return bool(row.slow) or row.state in _BY_LOSS
-    if culprit.symptom not in SHIFTS or part.rail not in (None, row.rail):
+        return bool(pair.slow) or pair.state in _BY_LOSS
+    if culprit.symptom not in SHIFTS or part.rail not in (None, pair.rail):
         return False
-    return bool(row.slow) and row.nodes in culprit.pairs and not _worse(row, part, rows)
+    return bool(pair.slow) and pair.nodes in culprit.pairs and not _has_own_fault(pair, part, pairs)
 
 
-def _worse(row: PairJudgement, part: Component, rows: Sequence[PairJudgement]) -> bool:
-    """Whether it is much slower than the other pairs of the node."""
-    if row.slow == "reach":
+def _has_own_fault(pair: PairJudgement, part: Component, pairs: Sequence[PairJudgement]) -> bool:
+    """Whether a pair is much slower than the other pairs of the node."""
+    if pair.slow == "reach":
         return False
     others = [
-        other.times_slower(row.slow)
-        for other in rows
+        other.times_slower(pair.slow)
+        for other in pairs
         if part.nodes[0] in other.nodes
         and part.rail in (None, other.rail)
-        and other.nodes != row.nodes
+        and other.nodes != pair.nodes
     ]
     peers = [times for times in others if times is not None]
-    times = row.times_slower(row.slow)
-    return times is None or not peers or times > _WORSE * median(peers)
+    times = pair.times_slower(pair.slow)
+    return times is None or not peers or times > _MUCH_SLOWER * median(peers)

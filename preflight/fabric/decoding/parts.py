@@ -35,22 +35,24 @@ class Key(NamedTuple):
     """A part, cheap to make by the million; outside this package it is a `Component`."""
 
     kind: PartKind
-    one: str
-    other: str = ""
+    name: str
+    """Of the node or leaf; of a path's first node."""
+    partner: str = ""
+    """Of a path's second node."""
     rail: int = -1
 
 
 ALL_RAILS = -1
 """The rail of an observation that was made on most rails at once."""
 
-AS_ONE = -2
+WHOLE_NODE = -2
 """The rail of a node's key if only events on most of its rails at once count.
 
 A late host is late on all rails at once: single rails without events do not clear it.
 """
 
 
-def alike(key: Key, other: Key) -> bool:
+def same_node(key: Key, other: Key) -> bool:
     """Whether both are the same node, judged in two ways."""
     return key.kind == "node" and key[:3] == other[:3]
 
@@ -70,9 +72,9 @@ class Parts:
         self._places = places
         self._leaves = leaves
         self._many_rails = len(set(map(itemgetter(2), places)) - {ALL_RAILS}) > 1
-        self._under: dict[str, list[str]] = defaultdict(list)
+        self._nodes_of: dict[str, list[str]] = defaultdict(list)
         for name, leaf in leaves.items():
-            self._under[leaf].append(name)
+            self._nodes_of[leaf].append(name)
 
     @property
     def tested(self) -> int:
@@ -90,90 +92,89 @@ class Parts:
         if b:
             keys.append(Key("path", a, b))
         if rail == ALL_RAILS:
-            return keys + [Key("node", name, rail=AS_ONE) for name in ends]
+            return keys + [Key("node", name, rail=WHOLE_NODE) for name in ends]
         if self._many_rails:
             keys += [Key("endpoint", name, rail=rail) for name in ends]
             if b:
                 keys.append(Key("path", a, b, rail))
         leaves = dict.fromkeys(leaf for name in ends if (leaf := self._leaves.get(name)))
-        if b and len(self._under) > 1:
+        if b and len(self._nodes_of) > 1:
             rails = rail if self._many_rails else -1
             keys += [Key("leaf_rail", leaf, rail=rails) for leaf in leaves]
         return keys
 
-    def suspects(self, hot: Iterable[int]) -> dict[Key, list[int]]:
+    def suspects(self, outliers: Iterable[int]) -> dict[Key, list[int]]:
         """Return parts of outlying observations, each with all observations through it."""
-        keys = dict.fromkeys(key for number in hot for key in self.of(self._places[number]))
-        of_nodes = self._of_nodes({key.one for key in keys if key.kind == "node"})
-        of_leaves = self._of_leaves([key for key in keys if key.kind == "leaf_rail"])
+        keys = dict.fromkeys(key for row in outliers for key in self.of(self._places[row]))
+        by_node = self._node_rows({key.name for key in keys if key.kind == "node"})
+        by_leaf = self._leaf_rows([key for key in keys if key.kind == "leaf_rail"])
         return {
-            key: of_leaves[key] if key.kind == "leaf_rail" else self._within(key, of_nodes[key.one])
+            key: by_leaf[key] if key in by_leaf else self._part_rows(key, by_node[key.name])
             for key in keys
         }
 
-    def _of_nodes(self, names: Collection[str]) -> dict[str, list[int]]:
+    def _node_rows(self, names: Collection[str]) -> dict[str, list[int]]:
         through: dict[str, list[int]] = {name: [] for name in names}
-        for number, (a, b, _) in enumerate(self._places if names else ()):
+        for row, (a, b, _) in enumerate(self._places if names else ()):
             if a in through:
-                through[a].append(number)
+                through[a].append(row)
             if b in through:
-                through[b].append(number)
+                through[b].append(row)
         return through
 
-    def _within(self, key: Key, through: list[int]) -> list[int]:
+    def _part_rows(self, key: Key, through: list[int]) -> list[int]:
         """Return the observations of a node that go through a part of it, or through its path."""
-        if key.rail == AS_ONE:
-            return [number for number in through if self.whole(number)]
+        if key.rail == WHOLE_NODE:
+            return [row for row in through if self.on_all_rails(row)]
         if key.kind == "node":
             return through
         if key.rail >= 0:
-            through = [number for number in through if self._places[number].rail == key.rail]
+            through = [row for row in through if self._places[row].rail == key.rail]
         if key.kind == "path":
-            through = [number for number in through if self._places[number].b == key.other]
+            through = [row for row in through if self._places[row].b == key.partner]
         return through
 
-    def _of_leaves(self, keys: Collection[Key]) -> dict[Key, list[int]]:
+    def _leaf_rows(self, keys: Collection[Key]) -> dict[Key, list[int]]:
         through: dict[Key, list[int]] = {key: [] for key in keys}
-        by_leaf: dict[tuple[str | None, int], Key] = {(key.one, key.rail): key for key in keys}
+        by_leaf: dict[tuple[str | None, int], Key] = {(key.name, key.rail): key for key in keys}
         leaf_of = self._leaves.get
-        for number, (a, b, rail) in enumerate(self._places if keys else ()):
+        for row, (a, b, rail) in enumerate(self._places if keys else ()):
             if not b or rail == ALL_RAILS:
                 continue
             leaf_a, leaf_b = leaf_of(a), leaf_of(b)
             for leaf in (leaf_a,) if leaf_a == leaf_b else (leaf_a, leaf_b):
                 key = by_leaf.get((leaf, rail if self._many_rails else -1))
                 if key is not None:
-                    through[key].append(number)
+                    through[key].append(row)
         return through
 
     def members(self, key: Key) -> list[Key]:
         """Return the parts within a part: a leaf's nodes, a node's endpoints."""
         if key.kind == "leaf_rail":
             kind: PartKind = "endpoint" if self._many_rails else "node"
-            return [
-                Key(kind, name, rail=key.rail) for name in self._under[key.one] if name in self._met
-            ]
-        if key.kind == "node" and self._many_rails and key.rail != AS_ONE:
-            return [Key("endpoint", key.one, rail=rail) for rail in self._met[key.one]]
+            names = (name for name in self._nodes_of[key.name] if name in self._rails_of)
+            return [Key(kind, name, rail=key.rail) for name in names]
+        if key.kind == "node" and self._many_rails and key.rail != WHOLE_NODE:
+            return [Key("endpoint", key.name, rail=rail) for rail in self._rails_of[key.name]]
         return []
 
-    def whole(self, number: int) -> bool:
+    def on_all_rails(self, row: int) -> bool:
         """Whether an observation was made on all rails together."""
-        return self._places[number].rail == ALL_RAILS
+        return self._places[row].rail == ALL_RAILS
 
     @cached_property
-    def _met(self) -> dict[str, set[int]]:
+    def _rails_of(self) -> dict[str, set[int]]:
         """The rails on which each node was measured."""
-        met: dict[str, set[int]] = defaultdict(set)
+        rails: dict[str, set[int]] = defaultdict(set)
         for a, b, rail in self._places:
             if rail != ALL_RAILS:
-                met[a].add(rail)
-                met[b].add(rail)
-        return met
+                rails[a].add(rail)
+                rails[b].add(rail)
+        return rails
 
     def pairs(self, through: Iterable[int]) -> tuple[tuple[str, str], ...]:
         """Return the pairs of nodes of these observations."""
-        places = (self._places[number] for number in through)
+        places = (self._places[row] for row in through)
         return tuple(dict.fromkeys((place.a, place.b) for place in places if place.b))
 
     def penalty(self, key: Key) -> float:
@@ -186,8 +187,8 @@ class Parts:
         """The part as reports name it."""
         rail = key.rail if key.rail >= 0 else None
         if key.kind == "leaf_rail":
-            return Component(key.kind, tuple(self._under[key.one]), rail, leaf=key.one)
-        ends = (key.one, key.other) if key.kind == "path" else (key.one,)
+            return Component(key.kind, tuple(self._nodes_of[key.name]), rail, leaf=key.name)
+        ends = (key.name, key.partner) if key.kind == "path" else (key.name,)
         return Component(key.kind, ends, rail)
 
 
@@ -234,26 +235,27 @@ class Meetings(NamedTuple):
     operations: list[int]
     """Of all sizes together, and so are their seconds."""
     loaded_s: list[float]
-    together: list[list[int]]
+    by_pair: list[list[int]]
     """The rows of one pair in one round: its rails."""
     columns: dict[SizePhase, Column]
-    standing_out: list[tuple[int, Digest]]
+    outlying: list[tuple[int, Digest]]
     """Digests with outlying operations, and the row of each."""
 
-    def only(self, *, again: bool, border: int) -> Meetings:
-        """Return only the meetings from round `border` on (`again`), or only those before."""
-        rounds = self.rounds
-        together = [rows for rows in self.together if (rounds[rows[0]] >= border) == again]
-        return self._replace(together=together)
+    def split(self, first_retest: int) -> tuple[Meetings, Meetings]:
+        """Return the meetings of the scheduled rounds, and those of the retests."""
+        parts: tuple[list[list[int]], list[list[int]]] = ([], [])
+        for rows in self.by_pair:
+            parts[self.rounds[rows[0]] >= first_retest].append(rows)
+        return self._replace(by_pair=parts[0]), self._replace(by_pair=parts[1])
 
 
-def meetings(observed: Observed) -> Meetings:
+def read_meetings(observed: Observed) -> Meetings:
     """Sort a fabric's digests in one pass."""
     rows: dict[tuple[str, str, int, int], int] = {}
     operations: list[int] = []
     loaded_s: list[float] = []
     columns: dict[SizePhase, Column] = defaultdict(lambda: Column([], [], []))
-    standing_out: list[tuple[int, Digest]] = []
+    outlying: list[tuple[int, Digest]] = []
     for digest in usable(observed):
         row = rows.setdefault((digest.a, digest.b, digest.rail, digest.round), len(rows))
         if row == len(operations):
@@ -267,31 +269,31 @@ def meetings(observed: Observed) -> Meetings:
         p50_us.append(digest.p50_us)
         best_us.append(digest.best_us)
         if digest.standouts:
-            standing_out.append((row, digest))
+            outlying.append((row, digest))
     places = [Place(a, b, rail) for a, b, rail, _ in rows]
     rounds = [number for _, _, _, number in rows]
-    return Meetings(places, rounds, operations, loaded_s, _together(rows), columns, standing_out)
+    return Meetings(places, rounds, operations, loaded_s, _rows_by_pair(rows), columns, outlying)
 
 
 def usable(observed: Observed) -> Iterator[Digest]:
     """Yield the digests of pairs that were measured completely."""
-    out = {
+    unusable = {
         (result.a, result.b, result.rail, result.round)
         for result in observed.tried
         if result.state != "measured"
     }
     for digest in observed.digests:
         if digest.operations and not (
-            out and (digest.a, digest.b, digest.rail, digest.round) in out
+            unusable and (digest.a, digest.b, digest.rail, digest.round) in unusable
         ):
             yield digest
 
 
-def _together(rows: Mapping[tuple[str, str, int, int], int]) -> list[list[int]]:
-    together: dict[tuple[str, str, int], list[int]] = defaultdict(list)
+def _rows_by_pair(rows: Mapping[tuple[str, str, int, int], int]) -> list[list[int]]:
+    by_pair: dict[tuple[str, str, int], list[int]] = defaultdict(list)
     for (a, b, _, number), row in rows.items():
-        together[a, b, number].append(row)
-    return list(together.values())
+        by_pair[a, b, number].append(row)
+    return list(by_pair.values())
 
 
 class Trials:
@@ -302,7 +304,7 @@ class Trials:
     ) -> None:
         """`suspected`: nodes whose trials are needed; `blamed`: nodes that clear no partner."""
         self._of: dict[str, list[PairResult]] = defaultdict(list)
-        self._fine: dict[int, set[str]] = defaultdict(set)
+        self._good: dict[int, set[str]] = defaultdict(set)
         for result in observed.tried if suspected else ():
             a, b = result.a, result.b
             if a in suspected:
@@ -310,19 +312,19 @@ class Trials:
             if b in suspected:
                 self._of[b].append(result)
             if result.state == "measured" and a not in blamed and b not in blamed:
-                self._fine[result.rail].update((a, b))
+                self._good[result.rail].update((a, b))
 
     def of(self, name: str, rail: int | None) -> list[PairResult]:
         """Return one node's trials, on one rail or on all, in order."""
         return [result for result in self._of[name] if rail in (None, result.rail)]
 
-    def fine(self, rail: int | None) -> set[str]:
+    def good_nodes(self, rail: int | None) -> set[str]:
         """Return nodes that were fine there with another node, both not blamed."""
-        return self._fine[rail] if rail is not None else set().union(*self._fine.values())
+        return self._good[rail] if rail is not None else set().union(*self._good.values())
 
 
 FALSE_ALARM = 1e-3
 """Accepted probability that a good fabric has any part named, over all tests of a run."""
 
-SHARE = FALSE_ALARM / 4
+SYMPTOM_SHARE = FALSE_ALARM / 4
 """Bandwidth, latency, spikes, late hosts: each gets its share of that."""

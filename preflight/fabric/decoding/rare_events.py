@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from preflight.fabric.observed import Digest, Standout
 
 
-MEDIANS = 20.0
+SPIKE_MEDIANS = 20.0
 """A spike lasts at least so many of its peers' medians."""
 
 ONE_EVENT_S = 0.05
@@ -49,53 +49,54 @@ class EventCounts(NamedTuple):
     """By size: an operation that takes longer is a spike."""
 
 
-class Mark(NamedTuple):
+class Spike(NamedTuple):
     """One operation that took too long."""
 
     at_s: float
     rail: int
-    us: float
+    duration_us: float
 
 
-def watch(met: Meetings, least_us: float) -> EventCounts:
+def count_events(meetings: Meetings, least_us: float) -> EventCounts:
     """Count events; `least_us`: shorter operations are never spikes on that network."""
     limits_us = {
-        kind: max(least_us, MEDIANS * median(column.p50_us)) for kind, column in met.columns.items()
+        kind: max(least_us, SPIKE_MEDIANS * median(column.p50_us))
+        for kind, column in meetings.columns.items()
     }
-    marks = _marks(met, limits_us)
-    watched = EventCounts(Exposures(), Exposures(), limits_us)
-    alone = cache(Place)  # the same in each round
-    for rows in met.together:
-        a, b, _ = met.places[rows[0]]
-        places = [met.places[row] for row in rows]
-        operations = [met.operations[row] for row in rows]
-        loaded_s = [met.loaded_s[row] for row in rows]
+    spikes = _spikes(meetings, limits_us)
+    counts = EventCounts(Exposures(), Exposures(), limits_us)
+    host_place = cache(Place)  # the same in each round
+    for rows in meetings.by_pair:
+        a, b, _ = meetings.places[rows[0]]
+        places = [meetings.places[row] for row in rows]
+        operations = [meetings.operations[row] for row in rows]
+        loaded_s = [meetings.loaded_s[row] for row in rows]
         if len(rows) > 1:
             places.append(Place(a, b, ALL_RAILS))
             operations.append(max(operations))
             loaded_s.append(max(loaded_s))
-        own = [mark for row in rows if row in marks for mark in marks[row]]
-        for host, exposures in (("", watched.wire), (a, watched.late), (b, watched.late)):
-            where = [alone(host, "", place.rail) for place in places] if host else places
+        found = [spike for row in rows for spike in spikes.get(row, ())]
+        for host, exposures in (("", counts.wire), (a, counts.late), (b, counts.late)):
+            where = [host_place(host, "", place.rail) for place in places] if host else places
             first = exposures.add(where, operations, loaded_s)
-            _count(exposures, first, [mark for late, mark in own if late == host])
-    return watched
+            _count(exposures, first, [spike for late, spike in found if late == host])
+    return counts
 
 
-def _marks(
-    met: Meetings, limits_us: Mapping[SizePhase, float]
-) -> dict[int, list[tuple[str, Mark]]]:
+def _spikes(
+    meetings: Meetings, limits_us: Mapping[SizePhase, float]
+) -> dict[int, list[tuple[str, Spike]]]:
     """Return spikes by row, each with the host that began late, or "" for the wire."""
-    marks: dict[int, list[tuple[str, Mark]]] = {}
-    for row, digest in met.standing_out:
+    spikes: dict[int, list[tuple[str, Spike]]] = {}
+    for row, digest in meetings.outlying:
         limit_us = limits_us[digest.size_bytes, digest.phase]
         for standout in digest.standouts:
             longest = max(standout.first_us, standout.second_us)
             if longest > limit_us:
-                mark = Mark(standout.at_s, digest.rail, longest)
+                spike = Spike(standout.at_s, digest.rail, longest)
                 late = _began_late(digest, standout) or _stood_still(digest, standout)
-                marks.setdefault(row, []).append((late, mark))
-    return marks
+                spikes.setdefault(row, []).append((late, spike))
+    return spikes
 
 
 def _stood_still(digest: Digest, standout: Standout) -> str:
@@ -118,30 +119,30 @@ def _began_late(digest: Digest, standout: Standout) -> str:
     return host if one_sided and gap_us >= _EXPLAINS * excess_us else ""
 
 
-def _count(exposures: Exposures, first: int, marks: Sequence[Mark]) -> None:
+def _count(exposures: Exposures, first: int, spikes: Sequence[Spike]) -> None:
     """Count spikes in a pair's rows from `first` on; those on most rails at once in the last."""
-    if not marks:
+    if not spikes:
         return
-    rows = {place.rail: first + at for at, place in enumerate(exposures.places[first:])}
+    rows = {place.rail: row for row, place in enumerate(exposures.places[first:], first)}
     rails = len(rows.keys() - {ALL_RAILS})
-    for cluster in _clusters(marks):
-        hit = {mark.rail for mark in cluster}
-        if len(hit) > max(1.0, _MOST_RAILS * rails):  # not one rail's
-            hit = {ALL_RAILS}
-        for rail in hit:
-            exposures.count(rows[rail], max(mark.us for mark in cluster))
+    for cluster in _clusters(spikes):
+        hit_rails = {spike.rail for spike in cluster}
+        if len(hit_rails) > max(1.0, _MOST_RAILS * rails):  # not one rail's
+            hit_rails = {ALL_RAILS}
+        for rail in hit_rails:
+            exposures.count(rows[rail], max(spike.duration_us for spike in cluster))
 
 
-def _clusters(marks: Sequence[Mark]) -> list[list[Mark]]:
+def _clusters(spikes: Sequence[Spike]) -> list[list[Spike]]:
     """Group spikes within `ONE_EVENT_S` of the first of a group.
 
     Never a chain: a cable that delays every fiftieth small operation does so every 11 ms.
     """
-    clusters: list[list[Mark]] = []
-    for mark in sorted(marks):
-        if not clusters or mark.at_s - clusters[-1][0].at_s > ONE_EVENT_S:
+    clusters: list[list[Spike]] = []
+    for spike in sorted(spikes):
+        if not clusters or spike.at_s - clusters[-1][0].at_s > ONE_EVENT_S:
             clusters.append([])
-        clusters[-1].append(mark)
+        clusters[-1].append(spike)
     return clusters
 
 
@@ -152,15 +153,15 @@ LEAST_EVENTS = 3
 """No part is named for fewer: one event is a sample, not a rate."""
 
 _STEPS = 6
-_TRIMMED = 0.9
-_COUNTED, _NORMAL = 2.0, 1.4826
+_CALMEST_SHARE = 0.9
+_LEAST_MEDIAN, _NORMAL = 2.0, 1.4826
 _MANY = 400
 _FEW_PEERS = 10  # the median of fewer does not show their scatter
 LEAST_PEERS = 3
-_DOUBT = 3.0  # one or two calm pairs are a weak comparison: use three times their rate
-_ADDS = 1.0  # of the fabric's own rate: less than twice as often is no fault
-_FEW, _FEW_WEIGH = 2, 1.6  # with only two rounds, both together may still prove it
-_SEEN = 0.5  # events added to what was seen: none in n operations is no proof of a rate of zero
+_FEW_PEERS_FACTOR = 3.0  # one or two calm pairs are a weak comparison: use three times their rate
+_LEAST_ADDED = 1.0  # of the fabric's own rate: less than twice as often is no fault
+_FEW_ROWS, _FEW_ROWS_FACTOR = 2, 1.6  # with only two rows, both together may still prove it
+_PRIOR = 0.5  # events added to those counted: none in n operations is no proof of a rate of zero
 
 
 def rates_of(counted: Exposures, limit: Callable[[str], float], *, alone: bool = False) -> Rates:
@@ -176,7 +177,7 @@ def rates_of(counted: Exposures, limit: Callable[[str], float], *, alone: bool =
 
 
 class _Count(NamedTuple):
-    """Of some observations together."""
+    """The sums over some rows."""
 
     operations: int
     events: float
@@ -214,22 +215,23 @@ class Rates(Model):
         self._never = never
         self._events = observed.events
         self._operations = [max(1, count) for count in observed.operations]
-        self._known = [0.0] * len(self._events)
+        self._explained = [0.0] * len(self._events)
         """Events expected from accepted faults, without the usual rate."""
-        self._watched = sum(self._operations)
-        self._left = float(sum(self._events))
+        self._total = sum(self._operations)
+        self._unexplained = float(sum(self._events))
         """Events that no accepted fault explains."""
-        self._dispersion = max(scatter, _dispersion(self._events, self._known, self._operations))
+        dispersion = _dispersion(self._events, self._explained, self._operations)
+        self._dispersion = max(scatter, dispersion)
 
     @property
     def base(self) -> float:
         """Events per operation in the whole fabric, without those of accepted faults."""
-        return max(LEAST_RATE, (max(0.0, self._left) + _SEEN) / max(1, self._watched))
+        return max(LEAST_RATE, (max(0.0, self._unexplained) + _PRIOR) / max(1, self._total))
 
     @property
     def least(self) -> float:
         """Added events per operation below which no part is named."""
-        return max(self._effect, _ADDS * self.base)
+        return max(self._effect, _LEAST_ADDED * self.base)
 
     def gain_of(self, events: int, operations: int, pairs: int) -> float:
         """Return the gain of so many events, spread evenly over pairs with so many operations."""
@@ -237,28 +239,31 @@ class Rates(Model):
         rate = events / (pairs * operations) - self.base
         if rate <= 0:
             return 0.0
-        most = self._most * (_FEW_WEIGH if pairs <= _FEW else 1.0)
-        own = (events / pairs) * math.log1p(rate * operations / mean) - rate * operations
-        rest = self._watched - pairs * operations
+        gain = (events / pairs) * math.log1p(rate * operations / mean) - rate * operations
+        rest = self._total - pairs * operations
         beyond = self._beyond_chance(
             _Count(pairs * operations, events), _Count(rest, self.base * rest)
         )
-        return min(pairs * min(most, own / self._dispersion), beyond)
+        return min(pairs * min(self._most_nats(pairs), gain / self._dispersion), beyond)
 
-    def hot(self) -> list[int]:
+    def _most_nats(self, rows: int) -> float:
+        """The most nats that each of so many rows may prove."""
+        return self._most * (_FEW_ROWS_FACTOR if rows <= _FEW_ROWS else 1.0)
+
+    def outliers(self) -> list[int]:
         """Observations with any event."""
         return [row for row, events in enumerate(self._events) if events]
 
     def fit(self, through: Sequence[int]) -> tuple[float, float]:
         """Return the added rate per operation that fits best, and its gain."""
-        return self._fit(through, self._most * (_FEW_WEIGH if len(through) <= _FEW else 1.0))
+        return self._fit(through, self._most_nats(len(through)))
 
-    def hunch(self, through: Sequence[int]) -> float:
+    def uncapped_gain(self, through: Sequence[int]) -> float:
         """Return the gain if events did not come in bursts."""
         return self._fit(through, math.inf)[1]
 
     def _fit(self, through: Sequence[int], most: float) -> tuple[float, float]:
-        own, rest = self._own_and_rest(through)
+        own, rest = self._split(through)
         if own.events <= 0 or (not self._never and rest.rows < self._least_peers):
             return 0.0, 0.0
         base = self._base(rest)
@@ -266,7 +271,7 @@ class Rates(Model):
         if rate <= 0:
             return 0.0, 0.0
         healthy = [
-            (self._events[row], self._known[row] + base * n, n)
+            (self._events[row], self._explained[row] + base * n, n)
             for row in through
             for n in (self._operations[row],)
         ]
@@ -284,13 +289,13 @@ class Rates(Model):
             gain = min(gain, self._beyond_chance(own, rest))
         return rate, max(0.0, gain)
 
-    def shows(self, some: Sequence[int], strength: float, beside: Sequence[int]) -> bool:
-        """Whether these fit a fault of that strength better than none; `beside`: good ones."""
-        base = self._base(self._own_and_rest(beside)[1])
+    def fits_fault(self, rows: Sequence[int], strength: float, through: Sequence[int]) -> bool:
+        """Whether these rows fit a fault of that strength better than none."""
+        base = self._base(self._split(through)[1])
         gain = 0.0
-        for row in some:
+        for row in rows:
             added = strength * self._operations[row]
-            mean = self._known[row] + base * self._operations[row]
+            mean = self._explained[row] + base * self._operations[row]
             gain += self._events[row] * math.log1p(added / mean) - added
         return gain > 0
 
@@ -298,39 +303,39 @@ class Rates(Model):
         """Expect the fault's events from now on."""
         for row in through:
             added = strength * self._operations[row]
-            self._known[row] += added
-            self._left -= added
+            self._explained[row] += added
+            self._unexplained -= added
 
-    def enough(self, strength: float, through: Sequence[int]) -> bool:
+    def matters(self, strength: float, through: Sequence[int]) -> bool:
         """Whether it has more than a few events, and clearly more than all others."""
         events = sum([self._events[row] for row in through])
         if self._never:
             return events > 0
-        _, rest = self._own_and_rest(through)
-        usual = (rest.events + _SEEN) / max(1, rest.operations)
-        return events >= LEAST_EVENTS and strength >= max(self._effect, _ADDS * usual)
+        _, rest = self._split(through)
+        usual = (rest.events + _PRIOR) / max(1, rest.operations)
+        return events >= LEAST_EVENTS and strength >= max(self._effect, _LEAST_ADDED * usual)
 
     def _base(self, rest: _Count) -> float:
         """Return the usual rate, from the rest of the fabric."""
         if self._never or not rest.operations:
             return LEAST_RATE
-        doubt = 1.0 if rest.rows >= LEAST_PEERS else _DOUBT
-        return max(LEAST_RATE, doubt * (rest.events + _SEEN) / rest.operations)
+        factor = 1.0 if rest.rows >= LEAST_PEERS else _FEW_PEERS_FACTOR
+        return max(LEAST_RATE, factor * (rest.events + _PRIOR) / rest.operations)
 
-    def _own_and_rest(self, through: Sequence[int]) -> tuple[_Count, _Count]:
-        """Return what went through a part, and what it is compared with: all else not left out."""
+    def _split(self, through: Sequence[int]) -> tuple[_Count, _Count]:
+        """Return what went through a part, and the rest without what `exclude` names."""
         own = self._count(through)
-        aside = self._count(list(self._aside.difference(through)))
+        excluded = self._count(list(self._excluded.difference(through)))
         return own, _Count(
-            self._watched - own.operations - aside.operations,
-            max(0.0, self._left - own.events - aside.events),
-            len(self._events) - own.rows - aside.rows,
+            self._total - own.operations - excluded.operations,
+            max(0.0, self._unexplained - own.events - excluded.events),
+            len(self._events) - own.rows - excluded.rows,
         )
 
     def _count(self, rows: Sequence[int]) -> _Count:
         return _Count(
             sum([self._operations[row] for row in rows]),
-            sum([self._events[row] for row in rows]) - sum([self._known[row] for row in rows]),
+            sum([self._events[row] for row in rows]) - sum([self._explained[row] for row in rows]),
             len(rows),
         )
 
@@ -351,15 +356,15 @@ class Rates(Model):
             return 1.0
         if len(self._events) > _MANY:
             return self._dispersion
-        own = self._aside.union(through)
-        rest = [row for row in range(len(self._events)) if row not in own]
+        excluded = self._excluded.union(through)
+        rest = [row for row in range(len(self._events)) if row not in excluded]
         if len(rest) < _FEW_PEERS:
-            free = max(1, len(rest) + len(through) - 2)
-            scatter = (self._pearson(rest) + self._pearson(through)) / free
+            degrees = max(1, len(rest) + len(through) - 2)
+            scatter = (self._pearson(rest) + self._pearson(through)) / degrees
         else:
             scatter = _dispersion(
                 [self._events[row] for row in rest],
-                [self._known[row] for row in rest],
+                [self._explained[row] for row in rest],
                 [self._operations[row] for row in rest],
             )
         return max(self._least_scatter, scatter)
@@ -370,8 +375,8 @@ class Rates(Model):
         rate = max(LEAST_RATE, count.events / max(1, count.operations))
         total = 0.0
         for row in rows:
-            mean = self._known[row] + rate * self._operations[row]
-            total += (self._events[row] - mean) ** 2 / max(mean, _SEEN)
+            mean = self._explained[row] + rate * self._operations[row]
+            total += (self._events[row] - mean) ** 2 / max(mean, _PRIOR)
         return total
 
 
@@ -387,16 +392,16 @@ def _dispersion(
         return 1.0
     counts = [count - of_faults for count, of_faults in zip(events, by_faults, strict=True)]
     middle = median(counts)
-    if middle >= _COUNTED:
-        away = _NORMAL * median([middle - count for count in counts if count <= middle])
-        return max(1.0, away * away / middle)
-    often = [count / n for count, n in zip(counts, operations, strict=True)]
-    calmer = sorted(range(len(often)), key=often.__getitem__)
-    calmer = calmer[: max(1, math.ceil(_TRIMMED * len(calmer)))]
-    base = (sum([counts[row] for row in calmer]) + _SEEN) / sum([operations[row] for row in calmer])
-    base = max(LEAST_RATE, base)
+    if middle >= _LEAST_MEDIAN:
+        deviation = _NORMAL * median([middle - count for count in counts if count <= middle])
+        return max(1.0, deviation * deviation / middle)
+    rates = [count / n for count, n in zip(counts, operations, strict=True)]
+    calmer = sorted(range(len(rates)), key=rates.__getitem__)
+    calmer = calmer[: max(1, math.ceil(_CALMEST_SHARE * len(calmer)))]
+    calm_operations = sum([operations[row] for row in calmer])
+    rate = max(LEAST_RATE, (sum([counts[row] for row in calmer]) + _PRIOR) / calm_operations)
     total = 0.0
     for row in calmer:
-        healthy = base * operations[row]
-        total += (counts[row] - healthy) ** 2 / max(healthy + by_faults[row], _SEEN)
+        healthy = rate * operations[row]
+        total += (counts[row] - healthy) ** 2 / max(healthy + by_faults[row], _PRIOR)
     return max(1.0, total / max(1, len(calmer) - 1))

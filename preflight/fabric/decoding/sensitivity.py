@@ -20,13 +20,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from preflight.core.thresholds import SHIPPED, Thresholds
-from preflight.fabric.decoding.parts import ALL_RAILS, SHARE, meetings, usable
+from preflight.fabric.decoding.parts import ALL_RAILS, SYMPTOM_SHARE, read_meetings, usable
 from preflight.fabric.decoding.rare_events import (
     LEAST_EVENTS,
     LEAST_PEERS,
     ONE_EVENT_S,
+    count_events,
     rates_of,
-    watch,
 )
 from preflight.fabric.decoding.shifts import Shifts, scales_of, shifts_of
 from preflight.fabric.samples import MeetingKey, gc_paused
@@ -48,7 +48,7 @@ POWER = 0.99
 _MOST_EVENTS = 100_000
 _STEPS = 60
 _TAIL = 12.0  # standard deviations below the mean: beyond, probabilities are negligible
-_ALL = 0.95  # a rail that must lose nearly all bandwidth to be named is not judged
+_LARGEST_LOSS = 0.95  # a rail that must lose nearly all bandwidth to be named is not judged
 
 
 class SensitivitySizeRow(Struct, frozen=True, kw_only=True):
@@ -92,25 +92,25 @@ def sensitivity(
 
     `most`: at most so many.
     """
-    met, limit = meetings(observed), thresholds.of(observed.backend)
-    watched = watch(met, limit("spike_us"))
-    wire = watched.wire
+    meetings, limit = read_meetings(observed), thresholds.of(observed.backend)
+    counts = count_events(meetings, limit("spike_us"))
+    wire = counts.wire
     if not wire.places:
         return ()
-    rates, model = rates_of(wire, limit), shifts_of(met, observed, "slow", limit)
+    rates, model = rates_of(wire, limit), shifts_of(meetings, observed, "slow", limit)
     through = _through(wire)
-    threshold = math.log((len(through) + len(set(wire.places))) / SHARE)
-    rule = _Rule(rates, threshold, model)
-    every = sum(place.rail != ALL_RAILS for place in wire.places)
-    order = {name: at for at, name in enumerate(observed.nodes)}
-    looks = [
-        _row(node, rail, load, rule, peers=every - load.pairs)
+    threshold = math.log((len(through) + len(set(wire.places))) / SYMPTOM_SHARE)
+    rule = _BlameRule(rates, threshold, model)
+    measured = sum(place.rail != ALL_RAILS for place in wire.places)
+    order = {name: index for index, name in enumerate(observed.nodes)}
+    rows = [
+        _row(node, rail, load, rule, peers=measured - load.pairs)
         for (node, rail), load in sorted(
             through.items(), key=lambda entry: (order[entry[0][0]], entry[0])
         )
     ]
-    looks.sort(key=lambda look: look.one_in if look.one_in is not None else 0.0)
-    return _by_size(looks[:most], usable(observed), watched.limits_us, rates.least)
+    rows.sort(key=lambda row: row.one_in if row.one_in is not None else 0.0)
+    return _by_size(rows[:most], usable(observed), counts.limits_us, rates.least)
 
 
 class _Load(Struct):
@@ -137,7 +137,7 @@ def _through(wire: Exposures) -> dict[Endpoint, _Load]:
     return through
 
 
-class _Rule:
+class _BlameRule:
     """The rule of blame, inverted; endpoints with equal load are computed once."""
 
     def __init__(self, rates: Rates, threshold: float, model: Shifts) -> None:
@@ -165,10 +165,10 @@ class _Rule:
         # A pair's own scatter hides it: two scales, nine times in ten, over the pairs.
         scales = scales_of(self._threshold / pairs) + 2.0 / math.sqrt(pairs)
         loss = 1 - math.exp(-max(self._model.effect, scales * self._model.scatter))
-        return round(loss, 3) if loss < _ALL else None
+        return round(loss, 3) if loss < _LARGEST_LOSS else None
 
 
-def _row(node: str, rail: int, load: _Load, rule: _Rule, *, peers: int) -> SensitivityRow:
+def _row(node: str, rail: int, load: _Load, rule: _BlameRule, *, peers: int) -> SensitivityRow:
     loaded_s = sum(load.loaded_s)
     has_peers = peers >= LEAST_PEERS  # without peers only floors and failures count
     events = rule.events(load.operations // load.pairs, load.pairs) if has_peers else None
@@ -187,7 +187,7 @@ def _row(node: str, rail: int, load: _Load, rule: _Rule, *, peers: int) -> Sensi
 
 
 def _by_size(
-    looks: Sequence[SensitivityRow],
+    rail_rows: Sequence[SensitivityRow],
     digests: Iterable[Digest],
     limits_us: Mapping[SizePhase, float],
     least: float,
@@ -196,34 +196,35 @@ def _by_size(
 
     `least`: added events per operation, of all sizes, below which no part is named.
     """
-    own: dict[Endpoint, dict[int, list[Digest]]] = {(look.node, look.rail): {} for look in looks}
+    digests_of: dict[Endpoint, dict[int, list[Digest]]]
+    digests_of = {(rail_row.node, rail_row.rail): {} for rail_row in rail_rows}
     for digest in digests:
         for name in digest.nodes:
-            sizes = own.get((name, digest.rail))
+            sizes = digests_of.get((name, digest.rail))
             if sizes is not None:
                 sizes.setdefault(digest.size_bytes, []).append(digest)
     return tuple(
         replace(
-            look,
+            rail_row,
             sizes=tuple(
-                _at_size(look, rows, max(limits_us[size, row.phase] for row in rows), least)
-                for size, rows in sorted(own[look.node, look.rail].items())
+                _at_size(rail_row, rows, max(limits_us[size, row.phase] for row in rows), least)
+                for size, rows in sorted(digests_of[rail_row.node, rail_row.rail].items())
             ),
         )
-        for look in looks
+        for rail_row in rail_rows
     )
 
 
 def _at_size(
-    look: SensitivityRow, rows: Sequence[Digest], over_us: float, least: float
+    rail_row: SensitivityRow, rows: Sequence[Digest], over_us: float, least: float
 ) -> SensitivitySizeRow:
     operations = sum(row.operations for row in rows)
     loaded_s = sum(row.loaded_s for row in rows)
     mean = None
-    if look.events is not None:
-        mean = mean_for(look.events, _moments(row.loaded_s for row in rows))
+    if rail_row.events is not None:
+        mean = mean_for(rail_row.events, _moments(row.loaded_s for row in rows))
     if mean is not None:
-        mean = max(mean, least * look.operations)
+        mean = max(mean, least * rail_row.operations)
     shows = mean is not None and mean <= operations  # more than all of them cannot be spikes
     return SensitivitySizeRow(
         size_bytes=rows[0].size_bytes,
@@ -255,16 +256,16 @@ def mean_for(events: int, moments: int) -> float | None:
     if moments < events:
         return None
     low, high = 0.0, 10.0 + 4.0 * events
-    while _shows(events, moments, high) < POWER:
+    while _probability(events, moments, high) < POWER:
         high *= 2
     for _ in range(_STEPS):
         middle = (low + high) / 2
-        enough = _shows(events, moments, middle) >= POWER
+        enough = _probability(events, moments, middle) >= POWER
         low, high = (low, middle) if enough else (middle, high)
     return high
 
 
-def _shows(events: int, moments: int, mean: float) -> float:
+def _probability(events: int, moments: int, mean: float) -> float:
     """P(X >= events), X binomial over moments that each hold an event with 1 - exp(-mean / n)."""
     if mean <= 0:
         return 0.0
@@ -291,10 +292,10 @@ class Events(NamedTuple):
 
 
 class Slower(NamedTuple):
-    """Log times by key, and the excess from which one stands out of good pairs' scatter."""
+    """Log times by key, and the least excess that stands out of good pairs' scatter."""
 
     logs: dict[MeetingKey, float]
-    hot: float
+    least_excess: float
 
 
 class HeatmapValues(NamedTuple):
@@ -309,37 +310,41 @@ class HeatmapValues(NamedTuple):
 
 def heatmap_values(observed: Observed, thresholds: Thresholds = SHIPPED) -> HeatmapValues:
     """Return each pair's values, by the same rules as blame."""
-    met, limit = meetings(observed), thresholds.of(observed.backend)
-    keys = [(*place, number_of) for place, number_of in zip(met.places, met.rounds, strict=True)]
+    meetings, limit = read_meetings(observed), thresholds.of(observed.backend)
+    places_and_rounds = zip(meetings.places, meetings.rounds, strict=True)
+    keys = [(*place, number) for place, number in places_and_rounds]
     return HeatmapValues(
-        events=_events(met, keys, limit("spike_us")),
+        events=_events(meetings, keys, limit("spike_us")),
         scatter=limit("event_scatter"),
-        wire=_slower(keys, shifts_of(met, observed, "slow", limit)),
-        latency=_slower(keys, shifts_of(met, observed, "latency", limit)),
+        wire=_slower(keys, shifts_of(meetings, observed, "slow", limit)),
+        latency=_slower(keys, shifts_of(meetings, observed, "latency", limit)),
     )
 
 
-def _events(met: Meetings, keys: Sequence[MeetingKey], least_us: float) -> dict[MeetingKey, Events]:
-    """Read each pair's events from the rows that `watch` wrote pair by pair, hosts likewise.
+def _events(
+    meetings: Meetings, keys: Sequence[MeetingKey], least_us: float
+) -> dict[MeetingKey, Events]:
+    """Return each pair's events, from the rows that `count_events` adds pair by pair.
 
     Events on most of a pair's rails at once are in its last row.
     """
-    wire, late, _ = watch(met, least_us)
+    wire, late, _ = count_events(meetings, least_us)
     by_key: dict[MeetingKey, Events] = {}
     first = 0
-    for rows in met.together:
+    for rows in meetings.by_pair:
         width = len(rows) + (len(rows) > 1)
-        for at, row in enumerate(rows):
-            own = {at, width - 1}
-            on_wire = [first + offset for offset in own]
-            of_hosts = [2 * first + host * width + offset for host in (0, 1) for offset in own]
+        for rail_offset, row in enumerate(rows):
+            offsets = {rail_offset, width - 1}
+            wire_rows = [first + offset for offset in offsets]
+            # Each pair has the rows of its first host, then those of its second.
+            late_rows = [2 * first + host * width + offset for host in (0, 1) for offset in offsets]
             by_key[keys[row]] = Events(
-                wire=sum(wire.events[index] for index in on_wire),
-                late=sum(late.events[index] for index in of_hosts),
-                operations=met.operations[row],
+                wire=sum(wire.events[at] for at in wire_rows),
+                late=sum(late.events[at] for at in late_rows),
+                operations=meetings.operations[row],
                 longest_us=max(
-                    *(wire.worst_us[index] for index in on_wire),
-                    *(late.worst_us[index] for index in of_hosts),
+                    *(wire.worst_us[at] for at in wire_rows),
+                    *(late.worst_us[at] for at in late_rows),
                 ),
             )
         first += width

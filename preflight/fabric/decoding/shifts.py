@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 _DEGREES = 8.0
-HOT = 3.0
+OUTLIER_SCATTERS = 3.0
 """In units of the usual scatter: what is slower by more is examined."""
 
 _LEAST_PEERS = 3
@@ -47,27 +47,27 @@ _DENSE = 0.4
 _TAIL_SHARE, _TAIL_SCALES = 0.95, 2.0
 
 
-class _Base(NamedTuple):
-    """The rest of the fabric: its typical log time and its scatter."""
+class _Reference(NamedTuple):
+    """What a part is compared with, the rest of the fabric: typical log time and scatter."""
 
     log: float
     scatter: float
 
 
 def shifts_of(
-    met: Meetings,
+    meetings: Meetings,
     observed: Observed,
     symptom: Literal["slow", "latency"],
     limit: Callable[[str], float],
 ) -> Shifts:
     """Return the model of one symptom: bandwidth at large sizes, or latency at the least."""
-    wanted: Callable[[int], bool] = of_latency
+    wanted: Callable[[int], bool] = is_latency_size
     if symptom == "slow":
         least_bytes, floor = wire_from(observed.backend), limit("bandwidth_scatter")
         wanted, effect = least_bytes.__le__, -math.log(1 - limit("slow_effect"))
     else:
         floor, effect = limit("latency_scatter"), math.log1p(limit("latency_effect"))
-    return Shifts(log_times(met, observed.leaves, wanted, effect), effect=effect, floor=floor)
+    return Shifts(log_times(meetings, observed.leaves, wanted, effect), effect=effect, floor=floor)
 
 
 class Shifts(Model):
@@ -78,12 +78,12 @@ class Shifts(Model):
         self.timed = observed
         self._logs = observed.logs
         self._places = observed.places
-        self._again = observed.again
+        self._repeated = observed.repeated
         self._expected = [0.0] * len(self._logs)
         self.effect = effect
         """In log time, the least shift that matters."""
         self._floor = floor
-        self._overall = self._base_of(self._logs)
+        self._overall = self._reference_of(self._logs)
 
     @property
     def scatter(self) -> float:
@@ -93,9 +93,9 @@ class Shifts(Model):
     @property
     def stands_out(self) -> float:
         """The excess, in log time, by which an observation stands out of the usual scatter."""
-        return min(self.effect, HOT * self._overall.scatter)
+        return min(self.effect, OUTLIER_SCATTERS * self._overall.scatter)
 
-    def hot(self) -> list[int]:
+    def outliers(self) -> list[int]:
         """Observations that stand out: their parts are examined."""
         least = self._overall.log + self.stands_out
         fastest = median(sorted(self._logs)[: max(1, len(self._logs) // 4)]) if self._logs else 0.0
@@ -103,34 +103,34 @@ class Shifts(Model):
         return [row for row, log in enumerate(self._logs) if log > bound]
 
     def fit(self, through: Sequence[int]) -> tuple[float, float]:
-        """Return the median shift over its partners, in log time, and its gain."""
-        base = self._base(through)
-        if base is None:
+        """Return the median shift of a part over its partners, in log time, and its gain."""
+        reference = self._reference(through)
+        if reference is None:
             return 0.0, 0.0
-        shift = self._typical(through) - base.log
+        shift = self._typical(through) - reference.log
         gain = 0.0
         for row in through:
             expected = self._expected[row]
             if shift > expected:
-                away = self._logs[row] - base.log
-                gain += surprise((away - expected) / base.scatter)
-                gain -= surprise((away - shift) / base.scatter)
+                distance = self._logs[row] - reference.log
+                gain += surprise((distance - expected) / reference.scatter)
+                gain -= surprise((distance - shift) / reference.scatter)
         return shift, gain
 
-    def hunch(self, through: Sequence[int]) -> float:
+    def uncapped_gain(self, through: Sequence[int]) -> float:
         """Return the same gain: a median has no bursts."""
         return self.fit(through)[1]
 
-    def shows(self, some: Sequence[int], strength: float, beside: Sequence[int]) -> bool:
-        """Whether these fit a fault of that strength better than none; `beside`: good ones."""
-        base = self._base(beside)
-        if base is None:
+    def fits_fault(self, rows: Sequence[int], strength: float, through: Sequence[int]) -> bool:
+        """Whether these rows fit a fault of that strength better than none."""
+        reference = self._reference(through)
+        if reference is None:
             return False
         gain = 0.0
-        for row in some:
-            away = self._logs[row] - base.log
-            gain += surprise((away - self._expected[row]) / base.scatter)
-            gain -= surprise((away - max(strength, self._expected[row])) / base.scatter)
+        for row in rows:
+            distance = self._logs[row] - reference.log
+            gain += surprise((distance - self._expected[row]) / reference.scatter)
+            gain -= surprise((distance - max(strength, self._expected[row])) / reference.scatter)
         return gain > 0
 
     def accept(self, through: Sequence[int], strength: float) -> None:
@@ -140,43 +140,42 @@ class Shifts(Model):
         rest = [
             log for log, expected in zip(self._logs, self._expected, strict=True) if not expected
         ]
-        self._overall = self._base_of(rest or self._logs)
+        self._overall = self._reference_of(rest or self._logs)
 
-    def enough(self, strength: float, through: Sequence[int]) -> bool:
+    def matters(self, strength: float, through: Sequence[int]) -> bool:
         """Whether the shift is large enough to matter."""
         del through
         return strength >= self.effect
 
     def _typical(self, through: Sequence[int]) -> float:
         """Return the typical shift; a partner counts once, however often it was met."""
-        if not self._again:
+        if not self._repeated:
             return _lower_median([self._logs[row] for row in through])
-        met: dict[Place, list[float]] = defaultdict(list)
+        by_place: dict[Place, list[float]] = defaultdict(list)
         for row in through:
-            met[self._places[row]].append(self._logs[row])
-        return _lower_median([_lower_median(logs) for logs in met.values()])
+            by_place[self._places[row]].append(self._logs[row])
+        return _lower_median([_lower_median(logs) for logs in by_place.values()])
 
-    def _base(self, through: Sequence[int]) -> _Base | None:
-        """Return what does not go through the part and is not slow for a known reason."""
+    def _reference(self, through: Sequence[int]) -> _Reference | None:
+        """Return the reference for a part: what goes through no known fault and not through it."""
         if len(self._logs) - len(through) > _MANY_PEERS and len(through) * 10 < len(self._logs):
             return self._overall
-        own = self._aside.union(through)
-        rest = [
-            log for row, log in enumerate(self._logs) if row not in own and not self._expected[row]
-        ]
+        excluded = self._excluded.union(through)
+        rows = (row for row, shift in enumerate(self._expected) if not shift)
+        rest = [self._logs[row] for row in rows if row not in excluded]
         if len(rest) < _LEAST_PEERS:
             return None
-        base = self._base_of(rest)
+        reference = self._reference_of(rest)
         if len(rest) >= _ENOUGH_PEERS:
-            return base
+            return reference
         # Few may agree by chance: use the scatter of those through the part as well.
         logs = [self._logs[row] for row in through]
-        return base._replace(scatter=max(base.scatter, (max(logs) - min(logs)) / _RANGE))
+        return reference._replace(scatter=max(reference.scatter, (max(logs) - min(logs)) / _RANGE))
 
-    def _base_of(self, logs: Sequence[float]) -> _Base:
+    def _reference_of(self, logs: Sequence[float]) -> _Reference:
         """Return centre and scatter; faults only slow down, so faster values show the scatter."""
         if not logs:
-            return _Base(0.0, self._floor)
+            return _Reference(0.0, self._floor)
         ranked = sorted(logs)
         if len(ranked) < _FEW_PEERS:
             middle = median(ranked)
@@ -187,7 +186,7 @@ class Shifts(Model):
         below = [middle - log for log in reversed(ranked[: bisect_right(ranked, middle)])]
         scatter = _NORMAL * median(below)
         tail = below[int(_TAIL_SHARE * (len(below) - 1))] / _TAIL_SCALES
-        return _Base(middle, max(self._floor, spread, scatter, tail))
+        return _Reference(middle, max(self._floor, spread, scatter, tail))
 
 
 def _lower_median(values: Sequence[float]) -> float:
@@ -195,22 +194,22 @@ def _lower_median(values: Sequence[float]) -> float:
     return sorted(values)[(len(values) - 1) // 2]
 
 
-def _densest(ranked: Sequence[float], apart: float) -> float:
+def _densest(ranked: Sequence[float], distance: float) -> float:
     """Return the median of the densest two fifths: typical even if most pairs touch a slow node.
 
-    Faults only slow down: if as many are faster by `apart` or more, those are the good ones.
+    Faults only slow down: if as many are faster by `distance` or more, those are the good ones.
     """
-    wide = math.ceil(_DENSE * len(ranked))
-    middle = _of_densest(ranked, wide)
-    while len(faster := [log for log in ranked if log < middle - apart]) >= wide:
-        middle = _of_densest(faster, wide)
+    width = math.ceil(_DENSE * len(ranked))
+    middle = _median_of_densest(ranked, width)
+    while len(faster := [log for log in ranked if log < middle - distance]) >= width:
+        middle = _median_of_densest(faster, width)
     return middle
 
 
-def _of_densest(ranked: Sequence[float], wide: int) -> float:
-    starts = range(len(ranked) - wide + 1)
-    start = min(starts, key=lambda at: ranked[at + wide - 1] - ranked[at])
-    return median(ranked[start : start + wide])
+def _median_of_densest(ranked: Sequence[float], width: int) -> float:
+    starts = range(len(ranked) - width + 1)
+    start = min(starts, key=lambda first: ranked[first + width - 1] - ranked[first])
+    return median(ranked[start : start + width])
 
 
 def surprise(scales: float) -> float:
@@ -231,7 +230,7 @@ class LogTimes(NamedTuple):
 
     places: list[Place]
     logs: list[float]
-    again: bool
+    repeated: bool
     """Whether any pair was measured in more rounds than one."""
     rows: Sequence[int] = ()
     """Of `Meetings`, one for each."""
@@ -245,32 +244,30 @@ class _Group(NamedTuple):
 
 
 def log_times(
-    met: Meetings, leaves: Mapping[str, str], wanted: Callable[[int], bool], effect: float
+    meetings: Meetings, leaves: Mapping[str, str], wanted: Callable[[int], bool], effect: float
 ) -> LogTimes:
-    """Return, per pair, rail and round, the median over the wanted sizes of its distance to all.
+    """Return, per pair, rail and round, its log time relative to all pairs, at a median size.
 
-    `effect`: in log time; a leaf that is slower is not compared with.
+    `effect`: in log time; no pair is compared with those of a leaf that is slower by more.
     """
-    groups = _groups(met, leaves, wanted)
-    slow = _slow_leaves(met, groups, leaves, effect)
-    gathered: dict[tuple[int, Phase], list[float | None]] = {}
+    groups = _groups(meetings, leaves, wanted)
+    slow = _slow_leaves(meetings, groups, leaves, effect)
+    columns_by_size: dict[tuple[int, Phase], list[float | None]] = {}
     for kind, (rows, times_us) in groups.items():
-        typical_us = _healthy(_yardstick(kind, groups, met, leaves, slow) if slow else times_us)
-        own = gathered.setdefault(kind[:2], [None] * len(met.places))
+        reference = _reference_times(kind, groups, meetings, leaves, slow) if slow else times_us
+        typical_us = _lower_quartile(reference)
+        column = columns_by_size.setdefault(kind[:2], [None] * len(meetings.places))
         for row, time_us in zip(rows, times_us, strict=True):
-            own[row] = math.log(time_us / typical_us)
+            column[row] = math.log(time_us / typical_us)
     # No list per pair: for 131,072 pairs a few numbers are cheap, lists are not.
-    columns = list(gathered.values())
-    logs = (
-        columns[0]
-        if len(columns) == 1
-        else [_median(values) for values in zip(*columns, strict=True)]
-    )
-    who = {met.places[rows[0]][:2] for rows in met.together}
+    columns = list(columns_by_size.values())
+    several = len(columns) != 1
+    logs = list(map(_median, zip(*columns, strict=True))) if several else columns[0]
+    pairs = {meetings.places[rows[0]][:2] for rows in meetings.by_pair}
     return LogTimes(
-        [place for place, log in zip(met.places, logs, strict=False) if log is not None],
+        [place for place, log in zip(meetings.places, logs, strict=False) if log is not None],
         [log for log in logs if log is not None],
-        len(who) < len(met.together),
+        len(pairs) < len(meetings.by_pair),
         [row for row, log in enumerate(logs) if log is not None],
     )
 
@@ -281,82 +278,82 @@ def _median(logs: Iterable[float | None]) -> float | None:
 
 
 def _groups(
-    met: Meetings, leaves: Mapping[str, str], wanted: Callable[[int], bool]
+    meetings: Meetings, leaves: Mapping[str, str], wanted: Callable[[int], bool]
 ) -> dict[_Kind, _Group]:
-    near = [_near(place, leaves) for place in met.places] if leaves else []
+    near = [_under_one_leaf(place, leaves) for place in meetings.places] if leaves else []
     groups: dict[_Kind, _Group] = {}
-    for (size_bytes, phase), column in met.columns.items():
+    for (size_bytes, phase), column in meetings.columns.items():
         if wanted(size_bytes):
             group = _Group(column.rows, _times_us(size_bytes, column))
             if not near:
                 groups[size_bytes, phase, False] = group
                 continue
             for same in {near[row] for row in group.rows}:
-                groups[size_bytes, phase, same] = _only(group, near, same=same)
+                groups[size_bytes, phase, same] = _filter(group, near, same=same)
     return groups
 
 
-def _only(group: _Group, near: Sequence[bool], *, same: bool) -> _Group:
+def _filter(group: _Group, near: Sequence[bool], *, same: bool) -> _Group:
     mask = [near[row] is same for row in group.rows]
     return _Group(list(compress(group.rows, mask)), list(compress(group.times_us, mask)))
 
 
 def _slow_leaves(
-    met: Meetings, groups: Mapping[_Kind, _Group], leaves: Mapping[str, str], effect: float
+    meetings: Meetings, groups: Mapping[_Kind, _Group], leaves: Mapping[str, str], effect: float
 ) -> set[_Leaf]:
     """Return leaves whose nodes are slow with each other."""
     within: dict[_Leaf, list[float]] = defaultdict(list)
     for (_, _, same), (rows, times_us) in groups.items():
         if same:
-            typical_us = _healthy(times_us)
+            typical_us = _lower_quartile(times_us)
             for row, time_us in zip(rows, times_us, strict=True):
-                place = met.places[row]
+                place = meetings.places[row]
                 within[leaves.get(place.a), place.rail].append(math.log(time_us / typical_us))
     return {leaf for leaf, logs in within.items() if median(logs) > effect}
 
 
-def _yardstick(
+def _reference_times(
     kind: _Kind,
     groups: Mapping[_Kind, _Group],
-    met: Meetings,
+    meetings: Meetings,
     leaves: Mapping[str, str],
     slow: set[_Leaf],
 ) -> list[float]:
-    """Return what far pairs are compared with: far ones that touch no slow leaf, else near ones."""
+    """Return the times to compare with: of far pairs that touch no slow leaf, else of near pairs.
+
+    A near pair is under one leaf, and is compared with all near pairs.
+    """
     size_bytes, phase, same = kind
     rows, times_us = groups[kind]
     if same:
         return times_us
-    fit = [
-        (place, time_us)
-        for place, time_us in (
-            (met.places[row], us) for row, us in zip(rows, times_us, strict=True)
-        )
-        if slow.isdisjoint(((leaves.get(place.a), place.rail), (leaves.get(place.b), place.rail)))
-    ]
-    everywhere = set.intersection(*({place.a, place.b} for place, _ in fit)) if fit else {""}
-    if not everywhere:
-        return [time_us for _, time_us in fit]
+    healthy: list[tuple[Place, float]] = []
+    for row, time_us in zip(rows, times_us, strict=True):
+        place = meetings.places[row]
+        if slow.isdisjoint((leaves.get(name), place.rail) for name in (place.a, place.b)):
+            healthy.append((place, time_us))
+    if healthy and not set.intersection(*({place.a, place.b} for place, _ in healthy)):
+        return [time_us for _, time_us in healthy]
     # Pairs that all share one node are as slow as that node: do not compare with them.
     return groups.get((size_bytes, phase, True), groups[kind]).times_us
 
 
-def _healthy(times_us: Sequence[float]) -> float:
+def _lower_quartile(times_us: Sequence[float]) -> float:
     """Return the lower quartile: one slow leaf of four slows half of all far pairs."""
     return sorted(times_us)[(len(times_us) - 1) // 4]
 
 
-def _near(place: Place, leaves: Mapping[str, str]) -> bool:
+def _under_one_leaf(place: Place, leaves: Mapping[str, str]) -> bool:
     leaf = leaves.get(place.a)
     return leaf is not None and leaf == leaves.get(place.b)
 
 
 def _times_us(size_bytes: int, column: Column) -> list[float]:
     """Return times; at large sizes the fastest: a slow link slows all, a busy host only some."""
-    times_us = column.p50_us if of_latency(size_bytes) else column.best_us
+    times_us = column.p50_us if is_latency_size(size_bytes) else column.best_us
     return [max(time_us, _LEAST_US) for time_us in times_us]
 
 
-def of_latency(size_bytes: int) -> bool:
+def is_latency_size(size_bytes: int) -> bool:
     """Whether that size is all latency."""
     return size_bytes < LATENCY_BELOW

@@ -11,7 +11,7 @@ from preflight.core.thresholds import SHIPPED
 from preflight.fabric.decoding import find
 from preflight.fabric.decoding.culprit import Component, Culprit
 from preflight.fabric.decoding.find import RetestComparison
-from preflight.fabric.decoding.parts import meetings
+from preflight.fabric.decoding.parts import read_meetings
 from preflight.fabric.observed import EndResult
 from preflight.fabric.samples import Moved
 from tests.unit.fabric.fabrics import Made
@@ -36,7 +36,7 @@ def looked_again(times: int) -> Observed:
 def second_look(observed: Observed) -> Culprit | None:
     """What is left of the finding after it."""
     least_us = SHIPPED.of(observed.backend)("spike_us")
-    return RetestComparison(observed, meetings(observed), least_us).remaining(SEEN)
+    return RetestComparison(observed, read_meetings(observed), least_us).remaining(SEEN)
 
 
 def test_a_long_clean_retest_clears() -> None:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from preflight.core.thresholds import SHIPPED
-from preflight.fabric.decoding.parts import ALL_RAILS, meetings
-from preflight.fabric.decoding.rare_events import watch
+from preflight.fabric.decoding.parts import ALL_RAILS, read_meetings
+from preflight.fabric.decoding.rare_events import count_events
 from preflight.fabric.decoding.sensitivity import heatmap_values
 from tests.unit.report.fabrics import fabric
 
@@ -23,7 +23,7 @@ def odd(a: str, b: str, rail: int) -> int:
 
 def counted(observed: Observed, *, late: bool) -> tuple[int, int]:
     """Events that the rule counts: on single rails, and on most of a pair's at once."""
-    watched = watch(meetings(observed), SHIPPED("gloo.spike_us"))
+    watched = count_events(read_meetings(observed), SHIPPED("gloo.spike_us"))
     rows = watched.late if late else watched.wire
     both = list(zip(rows.places, rows.events, strict=True))
     together = sum(events for place, events in both if place.rail == ALL_RAILS)

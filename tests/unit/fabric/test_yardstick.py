@@ -29,7 +29,8 @@ UNEVEN = {
 def test_the_faster_half_of_what_scatters_evenly_is_not_the_healthy_one() -> None:
     """A host somewhat slower than most is no fault where all pairs differ by as much."""
     places = [Place(a, b, 0) for a, b in UNEVEN]
-    model = Shifts(LogTimes(places, list(UNEVEN.values()), again=False), effect=0.916, floor=0.15)
+    times = LogTimes(places, list(UNEVEN.values()), repeated=False)
+    model = Shifts(times, effect=0.916, floor=0.15)
     strength, gain = model.fit([at for at, one in enumerate(places) if "n5" in one])
     assert strength < 0.916
     assert gain < 11
