@@ -40,15 +40,15 @@ class Peers:
     def __init__(self, measured: Sequence[PairJudgement]) -> None:
         self._measured = measured
         by_size = grouped(
-            (at.size_bytes, (at, pair.nodes)) for pair in measured for at in pair.sizes
+            (digest.size_bytes, (digest, pair.nodes)) for pair in measured for digest in pair.sizes
         )
         self._speeds = {
-            size_bytes: LeaveOut((at.busbw_gbs, nodes) for at, nodes in own)
-            for size_bytes, own in by_size.items()
+            size_bytes: LeaveOut((digest.busbw_gbs, nodes) for digest, nodes in rows)
+            for size_bytes, rows in by_size.items()
         }
         self._times = {
-            size_bytes: LeaveOut((at.p50_us, nodes) for at, nodes in own)
-            for size_bytes, own in by_size.items()
+            size_bytes: LeaveOut((digest.p50_us, nodes) for digest, nodes in rows)
+            for size_bytes, rows in by_size.items()
         }
 
     def busbw(self, pair: PairJudgement, size_bytes: int) -> tuple[float | None, str]:
@@ -62,9 +62,9 @@ class Peers:
         rails: list[float] = []
         pairs: list[float] = []
         for other in self._measured:
-            same = next((at for at in other.sizes if at.size_bytes == size_bytes), None)
-            if other is not pair and same is not None:
-                (rails if other.nodes == ends else pairs).append(same.busbw_gbs)
+            digests = (digest for digest in other.sizes if digest.size_bytes == size_bytes)
+            if other is not pair and (digest := next(digests, None)) is not None:
+                (rails if other.nodes == ends else pairs).append(digest.busbw_gbs)
         if len(rails) > 1:
             return median(rails), "other rails' median"
         # A slow node of three is in two of three pairs: their median is no reference.
@@ -72,15 +72,15 @@ class Peers:
             return max(pairs), "fastest other pair"
         return None, ""
 
-    def beyond(self, pair: PairJudgement, size_bytes: int) -> tuple[int, int]:
+    def count_further(self, pair: PairJudgement, size_bytes: int) -> tuple[int, int]:
         """Return how many peers reached a larger size, and how many peers there are."""
         ends = {*pair.nodes}
-        came = [
+        further = [
             bool(other.sizes and other.sizes[-1].size_bytes > size_bytes)
             for other in self._measured
             if ends.isdisjoint(other.nodes)
         ]
-        return sum(came), len(came)
+        return sum(further), len(further)
 
     def latency(self, pair: PairJudgement, size_bytes: int) -> float | None:
         """Median of the peers' median times, us."""
@@ -89,9 +89,9 @@ class Peers:
 
 _ABSOLUTE_FROM = 1 << 20
 _FEW_RUNS = 3
-_MOSTLY, _FAST = 0.75, 0.75
+_MOST_BELOW, _FAST_QUANTILE = 0.75, 0.75
 
-Yard = Literal["", "peers", "inventory", "platform", "history", "least"]
+DecidedBy = Literal["", "peers", "inventory", "platform", "history", "least"]
 """`least`: the shipped floor of any network, if nothing is known of this one."""
 
 
@@ -101,7 +101,7 @@ class Bound(Struct, frozen=True):
     gbs: float | None = None
     origin: str = ""
     peers_gbs: float | None = None
-    decided_by: Yard = ""
+    decided_by: DecidedBy = ""
     peers_are: str = ""
     """What `peers_gbs` is, as in "fastest other pair"."""
 
@@ -124,7 +124,7 @@ class Yardstick(NamedTuple):
     limit: Callable[[str], float]
 
 
-def bound_of(pair: PairJudgement, at: Digest, yardstick: Yardstick) -> Bound:
+def bound_of(pair: PairJudgement, digest: Digest, yardstick: Yardstick) -> Bound:
     """Return the stricter of a share of what peers reached and of an absolute limit.
 
     The absolute limit is the inventory's; else the floor of the expected platform; without peers
@@ -133,26 +133,26 @@ def bound_of(pair: PairJudgement, at: Digest, yardstick: Yardstick) -> Bound:
     largest size, or to the largest that a pair reached if it was too slow for that.
     """
     limit = yardstick.limit
-    if at.size_bytes < wire_from(pair.backend):
+    if digest.size_bytes < wire_from(pair.backend):
         return Bound()
-    bounds: list[tuple[float, str, Yard]] = []
-    peers_gbs, which = yardstick.peers.busbw(pair, at.size_bytes)
+    bounds: list[tuple[float, str, DecidedBy]] = []
+    peers_gbs, peers_are = yardstick.peers.busbw(pair, digest.size_bytes)
     ratio = limit("peers_ratio")
     if peers_gbs is not None:
-        bounds.append((peers_gbs * ratio, f"{ratio:g} of the {which}", "peers"))
-    if at.size_bytes >= _ABSOLUTE_FROM or at.size_bytes < yardstick.top_bytes:
+        bounds.append((peers_gbs * ratio, f"{ratio:g} of the {peers_are}", "peers"))
+    if digest.size_bytes >= _ABSOLUTE_FROM or digest.size_bytes < yardstick.top_bytes:
         reference = _expected_reference(pair, yardstick.expected)
-        if reference is None and which != INDEPENDENT:
-            reference = _history_reference(pair, at, yardstick.earlier, limit)
+        if reference is None and peers_are != INDEPENDENT:
+            reference = _history_reference(pair, digest, yardstick.earlier, limit)
         if reference is not None:
             bounds.append(reference)
         if reference is None or reference[2] == "history":
             words = f"shipped floor for {pair.backend}"
             bounds.append((yardstick.floor_gbs, words, "least"))
     if not bounds:
-        return Bound(peers_gbs=peers_gbs, peers_are=which)
-    gbs, origin, yard = max(bounds)
-    return Bound(gbs, origin, peers_gbs, yard, which)
+        return Bound(peers_gbs=peers_gbs, peers_are=peers_are)
+    gbs, origin, decided_by = max(bounds)
+    return Bound(gbs, origin, peers_gbs, decided_by, peers_are)
 
 
 def latency_limit_us(limit: Callable[[str], float], peers_us: float | None) -> float | None:
@@ -170,27 +170,27 @@ def floor_of(
     floor, it is not lowered: that fabric is not good.
     """
     largest = [pair.sizes[-1] for pair in measured if pair.sizes]
-    speeds = [at.best_gbs for at in largest if at.size_bytes >= wire_from(backend)]
+    speeds = [digest.best_gbs for digest in largest if digest.size_bytes >= wire_from(backend)]
     if not speeds:
         return 0.0
     floor = limit("floor_gbs")
-    fast = nearest_rank(speeds, _FAST) * (1 - limit("slow_effect"))
+    fast = nearest_rank(speeds, _FAST_QUANTILE) * (1 - limit("slow_effect"))
     below = sum(speed < floor for speed in speeds)
-    return floor if below > _MOSTLY * len(speeds) else min(floor, fast)
+    return floor if below > _MOST_BELOW * len(speeds) else min(floor, fast)
 
 
 def _expected_reference(
     pair: PairJudgement, expected: Mapping[str, Expected]
-) -> tuple[float, str, Yard] | None:
+) -> tuple[float, str, DecidedBy] | None:
     """Return the lower of both ends' expected values, as the slower end decides; else floors."""
     ends = [expected[name] for name in pair.nodes if name in expected]
-    own = [
+    expected_values = [
         (end.allreduce_min_gbs, f"expected by {end.origin or 'the inventory'}")
         for end in ends
         if end.allreduce_min_gbs is not None
     ]
-    if own:
-        return (*min(own), "inventory")
+    if expected_values:
+        return (*min(expected_values), "inventory")
     floors = [floor for end in ends if (floor := rail_floor(end)) is not None]
     # A floor is known if both ends' NICs are; gloo over TCP does not reach a NIC's rate.
     if pair.backend != "nccl" or len(floors) < len(pair.nodes):
@@ -201,12 +201,12 @@ def _expected_reference(
 
 def _history_reference(
     pair: PairJudgement,
-    at: Digest,
+    digest: Digest,
     earlier: Mapping[str, Sequence[float]],
     limit: Callable[[str], float],
-) -> tuple[float, str, Yard] | None:
+) -> tuple[float, str, DecidedBy] | None:
     """Return a share of what the pair reached before, if it was measured often enough."""
-    speeds = earlier.get(speed_key(pair, at.size_bytes), ())
+    speeds = earlier.get(speed_key(pair, digest.size_bytes), ())
     ratio = limit("history_ratio")
     if len(speeds) < _FEW_RUNS:
         return None
@@ -259,8 +259,8 @@ class PairJudgement(Meeting, frozen=True, kw_only=True):
     @property
     def bad(self) -> bool:
         """Whether a part must be blamed for it."""
-        passes = self.lost or self.hung_once or self.state in ("measured", "not_run")
-        return bool(self.slow) or not passes
+        not_at_fault = self.lost or self.hung_once or self.state in ("measured", "not_run")
+        return bool(self.slow) or not not_at_fault
 
     @property
     def good(self) -> bool:
@@ -269,10 +269,10 @@ class PairJudgement(Meeting, frozen=True, kw_only=True):
 
     def times_slower(self, how: Slow) -> float | None:
         """Return how many times slower it is than its peers; None if unknown."""
-        more, less = self.bound.peers_gbs, self.busbw_gbs
+        slow_value, fast_value = self.bound.peers_gbs, self.busbw_gbs
         if how == "latency":
-            more, less = self.latency_us, self.peers_latency_us
-        return more / less if more and less else None
+            slow_value, fast_value = self.latency_us, self.peers_latency_us
+        return slow_value / fast_value if slow_value and fast_value else None
 
 
 def compare(
@@ -289,7 +289,7 @@ def compare(
     `speed_key`.
     """
     condensed = grouped((digest.key, digest) for digest in observed.digests)
-    plain = [
+    unjudged = [
         PairJudgement(
             *pair.key,
             backend=pair.backend,
@@ -299,7 +299,7 @@ def compare(
         )
         for pair in sweep.pairs
     ]
-    measured = [pair for pair in plain if pair.state == "measured"]
+    measured = [pair for pair in unjudged if pair.state == "measured"]
     backend = sweep.pairs[0].backend if sweep.pairs else ""
     limit = thresholds.of(backend)
     yardstick = Yardstick(
@@ -310,7 +310,7 @@ def compare(
         earlier or {},
         limit,
     )
-    pairs = zip(sweep.pairs, plain, strict=True)
+    pairs = zip(sweep.pairs, unjudged, strict=True)
     return tuple(_judge_pair(samples, pair, yardstick, sweep) for samples, pair in pairs)
 
 
@@ -322,28 +322,28 @@ def _judge_pair(
         error = lost_sentence(lost) if lost else pair.error
         suspect, way = failed_by_itself(samples), bypass(samples)
         return replace(pair, error=error, suspect=suspect, lost=lost, bypass=way)
-    least, most = pair.sizes[0], pair.sizes[-1]
-    bound = bound_of(pair, most, yardstick)
-    peers_us = yardstick.peers.latency(pair, least.size_bytes)
-    most_us = latency_limit_us(yardstick.limit, peers_us)
+    smallest, largest = pair.sizes[0], pair.sizes[-1]
+    bound = bound_of(pair, largest, yardstick)
+    peers_us = yardstick.peers.latency(pair, smallest.size_bytes)
+    limit_us = latency_limit_us(yardstick.limit, peers_us)
     slow: Slow = ""
     # Even the fastest iteration: a slow link slows them all, a busy machine leaves some alone.
-    if bound.gbs is not None and most.best_gbs < bound.gbs:
+    if bound.gbs is not None and largest.best_gbs < bound.gbs:
         slow = "bandwidth"
-    elif most_us is not None and least.p50_us > most_us:
+    elif limit_us is not None and smallest.p50_us > limit_us:
         slow = "latency"
-    elif _stopped_early(pair, most.size_bytes, yardstick):
+    elif _stopped_early(pair, largest.size_bytes, yardstick):
         slow = "reach"
     return replace(
         pair,
-        at_bytes=most.size_bytes,
-        busbw_gbs=most.busbw_gbs,
+        at_bytes=largest.size_bytes,
+        busbw_gbs=largest.busbw_gbs,
         bound=bound,
-        latency_us=least.p50_us,
+        latency_us=smallest.p50_us,
         peers_latency_us=peers_us,
-        latency_limit_us=most_us,
+        latency_limit_us=limit_us,
         slow=slow,
-        how_far=_how_far(samples, most.size_bytes, yardstick.top_bytes),
+        how_far=_how_far(samples, largest.size_bytes, yardstick.top_bytes),
     )
 
 
@@ -351,10 +351,10 @@ def _stopped_early(pair: PairJudgement, at_bytes: int, yardstick: Yardstick) -> 
     """Whether its time was up at a size that others passed: any below what is judged, else most."""
     if at_bytes >= yardstick.top_bytes:
         return False
-    beyond, peers = yardstick.peers.beyond(pair, at_bytes)
+    further, peers = yardstick.peers.count_further(pair, at_bytes)
     if at_bytes < wire_from(pair.backend):
-        return beyond > 0
-    return peers >= _FEW_PEERS and beyond >= _MOST_PEERS * peers
+        return further > 0
+    return peers >= _FEW_PEERS and further >= _MOST_PEERS * peers
 
 
 def _how_far(pair: PairSamples, reached: int, top: int) -> str:

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from preflight.fabric.samples import End, PairSamples, Sweep
 
 
-def absurd(where: str, what: str, instead: str) -> UsageError:
-    """Return the error to raise."""
-    return UsageError(f"{where}: {what}; {instead}")
+def absurd(where: str, problem: str, remedy: str) -> UsageError:
+    """Return the error for an entry; `where`: its place in the file."""
+    return UsageError(f"{where}: {problem}; {remedy}")
 
 
 _SHORTEST_US = 1e-4  # no clock is finer; 0 may be read once from a coarse one
@@ -31,16 +31,16 @@ _ROUNDED = 1.01
 def refuse_end(where: str, end: End, name: str) -> None:
     """Refuse an impossible account, or one of another node; UsageError names place and remedy."""
     if end.node != name:
-        what = f"it is the account of {end.node[:60]!a}, not of {name}"
-        raise absurd(where, what, "correct node, or swap first and second")
+        problem = f"it is the account of {end.node[:60]!a}, not of {name}"
+        raise absurd(where, problem, "correct node, or swap first and second")
     kinds = [(timing.size_bytes, timing.phase) for timing in end.timings]
     if len(set(kinds)) < len(kinds):
         raise absurd(f"{where}.timings", "a size stands twice", "leave one of them out")
     for number, timing in enumerate(end.timings):
         place = f"{where}.timings[{number}]"
         if len(timing.times_us) != len(timing.gaps_us):
-            what = f"{len(timing.times_us)} times and {len(timing.gaps_us)} gaps"
-            raise absurd(place, what, "each operation has one of both")
+            problem = f"{len(timing.times_us)} times and {len(timing.gaps_us)} gaps"
+            raise absurd(place, problem, "each operation has one of both")
         # A GPU's clock may once read 0; a median of 0 would be an infinite speed.
         if timing.times_us.count(0.0) * 2 > len(timing.times_us):
             raise absurd(place, "most of its times are 0 us", "store times as they were measured")
@@ -54,8 +54,8 @@ def refuse_digest(where: str, digest: Digest) -> None:
     """Refuse a size's numbers that contradict each other; UsageError as above."""
     ascending = (digest.best_us, digest.p50_us, digest.p99_us, digest.p999_us, digest.most_us)
     if any(a > b for a, b in pairwise(ascending)):
-        what = "its times do not ascend from best_us over the percentiles to most_us"
-        raise absurd(where, what, "correct them")
+        problem = "its times do not ascend from best_us over the percentiles to most_us"
+        raise absurd(where, problem, "correct them")
     if any(0 < time_us < _SHORTEST_US for time_us in ascending):
         raise absurd(where, "a time is under 0.1 ns", "store times as they were measured")
     if len({standout.operation for standout in digest.standouts}) < len(digest.standouts):
@@ -66,31 +66,31 @@ def refuse_digest(where: str, digest: Digest) -> None:
 
 def _refuse_standout(where: str, standout: Standout, digest: Digest) -> None:
     if standout.operation >= digest.operations:
-        what = f"operation {standout.operation} of {digest.operations}"
-        raise absurd(where, what, "they are counted from 0: correct either")
+        problem = f"operation {standout.operation} of {digest.operations}"
+        raise absurd(where, problem, "they are counted from 0: correct either")
     if standout.network_us > _ROUNDED * digest.most_us:
-        what = f"{standout.network_us:g} us at both ends, and most_us is {digest.most_us:g}"
-        raise absurd(where, what, "correct either")
+        problem = f"{standout.network_us:g} us at both ends, and most_us is {digest.most_us:g}"
+        raise absurd(where, problem, "correct either")
 
 
 def refuse_left_out(sweep: Sweep) -> None:
     """Refuse accounts of nodes in left_out, and nodes cut off but not left out; UsageError."""
     measured = {end.node for pair in sweep.pairs for end in pair.ends if end.state != "not_run"}
     measured.update(samples.node for samples in sweep.inside)
-    if both := sorted(measured & sweep.left_out.keys()):
-        what = f"{both[0][:60]!a} stands there, and has an account"
-        raise absurd("left_out", what, "leave one of them out")
+    if contradictory := sorted(measured & sweep.left_out.keys()):
+        problem = f"{contradictory[0][:60]!a} stands there, and has an account"
+        raise absurd("left_out", problem, "leave one of them out")
     paired = {name for around in sweep.rounds for pair in around for name in pair}
     # In a single round a node may have had no pair, and may have been the store's host.
     all_paired = sum(bool(around) for around in sweep.rounds) > 1
-    there = paired.union(sweep.troubles, (samples.node for samples in sweep.inside))
+    present = paired.union(sweep.troubles, (samples.node for samples in sweep.inside))
     for out, host in sweep.cut_off.items():
         where = f"cut_off ({out[:60]!a})"
         if out not in sweep.left_out:
             raise absurd(where, "it does not stand in left_out", "add it there with the reason")
-        if host in sweep.left_out or (all_paired and host not in there):
-            what = f"from {host[:60]!a}, which took no part"
-            raise absurd(where, what, "name the host of the sweep's store")
+        if host in sweep.left_out or (all_paired and host not in present):
+            problem = f"from {host[:60]!a}, which took no part"
+            raise absurd(where, problem, "name the host of the sweep's store")
 
 
 class _Meetings:
@@ -100,7 +100,7 @@ class _Meetings:
         self._nodes = nodes
         self._partner: dict[tuple[int, int, str], str] = {}
 
-    def take(self, where: str, pair: PairSamples | PairResult) -> None:
+    def add(self, where: str, pair: PairSamples | PairResult) -> None:
         """Note one pair; UsageError if it is impossible."""
         a, b, rail, number = pair.a, pair.b, pair.rail, pair.round
         for name in (a, b):
@@ -108,13 +108,13 @@ class _Meetings:
                 raise absurd(where, f"{name!a} is not one of the nodes", "name it among them")
         if a == b:
             raise absurd(where, f"{a} is paired with itself", "leave it out")
-        for own, other in ((a, b), (b, a)):
-            partner = self._partner.get((rail, number, own))
+        for name, other in ((a, b), (b, a)):
+            partner = self._partner.get((rail, number, name))
             if partner == other:
                 raise absurd(where, f"{a}-{b} stands twice there", "leave one of them out")
             if partner is not None:
-                what = f"{own} is with {partner} and with {other} in the same round on one rail"
-                raise absurd(where, what, "correct the rounds: ranks disagree about them")
+                problem = f"{name} is with {partner} and with {other} in the same round on one rail"
+                raise absurd(where, problem, "correct the rounds: ranks disagree about them")
         self._partner |= {(rail, number, a): b, (rail, number, b): a}
 
 
@@ -125,18 +125,18 @@ def refuse_absurd_sweep(sweep: Sweep) -> None:
     meetings = _Meetings(paired.union(sweep.left_out, sweep.troubles))
     backends = {pair.backend for pair in sweep.pairs}
     if len(backends) > 1:
-        what = f"backends are mixed ({', '.join(sorted(backends))!a})"
-        raise absurd("pairs", what, "store one sweep per file")
+        problem = f"backends are mixed ({', '.join(sorted(backends))!a})"
+        raise absurd("pairs", problem, "store one sweep per file")
     for where, pair in _consistent_pairs("pairs", sweep.pairs, meetings):
         if pair.round >= len(scheduled) or frozenset(pair.nodes) not in scheduled[pair.round]:
-            what = f"{pair.a}-{pair.b} is not in rounds[{pair.round}]"
-            raise absurd(where, what, "correct the rounds: ranks disagree about them")
+            problem = f"{pair.a}-{pair.b} is not in rounds[{pair.round}]"
+            raise absurd(where, problem, "correct the rounds: ranks disagree about them")
     _refuse_insides(sweep, backends)
     _refuse_domains(sweep)
     refuse_left_out(sweep)
     if sweep.retested > len(sweep.rounds):
-        what = f"retested {sweep.retested}"
-        raise absurd("sweep", what, f"there are {len(sweep.rounds)} rounds")
+        problem = f"retested {sweep.retested}"
+        raise absurd("sweep", problem, f"there are {len(sweep.rounds)} rounds")
     _refuse_names("leaves", sweep.leaves)
 
 
@@ -149,8 +149,8 @@ def _refuse_insides(sweep: Sweep, backends: Collection[str]) -> None:
             raise absurd(where, "it stands twice there", "leave one of them out")
         names.add(samples.node)
         if backends and samples.backend not in backends:
-            what = f"its backend is {samples.backend[:60]!a}, that of the pairs is not"
-            raise absurd(where, what, "store one sweep per file")
+            problem = f"its backend is {samples.backend[:60]!a}, that of the pairs is not"
+            raise absurd(where, problem, "store one sweep per file")
         if samples.numbers and (
             len(samples.numbers) != len(samples.rails)
             or list(samples.numbers) != sorted(set(samples.numbers))
@@ -169,12 +169,12 @@ def _refuse_domains(sweep: Sweep) -> None:
 
 
 def _consistent_pairs(
-    what: str, pairs: Sequence[PairSamples], meetings: _Meetings
+    table: str, pairs: Sequence[PairSamples], meetings: _Meetings
 ) -> Iterator[tuple[str, PairSamples]]:
     """Yield each pair with its place; refuse its key before, and its ends after."""
     for number, pair in enumerate(pairs):
-        where = _where(what, number, pair)
-        meetings.take(where, pair)
+        where = _where(table, number, pair)
+        meetings.add(where, pair)
         yield where, pair
         if pair.first is not None:
             refuse_end(f"{where}.first", pair.first, pair.a)
@@ -185,11 +185,11 @@ def _consistent_pairs(
 def _rounds(sweep: Sweep) -> list[set[frozenset[str]]]:
     rounds = []
     for number, around in enumerate(sweep.rounds):
-        often = Counter(name for pair in around for name in pair)
-        twice = next((name for name, times in often.items() if times > 1), None)
+        counts = Counter(name for pair in around for name in pair)
+        twice = next((name for name, times in counts.items() if times > 1), None)
         if twice is not None:
-            what = f"{twice!a} stands twice"
-            raise absurd(f"rounds[{number}]", what, "pairs of a round are disjoint: correct it")
+            problem = f"{twice!a} stands twice"
+            raise absurd(f"rounds[{number}]", problem, "pairs of a round are disjoint: correct it")
         rounds.append({frozenset(pair) for pair in around})
     _refuse_names(
         "rounds", dict.fromkeys(name for around in sweep.rounds for pair in around for name in pair)
@@ -211,7 +211,7 @@ def refuse_absurd(observed: Observed) -> None:
     meetings = _Meetings(frozenset(observed.nodes))
     for number, tried in enumerate(observed.tried):
         where = _where("tried", number, tried)
-        meetings.take(where, tried)
+        meetings.add(where, tried)
         if not {tried.stood_still, *tried.lost} <= {"", *tried.nodes}:
             what = "stood_still or lost names another node"
             raise absurd(where, what, f"they name {tried.a}, {tried.b}, or none")
@@ -235,9 +235,9 @@ def _refuse_names(where: str, names: Collection[str]) -> None:
         try:
             check_host_name(name)
         except UsageError as error:
-            what = f"{name[:60]!a} is not a host name"
-            raise absurd(where, what, "letters, digits, '-' and '.' only") from error
+            problem = f"{name[:60]!a} is not a host name"
+            raise absurd(where, problem, "letters, digits, '-' and '.' only") from error
 
 
-def _where(what: str, number: int, entry: PairSamples | Digest | PairResult) -> str:
-    return f"{what}[{number}] ({entry.name[:60]!a})"
+def _where(table: str, number: int, entry: PairSamples | Digest | PairResult) -> str:
+    return f"{table}[{number}] ({entry.name[:60]!a})"

@@ -41,32 +41,31 @@ if TYPE_CHECKING:
     from preflight.fleet.model import Host
 
 
-def left_out(
+def left_out_pairs(
     sweep: Sweep, names: Sequence[str], measured: dict[Pairing, Pair]
 ) -> dict[Pairing, Pair]:
     """Return every pair of a node that took no part; `trouble` if the sweep itself found why."""
     pairs: dict[Pairing, Pair] = {}
-    for out in (name for name in names if name in sweep.left_out):
-        for other in (name for name in names if name != out):
-            ends = ordered((out, other), names.index)
+    for absent in (name for name in names if name in sweep.left_out):
+        for other in (name for name in names if name != absent):
+            ends = ordered((absent, other), names.index)
             if ends not in measured:
                 # If the sweep found an end at fault, no other check reports that.
                 culprits = [name for name in ends if name in sweep.troubles]
-                pairs[ends] = (
-                    _trouble_pair(ends, culprits, sweep) if culprits else _not_run(ends, out, sweep)
-                )
+                trouble = _trouble_pair(ends, culprits, sweep) if culprits else None
+                pairs[ends] = trouble or _not_run(ends, absent, sweep)
     return pairs
 
 
-def _not_run(ends: Pairing, out: str, sweep: Sweep) -> Pair:
+def _not_run(ends: Pairing, absent: str, sweep: Sweep) -> Pair:
     """Return a pair of a node that was left out through no fault of its own; a path may be bad."""
-    host = sweep.cut_off.get(out, "")
-    first, second = sorted((out, host), key=natural)
+    host = sweep.cut_off.get(absent, "")
+    first, second = sorted((absent, host), key=natural)
     return Pair(
         a=ends[0],
         b=ends[1],
         state="not_run",
-        error=_reasons([out], sweep),
+        error=_reasons([absent], sweep),
         busy=tuple(name for name in ends if sweep.left_out.get(name, "").startswith(BUSY_WORD)),
         blamed=f"pair {first}-{second}" if host else "",
         advice=f"open the firewall between {first} and {second}, then run again" if host else "",
@@ -88,11 +87,11 @@ def unblamed_troubles(
     }
     by_ends: dict[Pairing, Pair] = {}
     for name in (name for name in sweep.troubles if name in names and name not in blamed):
-        own = [pair for ends, pair in pairs.items() if name in ends and ends not in by_ends]
-        own.sort(key=lambda pair: (bool(pair.blamed), pair.state != "not_run"))
+        free = [pair for ends, pair in pairs.items() if name in ends and ends not in by_ends]
+        free.sort(key=lambda pair: (bool(pair.blamed), pair.state != "not_run"))
         other = next((node for node in names if node != name), None)
-        if own or other is not None:
-            ends = (own[0].a, own[0].b) if own else ordered((name, other or name), names.index)
+        if free or other is not None:
+            ends = (free[0].a, free[0].b) if free else ordered((name, other or name), names.index)
             by_ends[ends] = _trouble_pair(ends, [name], sweep)
     return by_ends
 
@@ -114,9 +113,9 @@ def _trouble_pair(ends: Pairing, culprits: Sequence[str], sweep: Sweep) -> Pair:
 def _reasons(culprits: Sequence[str], sweep: Sweep) -> str:
     """Say why nodes took no part, or not to the end; a shared reason is given once."""
     reasons = {_reason(sweep, name) for name in culprits}
-    alike = [name for name in sweep.left_out if sweep.troubles.get(name) in reasons]
-    if len(reasons) == 1 and len(alike) > 1 and set(alike).issuperset(culprits):
-        return f"{fold(alike)} were left out: {reasons.pop()}"
+    same_reason = [name for name in sweep.left_out if sweep.troubles.get(name) in reasons]
+    if len(reasons) == 1 and len(same_reason) > 1 and set(same_reason).issuperset(culprits):
+        return f"{fold(same_reason)} were left out: {reasons.pop()}"
     if len(culprits) > 1:
         details = "; ".join(f"{name}: {_reason(sweep, name)}" for name in culprits)
         return f"{' and '.join(culprits)} were left out: {details}"
@@ -172,55 +171,51 @@ def judge_sweep(
     )
     all_blames, hidden, doubted = _blames_and_doubts(judgements, observed, sweep, hosts, limit)
     by_pair = grouped((pair.nodes, pair) for pair in judgements)
-    blamed = _by_pair(all_blames, by_pair, doubted)
+    blamed = _blames_by_pair(all_blames, by_pair, doubted)
     hidden_pairs = {pair for blame in hidden for pair in blame.pairs}
-    pairs = {
-        ends: _undetermined(
-            _pair(rails, blamed[ends], hidden=ends in hidden_pairs, doubt=doubted.get(ends, "")),
-            sweep,
-        )
-        for ends, rails in by_pair.items()
-    }
-    out = left_out(sweep, names, pairs)
+    pairs: dict[Pairing, Pair] = {}
+    for ends, rails in by_pair.items():
+        doubt = doubted.get(ends, "")
+        pair = _summarise(rails, blamed[ends], hidden=ends in hidden_pairs, doubt=doubt)
+        pairs[ends] = _mark_waiting(pair, sweep)
     pairs |= {
-        ends: pair if pair.trouble else _undetermined(pair, sweep) for ends, pair in out.items()
+        ends: pair if pair.trouble else _mark_waiting(pair, sweep)
+        for ends, pair in left_out_pairs(sweep, names, pairs).items()
     }
-    pairs = {ends: _partial(pair, sweep) for ends, pair in pairs.items()}
-    inside = judge_inside(sweep, hosts, limit)
-    domains = judge_domains(sweep, hosts, limit)
+    pairs = {ends: _with_missing_rails(pair, sweep) for ends, pair in pairs.items()}
     return Decoded(
         judgements,
         all_blames,
         pairs | unblamed_troubles(sweep, names, pairs),
         observed,
-        inside,
-        domains,
+        judge_inside(sweep, hosts, limit),
+        judge_domains(sweep, hosts, limit),
     )
 
 
-def _by_pair(
-    all_blames: Sequence[Blame], tried: Collection[Pairing], doubted: Collection[Pairing]
+def _blames_by_pair(
+    all_blames: Sequence[Blame], measured: Collection[Pairing], doubted: Collection[Pairing]
 ) -> dict[Pairing, list[Blame]]:
-    """Return the blames of each pair; a pair without a fault of its own gets its node's."""
-    blamed: dict[Pairing, list[Blame]] = {ends: [] for ends in tried}
+    """Return the blames of each pair; a pair without any gets those of its nodes."""
+    blamed: dict[Pairing, list[Blame]] = {ends: [] for ends in measured}
     for blame in all_blames:
         for ends in blame.pairs:
             blamed.setdefault(ends, []).append(blame)
-    for ends in tried:
-        own = blamed[ends]
-        if ends not in doubted and all(blame.kind == "systemic" for blame in own):
-            own += [blame for blame in all_blames if not set(ends).isdisjoint(blame.nodes)]
+    for ends in measured:
+        pair_blames = blamed[ends]
+        if ends not in doubted and all(blame.kind == "systemic" for blame in pair_blames):
+            pair_blames += [blame for blame in all_blames if not set(ends).isdisjoint(blame.nodes)]
     return blamed
 
 
-def _partial(pair: Pair, sweep: Sweep) -> Pair:
+def _with_missing_rails(pair: Pair, sweep: Sweep) -> Pair:
     lacks = [
         f"{name} lacks {sweep.short[name]}" for name in (pair.a, pair.b) if name in sweep.short
     ]
     return replace(pair, partial="; ".join(lacks)) if lacks else pair
 
 
-def _undetermined(pair: Pair, sweep: Sweep) -> Pair:
+def _mark_waiting(pair: Pair, sweep: Sweep) -> Pair:
     """Mark a pair as not measured, which is no pass, if its nodes only waited for another.
 
     The same if it had no turn because the time was up: the reason is given once for both ends.
@@ -235,14 +230,14 @@ def _undetermined(pair: Pair, sweep: Sweep) -> Pair:
     return replace(pair, trouble=True, advice=_ALL_WAITED)
 
 
-_AS_SEEN = (
+_COPIED_FIELDS = (
     *("a", "b", "state", "rail", "at_bytes", "busbw_gbs", "slow", "backend", "error"),
     *("latency_us", "latency_limit_us"),
 )
 """Fields that a pair copies from its worst rail."""
 
 
-def _pair(
+def _summarise(
     rails: Sequence[PairJudgement],
     blamed: Sequence[Blame],
     *,
@@ -253,7 +248,7 @@ def _pair(
     steady = [row for row in rails if not (row.once or row.hung_once)] or rails
     worst = min(steady, key=lambda row: (not row.bad, row.busbw_gbs or 0.0))
     pair = Pair(
-        **{name: getattr(worst, name) for name in _AS_SEEN},
+        **{name: getattr(worst, name) for name in _COPIED_FIELDS},
         rails=len({row.rail for row in rails}),
         peers_gbs=worst.bound.peers_gbs,
         limit_gbs=worst.bound.gbs,
@@ -262,27 +257,27 @@ def _pair(
         note=next((f"slow once: {gbs(row.busbw_gbs or 0.0)}" for row in rails if row.once), ""),
         short=worst.how_far if worst.at_bytes < wire_from(worst.backend) else "",
     )
-    own = [blame for blame in blamed if blame.kind != "systemic"]
-    if not own or not (worst.bad or hidden):
-        past = bool(worst.bypass)
-        return replace(pair, advice=_PAST_NICS if past else "", trouble=past, doubt=doubt)
+    faults = [blame for blame in blamed if blame.kind != "systemic"]
+    if not faults or not (worst.bad or hidden):
+        bypassed = bool(worst.bypass)
+        return replace(pair, advice=_PAST_NICS if bypassed else "", trouble=bypassed, doubt=doubt)
     # The advice on a shared cause replaces advice to drain so many nodes.
     shared = [blame for blame in blamed if blame.kind == "systemic"][:1]
-    sentences = dict.fromkeys(blame.sentence for blame in (*own, *shared))
+    sentences = dict.fromkeys(blame.sentence for blame in (*faults, *shared))
     return replace(
         pair,
-        blamed=components(blame.component for blame in own),
+        blamed=components(blame.component for blame in faults),
         why="; ".join(filter(None, (*sentences, doubt))),
-        advice="; ".join(dict.fromkeys(blame.advice for blame in shared or own)),
-        culprits=_together(blame.nodes for blame in own) if len(own) > 1 else own[0].culprits,
-        suspects=_together(blame.suspects for blame in own),
-        events=0 if worst.bad else own[0].events,
-        operations=0 if worst.bad else own[0].operations,
+        advice="; ".join(dict.fromkeys(blame.advice for blame in shared or faults)),
+        culprits=_union(blame.nodes for blame in faults) if len(faults) > 1 else faults[0].culprits,
+        suspects=_union(blame.suspects for blame in faults),
+        events=0 if worst.bad else faults[0].events,
+        operations=0 if worst.bad else faults[0].operations,
     )
 
 
-def _together(several: Iterable[Sequence[str]]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(name for names in several for name in names))
+def _union(name_lists: Iterable[Sequence[str]]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for names in name_lists for name in names))
 
 
 def _blames_and_doubts(
@@ -300,41 +295,41 @@ def _blames_and_doubts(
     """
     culprits = find(observed, limit, judgements).culprits
     outright = [culprit for culprit in culprits if culprit.symptom in FAILURES]
-    fallen = fallback_blames(sweep, hosts)
-    plain = blames(outright, judgements, sweep, [host.name for host in hosts], culprits)
-    doubted = doubts(plain, judgements, sweep)
-    gross = _under_their_causes(fallen, without_doubts(plain, doubted))
+    fallbacks = fallback_blames(sweep, hosts)
+    outright_blames = blames(outright, judgements, sweep, [host.name for host in hosts], culprits)
+    doubted = doubts(outright_blames, judgements, sweep)
+    outright_faults = _merge_into_causes(fallbacks, without_doubts(outright_blames, doubted))
     unblamed = [
         culprit
         for culprit in culprits
-        if culprit.symptom not in FAILURES and not _by_fallback(culprit, fallen)
+        if culprit.symptom not in FAILURES and not _explained_by_fallback(culprit, fallbacks)
     ]
-    subtle = statistical_blames(unblamed, culprits, observed, judgements)
-    unsure = doubts(subtle, judgements, sweep)
-    hidden = without_doubts(subtle, unsure)
-    hidden += list(transient_paths(judgements, observed, (*gross, *hidden), limit))
-    return (*gross, *hidden), (*fallen, *hidden), doubted | unsure
+    statistical = statistical_blames(unblamed, culprits, observed, judgements)
+    statistical_doubts = doubts(statistical, judgements, sweep)
+    hidden = without_doubts(statistical, statistical_doubts)
+    hidden += list(transient_paths(judgements, observed, (*outright_faults, *hidden), limit))
+    return (*outright_faults, *hidden), (*fallbacks, *hidden), doubted | statistical_doubts
 
 
-def _by_fallback(culprit: Culprit, fallen: Sequence[Blame]) -> bool:
+def _explained_by_fallback(culprit: Culprit, fallbacks: Sequence[Blame]) -> bool:
     """Whether all parts that it may mean are slow because their data went another way."""
-    names = {name for blame in fallen for name in (blame.node, *blame.culprits)}
+    names = {name for blame in fallbacks for name in (blame.node, *blame.culprits)}
     if culprit.component is None and culprit.symptom != "corrupt":
-        names.update(name for blame in fallen for name in blame.suspects)
-    pairs = {pair for blame in fallen for pair in blame.pairs}
+        names.update(name for blame in fallbacks for name in blame.suspects)
+    pairs = {pair for blame in fallbacks for pair in blame.pairs}
     return all(
         (part.kind == "path" and part.nodes in pairs) or names.issuperset(part.nodes)
         for part in culprit.among
     )
 
 
-def _under_their_causes(causes: Sequence[Blame], effects: Sequence[Blame]) -> tuple[Blame, ...]:
+def _merge_into_causes(causes: Sequence[Blame], effects: Sequence[Blame]) -> tuple[Blame, ...]:
     """Merge slow or broken pairs into the blame of their known cause: one fault is one blame."""
     remaining = list(effects)
     faults: list[Blame] = []
     for cause in causes:
-        own = [effect for effect in remaining if set(effect.pairs) <= set(cause.pairs)]
-        remaining = [effect for effect in remaining if effect not in own]
-        same = [effect.sentence for effect in own if effect.component == cause.component]
-        faults.append(replace(cause, sentence="; ".join([cause.sentence, *same])))
+        merged = [effect for effect in remaining if set(effect.pairs) <= set(cause.pairs)]
+        remaining = [effect for effect in remaining if effect not in merged]
+        same_part = [effect.sentence for effect in merged if effect.component == cause.component]
+        faults.append(replace(cause, sentence="; ".join([cause.sentence, *same_part])))
     return (*faults, *remaining)

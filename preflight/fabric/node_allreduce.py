@@ -145,26 +145,26 @@ def _events(
         if all(max(rail.times_us) <= cut_us for rail in rails):
             continue
         gaps = list(zip(*(rail.gaps_us for rail in rails), strict=False))
-        for at, times in enumerate(zip(*(rail.times_us for rail in rails), strict=False)):
+        for number, times in enumerate(zip(*(rail.times_us for rail in rails), strict=False)):
             if max(times) <= cut_us:
                 continue
             count += 1
             worst_us = max(worst_us, *times)
             lost_us += max(times) - usual_us
             last = times.index(min(times))
-            if gaps[at][last] >= _EXPLAINS * (max(times) - usual_us):
+            if gaps[number][last] >= _EXPLAINS * (max(times) - usual_us):
                 late[numbers[last]] = late.get(numbers[last], 0) + 1
     return Events(count, operations, worst_us, lost_us, late)
 
 
-FEWEST = 2
-"""Other nodes; fewer are not compared with."""
+MIN_PEERS = 2
+"""Other nodes that are needed for a comparison."""
 
 
 class PeerNodes:
     """The measured nodes of one group with as many rails; each is compared with all others.
 
-    What all of them share is worked out once, so a fleet costs hardly more than its nodes' number.
+    What all of them share is computed once, so the cost grows with the number of nodes.
     """
 
     def __init__(self, nodes: Sequence[NodeAllreduce], limit: Thresholds) -> None:
@@ -178,66 +178,66 @@ class PeerNodes:
         self._worst = nlargest(2, nodes, key=lambda node: node.events.lost_us)
         self._ranked: dict[tuple[int, str | float], LeaveOut] = {}
 
-    def count(self, own: NodeAllreduce) -> int:
+    def count(self, node: NodeAllreduce) -> int:
         """Return how many others there are."""
-        return len(self._names) - (own.name in self._names)
+        return len(self._names) - (node.name in self._names)
 
-    def bound(self, own: NodeAllreduce, expectation: Expected) -> tuple[Bound, int]:
-        """Return the bound on the best operation at the node's largest size, GB/s.
+    def bound(self, node: NodeAllreduce, expectation: Expected) -> tuple[Bound, int]:
+        """Return the limit on the best operation at the node's largest size, GB/s.
 
-        And a larger size that the peers reached and this node did not, if that decides; else 0.
+        And the larger size that the peers reached, if that alone makes the node slow; else 0.
         """
-        limit = self.limit.of(own.backend)
-        top = own.sizes[-1].size_bytes
-        furthest = self._largest.median([own.name]) or 0
-        beyond = int(furthest) if self.count(own) >= FEWEST and furthest > top else 0
-        if top < wire_from(own.backend):
-            return Bound(), beyond
+        limit = self.limit.of(node.backend)
+        top = node.sizes[-1].size_bytes
+        furthest = self._largest.median([node.name]) or 0
+        further = int(furthest) if self.count(node) >= MIN_PEERS and furthest > top else 0
+        if top < wire_from(node.backend):
+            return Bound(), further
         bounds: list[tuple[float, str]] = []
         peers_gbs = None
-        middle = self._median(own, top, "speed", lambda summary: math.log(summary.best_gbs))
+        middle = self._median(node, top, "speed", lambda summary: math.log(summary.best_gbs))
         if middle is not None:
             peers_gbs = math.exp(middle)
-            share = self._share(own, top, middle)
+            share = self._share(node, top, middle)
             bounds.append((peers_gbs * share, f"{share:.2g} of the peers' median"))
         if expectation.intra_node_min_gbs is not None:
             origin = expectation.origin or "the inventory"
             bounds.append((expectation.intra_node_min_gbs, f"expected by {origin}"))
-        elif own.backend == "nccl":
+        elif node.backend == "nccl":
             floor = gpu_floor(expectation, "all_reduce", algorithm="ring")
             if floor is not None and top >= floor.from_bytes:
                 bounds.append((floor.value, floor.origin))
-        bounds.append((limit("inside_floor_gbs"), f"shipped floor for {own.backend}"))
+        bounds.append((limit("inside_floor_gbs"), f"shipped floor for {node.backend}"))
         gbs, origin = max(bounds)
         return Bound(gbs, origin, peers_gbs, peers_are=INDEPENDENT), 0
 
-    def latency_us(self, own: NodeAllreduce) -> float | None:
+    def latency_us(self, node: NodeAllreduce) -> float | None:
         """Return the peers' median at the node's smallest size; None if there are too few."""
-        return self._median(own, own.sizes[0].size_bytes, "time", lambda summary: summary.p50_us)
+        return self._median(node, node.sizes[0].size_bytes, "time", lambda summary: summary.p50_us)
 
-    def worst_events(self, own: NodeAllreduce) -> Events | None:
+    def worst_events(self, node: NodeAllreduce) -> Events | None:
         """Return the events of the worst peer; None if there are too few."""
-        if self.count(own) < FEWEST:
+        if self.count(node) < MIN_PEERS:
             return None
-        return next(node.events for node in self._worst if node.name != own.name)
+        return next(peer.events for peer in self._worst if peer.name != node.name)
 
-    def way(self, own: NodeAllreduce) -> str:
+    def usual_way(self, node: NodeAllreduce) -> str:
         """What carries the data of most peers; "" if no majority does the same."""
-        ways = (self._ways - Counter([own.net])).most_common(1)
-        return ways[0][0] if ways and ways[0][1] * 2 > self.count(own) >= FEWEST else ""
+        ways = (self._ways - Counter([node.net])).most_common(1)
+        return ways[0][0] if ways and ways[0][1] * 2 > self.count(node) >= MIN_PEERS else ""
 
-    def _share(self, own: NodeAllreduce, size_bytes: int, middle: float) -> float:
+    def _share(self, node: NodeAllreduce, size_bytes: int, middle: float) -> float:
         """Return the share of the peers' median that is still good: within scatter and effect."""
-        limit = self.limit.of(own.backend)
+        limit = self.limit.of(node.backend)
         mad = self._median(
-            own, size_bytes, middle, lambda summary: abs(math.log(summary.best_gbs) - middle)
+            node, size_bytes, middle, lambda summary: abs(math.log(summary.best_gbs) - middle)
         )
         assert mad is not None
         return healthy_share(mad, effect=limit("slow_effect"), scatter=limit("inside_scatter"))
 
     def _median(
         self,
-        own: NodeAllreduce,
+        node: NodeAllreduce,
         size_bytes: int,
         what: str | float,
         value: Callable[[SizeSummary], float],
@@ -247,12 +247,12 @@ class PeerNodes:
         `what` names the value: the nodes are sorted by it once.
         """
         summaries = self._summaries[size_bytes]
-        if len(summaries) <= FEWEST:
+        if len(summaries) <= MIN_PEERS:
             return None
         key = size_bytes, what
         if key not in self._ranked:
             self._ranked[key] = LeaveOut((value(summary), [name]) for name, summary in summaries)
-        return self._ranked[key].median([own.name])
+        return self._ranked[key].median([node.name])
 
 
 _LEAST_EVENTS, _TIMES_PEERS = 4, 4
@@ -277,10 +277,10 @@ CORRUPT_ADVICE = (
 )
 
 
-_AWAITED = re.compile(r"^rail (\d{1,4}) of this node did not come").match
+_AWAITED_RAIL = re.compile(r"^rail (\d{1,4}) of this node did not come").match
 NEVER = "it never reported"
 _STOPPED = "stopped by a signal"  # as its supervisor says
-_DID: dict[str, str] = {
+_FAILURE_VERBS: dict[str, str] = {
     "hung": "hung",
     "no_connect": "never began",
     "absent": "never began",
@@ -295,19 +295,20 @@ def judge_inside(
     samples = {inside.node: inside for inside in sweep.inside}
     results = {name: measure_inside(inside, limit) for name, inside in samples.items()}
     fleet = {host.name: host for host in hosts}
-    alike = grouped(
-        ((fleet[name].group, own.rails), own)
-        for name, own in results.items()
-        if name in fleet and own.state == "measured"
+    by_group = grouped(
+        ((fleet[name].group, node.rails), node)
+        for name, node in results.items()
+        if name in fleet and node.state == "measured"
     )
-    peers = {key: PeerNodes(nodes, limit) for key, nodes in alike.items()}
+    peers = {key: PeerNodes(nodes, limit) for key, nodes in by_group.items()}
     judgements: dict[str, Inside] = {}
     for name, host in fleet.items():
-        judgement = _missing(name, samples.get(name), sweep)
+        judgement = _unmeasured(name, samples.get(name), sweep)
         if judgement is None:
-            own = results[name]
-            peer_nodes = peers.get((host.group, own.rails)) or PeerNodes((), limit)
-            judgement = _judge_node(own, samples[name], peer_nodes, host, short=name in sweep.short)
+            node = results[name]
+            peer_nodes = peers.get((host.group, node.rails)) or PeerNodes((), limit)
+            short = name in sweep.short
+            judgement = _judge_node(node, samples[name], peer_nodes, host, short=short)
         judgements[name] = replace(judgement, lacks=sweep.short.get(name, ""))
     return judgements
 
@@ -339,7 +340,7 @@ def below_nvlinks(
     return words if best_gbs < least else ""
 
 
-def _missing(name: str, samples: InsideSamples | None, sweep: Sweep) -> Inside | None:
+def _unmeasured(name: str, samples: InsideSamples | None, sweep: Sweep) -> Inside | None:
     """Say why there is nothing to judge; None if there is."""
     complete = samples is not None and all(end is not None for end in samples.rails)
     rails = len(samples.rails) if samples is not None else 0
@@ -359,60 +360,60 @@ def _missing(name: str, samples: InsideSamples | None, sweep: Sweep) -> Inside |
 
 
 def _judge_node(
-    own: NodeAllreduce, samples: InsideSamples, peers: PeerNodes, host: Host, *, short: bool
+    node: NodeAllreduce, samples: InsideSamples, peers: PeerNodes, host: Host, *, short: bool
 ) -> Inside:
     """Judge one node; a `short` one only by failures: limits are for nodes with all rails."""
-    plain = Inside(state=own.state, rails=own.rails, backend=own.backend, peers=peers.count(own))
-    if own.state == "not_run":
+    base = Inside(state=node.state, rails=node.rails, backend=node.backend, peers=peers.count(node))
+    if node.state == "not_run":
         why = next(end.error for end in samples.rails if end and end.state == "not_run")
-        return replace(plain, reason=why)
-    if own.state != "measured":
-        return _broken(plain, own, samples)
-    top = own.sizes[-1]
-    bound, beyond = (Bound(), 0) if short else peers.bound(own, host.expected)
+        return replace(base, reason=why)
+    if node.state != "measured":
+        return _judge_failure(base, node, samples)
+    top = node.sizes[-1]
+    bound, further = (Bound(), 0) if short else peers.bound(node, host.expected)
     compared = replace(
-        plain,
+        base,
         at_bytes=top.size_bytes,
         busbw_gbs=top.busbw_gbs,
         best_gbs=top.best_gbs,
         limit_gbs=bound.gbs,
         limit_origin=bound.origin,
         peers_gbs=bound.peers_gbs,
-        latency_us=own.sizes[0].p50_us,
-        way=own.net,
+        latency_us=node.sizes[0].p50_us,
+        way=node.net,
     )
     if short:
         return compared
-    why = _slow(own, bound, beyond) or _latent(own, peers)
+    why = _bandwidth_words(node, bound, further) or _latency_words(node, peers)
     if why:
-        return replace(compared, why=why + _way(own, peers), advice=_SLOW.format(own.name))
-    return _eventful(compared, own, peers)
+        return replace(compared, why=why + _way_words(node, peers), advice=_SLOW.format(node.name))
+    return _judge_events(compared, node, peers)
 
 
-def _broken(plain: Inside, own: NodeAllreduce, samples: InsideSamples) -> Inside:
+def _judge_failure(base: Inside, node: NodeAllreduce, samples: InsideSamples) -> Inside:
     """Judge a node without a result: blame the rail that reports a fault of its own, else it."""
     errors = {
         rail: NEVER if end is None else end.error
         for rail, end in samples.numbered.items()
         if end is None or end.state != "measured"
     }
-    guilty = _guilty(errors, own.state)
-    first = next((rail for rail in guilty if rail in errors), next(iter(errors)))
-    if own.state == "corrupt":
+    at_fault = _rails_at_fault(errors, node.state)
+    first = next((rail for rail in at_fault if rail in errors), next(iter(errors)))
+    if node.state == "corrupt":
         what, advice = "sums came out wrong", CORRUPT_ADVICE
     else:
-        remedy = advice_on(own.name, errors[first]) if guilty else ""
-        did, advice = ("broke off", remedy) if remedy else (_DID[own.state], _STUCK)
-        what = f"the all-reduce among its {own.rails} rails {did}"
-    rails = guilty if len(guilty) < own.rails else []
-    where = f" on {_rails(rails, own.backend)} of {own.name}" if rails else ""
-    reason = f"{_rails([first], own.backend)}: {errors[first]}"
+        remedy = advice_on(node.name, errors[first]) if at_fault else ""
+        verb, advice = ("broke off", remedy) if remedy else (_FAILURE_VERBS[node.state], _STUCK)
+        what = f"the all-reduce among its {node.rails} rails {verb}"
+    rails = at_fault if len(at_fault) < node.rails else []
+    where = f" on {_rails(rails, node.backend)} of {node.name}" if rails else ""
+    reason = f"{_rails([first], node.backend)}: {errors[first]}"
     return replace(
-        plain, reason=reason, why=f"{what}{where} ({reason})", advice=advice.format(own.name)
+        base, reason=reason, why=f"{what}{where} ({reason})", advice=advice.format(node.name)
     )
 
 
-def _guilty(errors: Mapping[int, str], state: str) -> list[int]:
+def _rails_at_fault(errors: Mapping[int, str], state: str) -> list[int]:
     """Return the rails at fault by all rails' errors, the surest sign first; none if unknown."""
     if state == "corrupt":
         return [rail for rail, error in errors.items() if "WRONG" in error] or list(errors)
@@ -420,7 +421,7 @@ def _guilty(errors: Mapping[int, str], state: str) -> list[int]:
         if rails := [rail for rail, error in errors.items() if words in error]:
             return rails
     failed = [rail for rail, error in errors.items() if _failed_itself(error)]
-    return failed or sorted({int(m[1]) for error in errors.values() if (m := _AWAITED(error))})
+    return failed or sorted({int(m[1]) for error in errors.values() if (m := _AWAITED_RAIL(error))})
 
 
 def _failed_itself(error: str) -> bool:
@@ -428,60 +429,60 @@ def _failed_itself(error: str) -> bool:
     return "NCCL version" in error and "remote process exited" not in error
 
 
-def _slow(own: NodeAllreduce, bound: Bound, beyond: int) -> str:
+def _bandwidth_words(node: NodeAllreduce, bound: Bound, further: int) -> str:
     """Judge its fastest operation: a slow link slows all, a busy machine only some."""
-    top = own.sizes[-1]
-    if beyond:
-        reached, peers_reached = size(top.size_bytes), size(beyond)
+    top = node.sizes[-1]
+    if further:
+        reached, peers_reached = size(top.size_bytes), size(further)
         return f"only {reached} of the {peers_reached} that its peers came to, in the time for it"
     if bound.gbs is None or top.best_gbs >= bound.gbs:
         return ""
     reached = f"median {gbs(top.busbw_gbs)} at {size(top.size_bytes)}"
-    return f"{reached} among its {own.rails} rails; {bound.words}"
+    return f"{reached} among its {node.rails} rails; {bound.words}"
 
 
-def _latent(own: NodeAllreduce, peers: PeerNodes) -> str:
-    least, usual_us = own.sizes[0], peers.latency_us(own)
-    limit_us = latency_limit_us(peers.limit.of(own.backend), usual_us)
+def _latency_words(node: NodeAllreduce, peers: PeerNodes) -> str:
+    least, usual_us = node.sizes[0], peers.latency_us(node)
+    limit_us = latency_limit_us(peers.limit.of(node.backend), usual_us)
     if least.size_bytes >= LATENCY_BELOW or limit_us is None or least.p50_us <= limit_us:
         return ""
     return (
-        f"{time_us(least.p50_us)} at {size(least.size_bytes)} among its {own.rails} rails; peers' "
+        f"{time_us(least.p50_us)} at {size(least.size_bytes)} among its {node.rails} rails; peers' "
         f"median {time_us(usual_us or 0.0)}, limit {time_us(limit_us)}"
     )
 
 
-def _way(own: NodeAllreduce, peers: PeerNodes) -> str:
-    """Say if its data went another way than its peers'."""
-    usual = peers.way(own)
-    return f"; carried by {own.net}, at its peers by {usual}" if usual and own.net != usual else ""
+def _way_words(node: NodeAllreduce, peers: PeerNodes) -> str:
+    """Say what carried its data and that of its peers; "" if it was the same."""
+    usual = peers.usual_way(node) or node.net
+    return f"; carried by {node.net}, at its peers by {usual}" if node.net != usual else ""
 
 
-def _eventful(compared: Inside, own: NodeAllreduce, peers: PeerNodes) -> Inside:
+def _judge_events(compared: Inside, node: NodeAllreduce, peers: PeerNodes) -> Inside:
     """Compare its events with the worst peer's: all machines have some."""
-    events, usual = own.events, peers.worst_events(own)
+    events, usual = node.events, peers.worst_events(node)
     if usual is None or events.count < _LEAST_EVENTS:
         return compared
-    starved = own.backend == "gloo" and own.cpu_wait_us >= _STARVED * events.lost_us
+    starved = node.backend == "gloo" and node.cpu_wait_us >= _STARVED * events.lost_us
     if starved or events.lost_us <= _TIMES_PEERS * usual.lost_us:
         return compared
     rail = events.rail
     worst = time_us(events.worst_us)
     if rail is None:
-        why = f"operations among the rails of {own.name} took up to {worst}"
+        why = f"operations among the rails of {node.name} took up to {worst}"
     else:
-        who = _rails([rail], own.backend)
-        why = f"{who} of {own.name} kept the others waiting, up to {worst}, by its own clock"
+        who = _rails([rail], node.backend)
+        why = f"{who} of {node.name} kept the others waiting, up to {worst}, by its own clock"
     return replace(
         compared,
-        why=f"{why}; at the worst of its {peers.count(own)} peers {_often(usual)}",
-        advice=_EVENTS.format(own.name),
+        why=f"{why}; at the worst of its {peers.count(node)} peers {_event_words(usual)}",
+        advice=_EVENTS.format(node.name),
         events=events.count,
         operations=events.operations,
     )
 
 
-def _often(events: Events) -> str:
+def _event_words(events: Events) -> str:
     if not events.count:
         return "none"
     return f"{events.count} of {events.operations}, up to {time_us(events.worst_us)}"

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from preflight.facts import Gpu
     from preflight.fleet.model import Host
 
-    ByNode = Mapping[str, Mapping[int, Sequence["_Met"]]]
+    ByNode = Mapping[str, Mapping[int, Sequence["_Neighbour"]]]
     """Results by node and rail."""
 
 _LEAST_PEERS = 2
@@ -44,12 +44,12 @@ _FELL_BACK = (
     "look why NCCL does not use NVLink on {0}: NCCL_P2P_DISABLE, NCCL_CUMEM_ENABLE=0, the IMEX "
     "channel (/dev/nvidia-caps-imex-channels) in its container; run again"
 )
-_ENDS = {"hung": "hung", "corrupt": "came out wrong"}
+_OUTCOMES = {"hung": "hung", "corrupt": "came out wrong"}
 _SLOW = "look at its NVLink errors (nvidia-smi nvlink -e) and at the NVLink switches; run again"
 
 
-class _Met(Struct, frozen=True):
-    """One rail of one node with one neighbour, as that node measured it."""
+class _Neighbour(Struct, frozen=True):
+    """One rail of one node with one neighbour: the result as that node reports it."""
 
     partner: str
     measured: NodeAllreduce
@@ -68,23 +68,23 @@ def judge_domains(
     sweep: Sweep, hosts: Sequence[Host], limit: Thresholds = SHIPPED
 ) -> dict[str, OverNvlink]:
     """Judge every node in an NVLink domain, by name; those not measured get the reason."""
-    met = _met(sweep, limit)
+    results = _neighbours(sweep, limit)
     members = Counter(
         domain for name, domain in sweep.domains.items() if name not in sweep.left_out
     )
     best = {
         (name, rail): max(pair.best_gbs for pair in rails[rail])
-        for name, rails in met.items()
+        for name, rails in results.items()
         for rail in rails
     }
     judgements: dict[str, OverNvlink] = {}
     for name in (host.name for host in hosts if host.name in sweep.domains):
         domain = sweep.domains[name]
-        plain = OverNvlink(state="alone", domain=domain, nodes=members[domain])
+        base = OverNvlink(state="alone", domain=domain, nodes=members[domain])
         peers = [value for (other, _), value in best.items() if other != name and value]
         usual = median(peers) if len(peers) >= _LEAST_PEERS else None
-        missing = _missing(name, plain, met, sweep)
-        judgements[name] = missing or _judge_node(name, met, usual, plain, limit)
+        missing = _unmeasured(name, base, results, sweep)
+        judgements[name] = missing or _judge_node(name, results, usual, base, limit)
     return judgements
 
 
@@ -96,31 +96,32 @@ def over_nvlink(domain: OverNvlink, gpus: Sequence[Gpu], share: float) -> OverNv
     return replace(domain, why=f"{_speed_words(domain)}; {far}", advice=_SLOW)
 
 
-def _missing(name: str, plain: OverNvlink, met: ByNode, sweep: Sweep) -> OverNvlink | None:
+def _unmeasured(name: str, base: OverNvlink, results: ByNode, sweep: Sweep) -> OverNvlink | None:
     """Say why there is nothing to judge; None if there is.
 
     If a pair of a node was not measured, only wrong sums are judged: with one bad pair, only the
     other pair can separate the node from the path.
     """
     if name in sweep.left_out:
-        return replace(plain, state="not_run", reason=sweep.left_out[name])
+        return replace(base, state="not_run", reason=sweep.left_out[name])
     if name in sweep.troubles:
-        return replace(plain, state="trouble", reason=sweep.troubles[name])
+        return replace(base, state="trouble", reason=sweep.troubles[name])
     cut = sweep.unfinished and any(
-        name in pair.nodes and _cut(pair, sweep) for pair in sweep.domain
+        name in pair.nodes and _cut_short(pair, sweep) for pair in sweep.domain
     )
-    if name in met and (not cut or any(_wrong(name, pair) for pair in chain(*met[name].values()))):
+    pairs = chain(*results.get(name, {}).values())
+    if name in results and (not cut or any(_sums_wrong(name, pair) for pair in pairs)):
         return None
     if why := sweep.waited.get(name) or sweep.unfinished:
-        return replace(plain, state="not_run", reason=why, stopped=True)
-    return plain
+        return replace(base, state="not_run", reason=why, stopped=True)
+    return base
 
 
-def _met(sweep: Sweep, limit: Thresholds) -> dict[str, dict[int, list[_Met]]]:
-    """Return results by node and rail, without pairs that did not begin or were cut short."""
-    met: dict[str, dict[int, list[_Met]]] = {}
+def _neighbours(sweep: Sweep, limit: Thresholds) -> dict[str, dict[int, list[_Neighbour]]]:
+    """Return the neighbours of each node and rail, without pairs that were not measured."""
+    results: dict[str, dict[int, list[_Neighbour]]] = {}
     for pair in sweep.domain:
-        if not pair.ends or _cut(pair, sweep):
+        if not pair.ends or _cut_short(pair, sweep):
             continue
         ends = {pair.a: pair.first, pair.b: pair.second}
         errors = {name: NEVER if end is None else end.error for name, end in ends.items()}
@@ -129,44 +130,45 @@ def _met(sweep: Sweep, limit: Thresholds) -> dict[str, dict[int, list[_Met]]]:
         if result.state == "not_run":
             continue
         for name, partner in (pair.nodes, (pair.b, pair.a)):
-            own, other = errors[name], errors[partner]
-            error = f"{name}: {own}" if own else f"{partner}: {other}" if other else ""
-            fault = "MNNVL" in own and "MNNVL" not in other
-            neighbour = _Met(partner, result, error, fault)
-            met.setdefault(name, {}).setdefault(pair.rail, []).append(neighbour)
-    return met
+            own_first = (f"{node}: {errors[node]}" for node in (name, partner) if errors[node])
+            fault = "MNNVL" in errors[name] and "MNNVL" not in errors[partner]
+            neighbour = _Neighbour(partner, result, next(own_first, ""), fault)
+            results.setdefault(name, {}).setdefault(pair.rail, []).append(neighbour)
+    return results
 
 
-def _cut(pair: PairSamples, sweep: Sweep) -> bool:
+def _cut_short(pair: PairSamples, sweep: Sweep) -> bool:
     """Whether the sweep was over before both ends had reported."""
     return bool(sweep.unfinished) and (pair.first is None or pair.second is None)
 
 
 def _judge_node(
-    name: str, met: ByNode, peers_gbs: float | None, plain: OverNvlink, limit: Thresholds
+    name: str, results: ByNode, peers_gbs: float | None, base: OverNvlink, limit: Thresholds
 ) -> OverNvlink:
     """Judge a node by its worst rail.
 
     If rail 2 of h1 reaches 40 GB/s with its better neighbour, where the others reach 400, then
     `rail` is 2, and `why` ends in "the median of the others is 400 GB/s, at least ... is expected".
     """
-    rails = met[name]
-    plain = replace(plain, rails=len(rails), peers_gbs=peers_gbs)
+    rails = results[name]
+    base = replace(base, rails=len(rails), peers_gbs=peers_gbs)
     for rail, neighbours in rails.items():
         for pair in neighbours:
-            if _wrong(name, pair):
-                node = _on_rail(plain, rail, neighbours, pair)
+            if _sums_wrong(name, pair):
+                node = _on_rail(base, rail, neighbours, pair)
                 sums = f"sums over NVLink with {pair.partner} came out wrong on GPU {rail}"
                 why, advice = f"{sums} ({pair.error})", CORRUPT_ADVICE.format(name)
                 return replace(node, why=why, advice=advice, proven=True)
-    rail = min(rails, key=lambda at: max(pair.best_gbs for pair in rails[at]))
+    rail = min(rails, key=lambda number: max(pair.best_gbs for pair in rails[number]))
     best = max(rails[rail], key=lambda pair: pair.best_gbs)
     least = limit("nccl.peers_ratio") * (peers_gbs or 0.0)
-    node = _on_rail(plain, rail, rails[rail], best)
-    partners_fine = all(_fine(met, partner, rail, least, but=name) for partner in node.partners)
-    node = replace(node, proven=partners_fine or any(pair.own_fault for pair in rails[rail]))
+    node = _on_rail(base, rail, rails[rail], best)
+    partners_good = all(
+        _good_elsewhere(results, partner, rail, least, without=name) for partner in node.partners
+    )
+    node = replace(node, proven=partners_good or any(pair.own_fault for pair in rails[rail]))
     if node.state == "broken":
-        end = _ENDS.get(best.measured.state, "did not come about")
+        end = _OUTCOMES.get(best.measured.state, "did not come about")
         partners = " and ".join(node.partners)
         why = f"the all-reduce of GPU {rail} over NVLink with {partners} {end} ({best.error})"
         return replace(node, why=why, advice=_BROKEN.format(name))
@@ -178,12 +180,14 @@ def _judge_node(
         usual = f"the median of the others is {gbs(peers_gbs or 0.0)}"
         why = f"{_speed_words(node)}; {usual}, at least {gbs(least)} is expected"
         return replace(node, why=why, advice=_SLOW)
-    if why := _bad_path(name, met, least):
+    if why := _bad_path(name, results, least):
         return replace(node, why=why, advice="run again", proven=False)
     return node
 
 
-def _on_rail(node: OverNvlink, rail: int, neighbours: Sequence[_Met], decisive: _Met) -> OverNvlink:
+def _on_rail(
+    node: OverNvlink, rail: int, neighbours: Sequence[_Neighbour], decisive: _Neighbour
+) -> OverNvlink:
     """Fill in what was measured on one rail, with the neighbour by which the node is judged."""
     largest = decisive.measured.sizes[-1] if decisive.measured.sizes else None
     return replace(
@@ -197,27 +201,28 @@ def _on_rail(node: OverNvlink, rail: int, neighbours: Sequence[_Met], decisive: 
     )
 
 
-def _bad_path(name: str, met: ByNode, least: float) -> str:
+def _bad_path(name: str, results: ByNode, least: float) -> str:
     """Name the first neighbour with which this node alone is not good; "" if there is none."""
-    for rail, neighbours in met[name].items():
+    for rail, neighbours in results[name].items():
         for pair in neighbours:
-            if not _good(pair, least) and _fine(met, pair.partner, rail, least, but=name):
+            good_elsewhere = _good_elsewhere(results, pair.partner, rail, least, without=name)
+            if good_elsewhere and not _good(pair, least):
                 result = pair.error or f"{gbs(pair.best_gbs)} over {pair.measured.net}"
                 return f"GPU {rail} with {pair.partner}: {result}; both are fine with another node"
     return ""
 
 
-def _fine(met: ByNode, name: str, rail: int, least: float, *, but: str) -> bool:
-    """Whether that rail of a node is good with a node other than `but`."""
-    several = met.get(name, {}).get(rail, ())
-    return any(pair.partner != but and _good(pair, least) for pair in several)
+def _good_elsewhere(results: ByNode, name: str, rail: int, least: float, *, without: str) -> bool:
+    """Whether that rail of a node is good with a node other than `without`."""
+    several = results.get(name, {}).get(rail, ())
+    return any(pair.partner != without and _good(pair, least) for pair in several)
 
 
-def _good(pair: _Met, least: float) -> bool:
+def _good(pair: _Neighbour, least: float) -> bool:
     return bool(pair.best_gbs) and pair.best_gbs >= least
 
 
-def _wrong(name: str, pair: _Met) -> bool:
+def _sums_wrong(name: str, pair: _Neighbour) -> bool:
     return pair.measured.state == "corrupt" and pair.error.startswith(f"{name}: ")
 
 

@@ -90,7 +90,7 @@ def _merge(times: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 CUT_MEDIANS = 5.0
 """An iteration that took more than so many medians at either end stands out."""
 
-KEPT = 256
+MOST_STANDOUTS = 256
 """Most of them that one digest keeps, the longest ones."""
 
 
@@ -131,7 +131,7 @@ class Digest(Meeting, frozen=True, kw_only=True):
     p99_us: float
     p999_us: float
     most_us: Micros
-    standouts: Annotated[tuple[Standout, ...], Meta(max_length=KEPT)] = ()
+    standouts: Annotated[tuple[Standout, ...], Meta(max_length=MOST_STANDOUTS)] = ()
     """Every iteration over `cut_us` at either end, in time's order; the longest `KEPT` of them."""
     cut_us: Micros = 0.0
 
@@ -162,15 +162,15 @@ def _digest(pair: PairSamples, first: Timing | None, second: Timing | None) -> D
     timing, other = first or second, second or first
     assert timing is not None
     assert other is not None
-    network = shortest_us((timing, other))
-    ranked = sorted(network)  # once, for all that follows
+    shorter_us = shortest_us((timing, other))
+    ranked = sorted(shorter_us)  # once, for all that follows
     typical = median(ranked)
     cut = CUT_MEDIANS * typical
     return Digest(
         *pair.key,
         size_bytes=timing.size_bytes,
         phase=timing.phase,
-        operations=len(network),
+        operations=len(shorter_us),
         loaded_s=max(sum(timing.times_us), sum(other.times_us)) / 1e6,
         best_us=ranked[0],
         p50_us=typical,
@@ -192,16 +192,15 @@ def _standouts(
         return ()
     end = pair.first if first is not None else pair.second
     times_us, others_us = timing.times_us, other.times_us
-    over = [
-        number
-        for number, pair_us in enumerate(zip(times_us, others_us, strict=False))
-        if max(pair_us) > cut_us
-    ]
-    longest = nlargest(KEPT, over, key=lambda number: min(times_us[number], others_us[number]))
+    both_us = list(zip(times_us, others_us, strict=False))
+    over = [number for number, pair_us in enumerate(both_us) if max(pair_us) > cut_us]
+    numbers = sorted(nlargest(MOST_STANDOUTS, over, key=lambda number: min(both_us[number])))
     began_s = list(starts_s(end.started_s if end is not None else 0.0, timing))
-    numbers = sorted(longest)
-    first_us = stalled_us(pair.first, first, numbers)
-    second_us = stalled_us(pair.second, second, numbers)
+    stalls_us = zip(
+        stalled_us(pair.first, first, numbers),
+        stalled_us(pair.second, second, numbers),
+        strict=True,
+    )
     return tuple(
         Standout(
             began_s[number],
@@ -210,10 +209,9 @@ def _standouts(
             others_us[number],
             timing.gaps_us[number],
             other.gaps_us[number],
-            still_us,
-            their_still_us,
+            *both_stalls_us,
         )
-        for number, still_us, their_still_us in zip(numbers, first_us, second_us, strict=True)
+        for number, both_stalls_us in zip(numbers, stalls_us, strict=True)
     )
 
 
@@ -336,31 +334,31 @@ def _pair_result(pair: PairSamples, lost: tuple[str, ...]) -> PairResult:
         state="not_run" if lost else joint_state(pair),
         stood_still=failed_by_itself(pair),
         lost=lost,
-        first=_besides_times(pair.first),
-        second=_besides_times(pair.second),
+        first=_end_result(pair.first),
+        second=_end_result(pair.second),
     )
 
 
-def _besides_times(end: End | None) -> EndResult:
+def _end_result(end: End | None) -> EndResult:
     if end is None:
         return EndResult()
     stalls = grouped((stall.what, stall.ms) for stall in end.stalls)
-    stood = tuple(
+    totals = tuple(
         StallTotal(what, len(times_ms), max(times_ms)) for what, times_ms in stalls.items()
     )
-    return EndResult(end.error, end.moved, end.net, stood)
+    return EndResult(end.error, end.moved, end.net, totals)
 
 
 def failed_by_itself(pair: PairSamples) -> str:
     """Return the end whose own measuring process hung or died, according to its supervisor."""
     for words in (OWN_CAUSES, _DIED, (_STOPPED,), (STOOD_STILL,)):
-        own = [end for end in pair.ends if any(word in end.error for word in words)]
-        if own:
-            return own[0].node if len(own) == 1 and not _waited(own[0], pair) else ""
+        ends = [end for end in pair.ends if any(word in end.error for word in words)]
+        if ends:
+            return ends[0].node if len(ends) == 1 and not _may_wait(ends[0], pair) else ""
     return ""
 
 
-def _waited(end: End, pair: PairSamples) -> bool:
+def _may_wait(end: End, pair: PairSamples) -> bool:
     """Whether an end may have stood still because of its partner.
 
     NCCL waits for ever for a partner that broke off; gloo gives up by itself.

@@ -55,24 +55,24 @@ def blames(
 
     `statistical_blames` handles wrong sums: a good pair does not clear a GPU that corrupts data
     now and then.
-    `proven`: what all samples together prove; if a node is slow or loses data, some of its pairs
-    are bad for that reason, which is not a second fault.
+    `proven`: the culprits by all samples together; if a node is slow or loses data, some of its
+    pairs are bad for that reason, which is not a second fault.
     """
     bad = [pair for pair in judgements if pair.bad and pair.state != "corrupt"]
-    place = {name: number for number, name in enumerate(names)}
+    order = {name: number for number, name in enumerate(names)}
     culprits = [
-        (culprit, tuple(sorted(culprit.nodes, key=lambda name: place.get(name, len(place)))))
+        (culprit, tuple(sorted(culprit.nodes, key=lambda name: order.get(name, len(order)))))
         for culprit in outright
     ]
     all_bad = len(bad) > 1 and not any(pair.good for pair in judgements)
     nodes = {name for pair in judgements for name in pair.nodes}
-    more = more_partners(len(nodes), len({pair.nodes for pair in judgements}))
+    remedy = more_partners(len(nodes), len({pair.nodes for pair in judgements}))
     bad_nodes = frozenset(culprit.node for culprit, _ in culprits if culprit.node)
     why = "no good pair" if all_bad else "too few pairs"
-    context = _Context(bad, sweep, proven, bad_nodes, why, more)
-    single = [_blame_of(culprit, own, context) for culprit, own in culprits]
-    causes = [_cause(culprit, bad) for culprit, _ in culprits]
-    return (*_systemic(single, causes, bad, len(nodes)), *single)
+    context = _Context(bad, sweep, proven, bad_nodes, why, remedy)
+    single = [_blame_of(culprit, ordered_names, context) for culprit, ordered_names in culprits]
+    kinds = [_fault_kind(culprit, bad) for culprit, _ in culprits]
+    return (*_systemic(single, kinds, bad, len(nodes)), *single)
 
 
 class _Context(NamedTuple):
@@ -96,17 +96,17 @@ def _blame_of(culprit: Culprit, names: tuple[str, ...], context: _Context) -> Bl
     silent = troubles.keys() - set(names)
     pairs = [pair for pair in pairs if silent.isdisjoint(pair.nodes)] or pairs
     if name:
-        pairs = _on_own_rails(pairs)
-    alone = [pair for pair in pairs if not context.bad_nodes.issuperset(pair.nodes)]
-    worst = _worst_pair(alone or pairs)
+        pairs = _pairs_on_rails_at_fault(pairs)
+    clear_pairs = [pair for pair in pairs if not context.bad_nodes.issuperset(pair.nodes)]
+    worst = _worst_pair(clear_pairs or pairs)
     rails = sorted({pair.rail for pair in pairs if pair.bad})
-    several = any(pair.rail for pair in sweep.pairs)
-    where = f" on rail {', '.join(map(str, rails))}" if several else ""
+    many_rails = any(pair.rail for pair in sweep.pairs)
+    where = f" on rail {', '.join(map(str, rails))}" if many_rails else ""
     ends = _ends(worst, sweep, name)
     cause = _own_cause(ends)
     if cause is not None:  # the other end only waited for it, or lost it
         worst = replace(worst, state=cause.state)
-    what = _what(worst, name, troubles, where)
+    what = _observation(worst, name, troubles, where)
     if name:
         partners = len({pair.partner(name) for pair in pairs})
         extent = with_partners(f"{name} is {'slow' if worst.slow else 'bad'}", partners) + where
@@ -121,7 +121,7 @@ def _blame_of(culprit: Culprit, names: tuple[str, ...], context: _Context) -> Bl
         sentence = f"{what}; {both_fine(names, {pair.rail for pair in pairs}, context.proven)}"
     else:
         sentence = f"{what}; {context.why_open} to tell a node from the path between them"
-    one_rail = several and len(rails) == 1 and not name
+    one_rail = many_rails and len(rails) == 1 and not name
     advice = sweep.advice.get(names[0]) if len(names) == 1 else ""
     return Blame(
         kind=culprit.kind,
@@ -141,7 +141,7 @@ def _parts(kind: str, names: tuple[str, ...]) -> tuple[Component, ...]:
     return tuple(Component("node", (name,)) for name in names)
 
 
-def _on_own_rails(pairs: Sequence[PairJudgement]) -> list[PairJudgement]:
+def _pairs_on_rails_at_fault(pairs: Sequence[PairJudgement]) -> list[PairJudgement]:
     """Return a node's bad pairs, without rails that are bad with few partners: those are theirs."""
     partners = Counter(pair.rail for pair in pairs)
     most = max(partners.values())
@@ -158,9 +158,9 @@ def _ends(worst: PairJudgement, sweep: Sweep, name: str) -> list[End]:
 
 def _own_cause(ends: Sequence[End]) -> End | None:
     """Return the end that reports its own fault, if the other end only failed because of it."""
-    owns = [end for end in ends if any(cause in end.error for cause in OWN_CAUSES)]
+    with_own_cause = [end for end in ends if any(cause in end.error for cause in OWN_CAUSES)]
     ports = [end for end in ends if end.error and on_port("", end.error, "")]
-    culprits = owns or ports
+    culprits = with_own_cause or ports
     return culprits[-1] if culprits and culprits[-1].state != "measured" else None
 
 
@@ -178,15 +178,15 @@ def _advice(
         other = worst.partner(cause.node)
         advice = advice_on(cause.node, cause.error) or on_port(cause.node, cause.error, other)
     # The port of a named node, else the ports of both ends.
-    own = names if culprit.node else worst.nodes
-    nets = {end.node: end.net for end in ends if end.node in own}
+    at_fault = names if culprit.node else worst.nodes
+    nets = {end.node: end.net for end in ends if end.node in at_fault}
     if cause is None and worst.slow:
         advice = on_slow_ports(nets)
     if culprit.kind == "path" and worst.state != "corrupt":
         nodes = " and ".join(names)
         look = advice.removesuffix("; run again").removesuffix("; exclude it")
-        apart = f"{look}, and what lies between; until then keep {nodes} in different jobs"
-        return apart if advice else _PATH_ADVICE.format(nodes)
+        path_advice = f"{look}, and what lies between; until then keep {nodes} in different jobs"
+        return path_advice if advice else _PATH_ADVICE.format(nodes)
     advice = advice or (_SLOW_ADVICE if worst.slow else after_signal(worst.error))
     advice = (advice or _STATES[worst.state]["advice"]).format(
         either(names), ports(nets) or "its link"
@@ -205,7 +205,7 @@ def _worst_pair(bad: Sequence[PairJudgement]) -> PairJudgement:
     )
 
 
-def _what(worst: PairJudgement, name: str, troubles: Mapping[str, str], where: str) -> str:
+def _observation(worst: PairJudgement, name: str, troubles: Mapping[str, str], where: str) -> str:
     """Say the seen and the expected number, or what happened instead.
 
     `name`: the node at fault; `where`: the rails of a pair.
@@ -226,21 +226,21 @@ def _what(worst: PairJudgement, name: str, troubles: Mapping[str, str], where: s
     return f"{_STATES[worst.state]['words']} {between}" + (f" ({error})" if error else "")
 
 
-def _cause(culprit: Culprit, bad: Sequence[PairJudgement]) -> str:
+def _fault_kind(culprit: Culprit, bad: Sequence[PairJudgement]) -> str:
     """What the worst of a node's pairs has: faults of different kinds share no cause."""
     worst = _worst_pair([pair for pair in bad if pair.nodes in culprit.pairs])
     return ("slow" if worst.slow else worst.state) if culprit.node else ""
 
 
 def _systemic(
-    single: Sequence[Blame], causes: Sequence[str], bad: Sequence[PairJudgement], nodes: int
+    blames: Sequence[Blame], causes: Sequence[str], bad: Sequence[PairJudgement], nodes: int
 ) -> list[Blame]:
     """Say that so many faults at once are more likely one cause; counted on nodes, not pairs."""
     most = max((causes.count(cause) for cause in causes if cause), default=0)
-    everyone = bool(single) and nodes >= LEAST and {n for pair in bad for n in pair.nodes}
+    affected = bool(blames) and nodes >= LEAST and {n for pair in bad for n in pair.nodes}
     if shared_cause(most, nodes):
         sentence = f"{most} of {nodes} nodes are blamed at once"
-    elif everyone and not most and len(everyone) == nodes:
+    elif affected and not most and len(affected) == nodes:
         sentence = f"all {nodes} nodes are in bad pairs and no pair clears any of them"
     else:
         return []

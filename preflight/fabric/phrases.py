@@ -78,9 +78,9 @@ def components(names: Iterable[str]) -> str:
     return " and ".join(dict.fromkeys(names))
 
 
-def with_partners(what: str, partners: int, only: str = "its only partner") -> str:
-    """Say "h3 is slow with each of its 3 partners"; `only`: the partner's name, of one."""
-    return f"{what} with " + (f"each of its {partners} partners" if partners > 1 else only)
+def with_partners(what: str, partners: int, partner: str = "its only partner") -> str:
+    """Say "h3 is slow with each of its 3 partners"; `partner`: what to call a single one."""
+    return f"{what} with " + (f"each of its {partners} partners" if partners > 1 else partner)
 
 
 def both_fine(
@@ -91,14 +91,15 @@ def both_fine(
     parts = [
         culprit.component for culprit in culprits if culprit.component and culprit.node in ends
     ]
-    there = [part for part in parts if part.rail is None or not {None, part.rail}.isdisjoint(rails)]
-    ill = [name for name in ends if any(name in part.nodes for part in there)]
-    if len(ill) == len(ends):
+    on_rails = [part for part in parts if part.rail is None or {None, part.rail} & {*rails}]
+    faulty = [name for name in ends if any(name in part.nodes for part in on_rails)]
+    if len(faulty) == len(ends):
         return f"{a} and {b} also have faults of their own"
-    if ill:
-        return f"{b if ill == [a] else a} is fine with others, {ill[0]} also has another fault"
-    on = ", ".join(str(rail) for rail in sorted(rail for rail in rails if rail is not None))
-    where = f"on rail {on} " if parts and on else ""
+    if faulty:
+        fine = b if faulty == [a] else a
+        return f"{fine} is fine with others, {faulty[0]} also has another fault"
+    rail_list = ", ".join(str(rail) for rail in sorted(rail for rail in rails if rail is not None))
+    where = f"on rail {rail_list} " if parts and rail_list else ""
     return f"{where}{a} and {b} are both fine with others"
 
 

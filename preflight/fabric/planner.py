@@ -64,28 +64,28 @@ class _Queue:
 
     def __init__(self, frame: Frame, past: Past, seed: int) -> None:
         self._frame = frame
-        self._now = past.runs + 1
+        self._this_run = past.runs + 1
         self._age = dict.fromkeys(frame.numbers, 0)
         self._age.update((n, past.done[n].run) for n in frame.numbers if n in past.done)
         shuffled = list(frame.numbers)
         random.Random(seed).shuffle(shuffled)  # noqa: S311  a repeatable order, not a secret
-        self._place = {number: at for at, number in enumerate(shuffled)}
+        self._shuffled = {number: at for at, number in enumerate(shuffled)}
         self._spans: dict[int, list[int]] = {}
-        self._joined: dict[int, int] = {}
-        for number in sorted(frame.numbers, key=self._old_first, reverse=True):
+        self._last_joined: dict[int, int] = {}
+        for number in sorted(frame.numbers, key=self._age_order, reverse=True):
             span = frame.span(number)
             self._spans.setdefault(span, []).append(number)
-            self._joined[span] = max(self._joined.get(span, 0), self._age[number])
+            self._last_joined[span] = max(self._last_joined.get(span, 0), self._age[number])
 
-    def _old_first(self, number: int) -> tuple[int, int]:
-        return self._age[number], self._place[number]
+    def _age_order(self, number: int) -> tuple[int, int]:
+        return self._age[number], self._shuffled[number]
 
     def take(self, count: int, only: set[int] | None = None) -> list[int]:
         """Take the longest untested rounds; `only` from these spans."""
         numbers: list[int] = []
         for _ in range(count):
             heads = [
-                (self._age[rounds[-1]], self._joined[span], self._place[rounds[-1]], span)
+                (self._age[rounds[-1]], self._last_joined[span], self._shuffled[rounds[-1]], span)
                 for span, rounds in self._spans.items()
                 if rounds and (only is None or span in only)
             ]
@@ -93,7 +93,7 @@ class _Queue:
                 break
             span = min(heads)[-1]
             numbers.append(self._spans[span].pop())
-            self._joined[span] = self._now
+            self._last_joined[span] = self._this_run
         return numbers
 
     def take_suspected(self, past: Past) -> list[int]:
@@ -101,17 +101,17 @@ class _Queue:
         counts: dict[int, int] = {}
         for a, b in past.suspects:
             try:
-                number = self._frame.holding(a, b)
+                number = self._frame.round_of(a, b)
             except KeyError:
                 continue  # a name that is not in this fleet
             if a != b and number in self._age:
                 counts[number] = counts.get(number, 0) + 1
         if not counts:
             return []
-        number = min(counts, key=lambda n: (self._age[n], -counts[n], self._place[n]))
+        number = min(counts, key=lambda n: (self._age[n], -counts[n], self._shuffled[n]))
         span = self._frame.span(number)
         self._spans[span].remove(number)
-        self._joined[span] = self._now
+        self._last_joined[span] = self._this_run
         return [number]
 
 
@@ -140,36 +140,36 @@ def plan(
     `auto` is what fits into the budget, given the `cost` of a round and of the rest; without a past
     at most the usual number.
     """
-    frame, every = frame_of(nodes, leaves), rounds_among(len(nodes))
-    most = every if past is not None else default_rounds(len(nodes))
-    count = rounds_wanted(extent, every, fits=min(most, rounds_that_fit(budget_s, cost)))
+    frame, all_rounds = frame_of(nodes, leaves), rounds_among(len(nodes))
+    most = all_rounds if past is not None else default_rounds(len(nodes))
+    count = rounds_wanted(extent, all_rounds, affordable=min(most, rounds_that_fit(budget_s, cost)))
     earlier = past or Past()
     numbers: tuple[int, ...] = ()
-    if count >= every:
+    if count >= all_rounds:
         # One circle of all nodes needs the fewest rounds, whatever the sizes of the leaves.
         one_circle = circle(sorted(nodes), nodes)
         tested = earlier if frame.in_leaf == len(frame.numbers) else Past()
-        rounds = tuple(map(one_circle.pairs, choose(one_circle, tested, every, seed)))
+        rounds = tuple(map(one_circle.pairs, choose(one_circle, tested, all_rounds, seed)))
     else:
         numbers = choose(frame, earlier, count, seed)
         rounds = cover_unpaired(fill(tuple(map(frame.pairs, numbers)), nodes), nodes)
     return Planned(
         rounds=rounds,
         numbers=numbers,
-        total=len(frame.numbers) if count < every else every,
+        total=len(frame.numbers) if count < all_rounds else all_rounds,
         seed=seed,
         leaves=dict(leaves),
         topology=topology,
-        earlier=dict(earlier.speeds) if count >= every else {},
+        earlier=dict(earlier.speeds) if count >= all_rounds else {},
         units=dict(earlier.units),
     )
 
 
-def rounds_wanted(extent: Extent, every: int, *, fits: int) -> int:
+def rounds_wanted(extent: Extent, all_rounds: int, *, affordable: int) -> int:
     """Return how many rounds: as requested, else what fits; at least one if there are any."""
     if extent == "exhaustive":
-        return every
-    return max(min(fits if extent == "auto" else extent, every), min(1, every))
+        return all_rounds
+    return max(min(affordable if extent == "auto" else extent, all_rounds), min(1, all_rounds))
 
 
 def rounds_that_fit(budget_s: float, cost: Cost) -> int:
@@ -178,7 +178,7 @@ def rounds_that_fit(budget_s: float, cost: Cost) -> int:
     return max(1, int(left_s / max(cost.round_s, _SHORTEST_ROUND_S)))
 
 
-def within(rounds: Rounds, nodes: Sequence[str]) -> Rounds:
+def restrict_rounds(rounds: Rounds, nodes: Sequence[str]) -> Rounds:
     """Keep only the pairs of these nodes, in their order, of another run's rounds."""
     place = {name: at for at, name in enumerate(nodes)}
     return tuple(
@@ -230,10 +230,10 @@ def unread_words(sweep: Sweep) -> tuple[str, ...]:
         if end.unread
         for why in end.unread.split("; ")
     )
-    return tuple(_unread(why, places) for why, places in turns.items())
+    return tuple(_unread_line(why, places) for why, places in turns.items())
 
 
-def _unread(why: str, turns: Sequence[tuple[str, int, int]]) -> str:
+def _unread_line(why: str, turns: Sequence[tuple[str, int, int]]) -> str:
     names = list(dict.fromkeys(node for node, _, _ in turns))
     rails = ", ".join(map(str, sorted({rail for _, rail, _ in turns})))
     since = min(number for _, _, number in turns) + 1
@@ -252,8 +252,8 @@ def coverage(
     pairs_known = runs_left = leaf_pairs_known = None
     if past is not None:
         frame = frame_of(nodes, planned.leaves)
-        met = sum(past.done[number].pairs for number in frame.numbers if number in past.done)
-        pairs_known = min(max(met, pairs_run), pairs)
+        known = sum(past.done[number].pairs for number in frame.numbers if number in past.done)
+        pairs_known = min(max(known, pairs_run), pairs)
         runs_left = _runs_left(frame, past, len(planned.numbers or planned.rounds))
         leaf_pairs_known = max(joined, _leaf_pairs_known(frame, past, leaves))
     return Coverage(
@@ -271,7 +271,7 @@ def coverage(
     )
 
 
-def after(
+def add_run(
     past: Past,
     planned: Planned,
     sweep: Sweep,
@@ -287,15 +287,15 @@ def after(
     """
     frame, tested = frame_of(nodes, planned.leaves), pairs_tested(sweep)
     run = past.runs + 1
-    counts = Counter(frame.holding(*pair) for pair in tested)
+    counts = Counter(frame.round_of(*pair) for pair in tested)
     done = dict(past.done)
     for number in planned.numbers or counts:
         if counts[number] * 2 >= len(frame.pairs(number)):
-            before = done[number].pairs if number in done else 0
+            earlier = done[number].pairs if number in done else 0
             # A node that is down tonight may have been measured before.
-            done[number] = RoundRecord(run, max(counts[number], before))
-    still = [pair for pair in past.suspects if pair not in tested]
-    suspects = tuple(dict.fromkeys([*bad, *still]))[:MOST_SUSPECTS]
+            done[number] = RoundRecord(run, max(counts[number], earlier))
+    untested = [pair for pair in past.suspects if pair not in tested]
+    suspects = tuple(dict.fromkeys([*bad, *untested]))[:MOST_SUSPECTS]
     cost = _cost(sweep, seconds)
     costs = past.costs if cost is None else {**past.costs, tier: cost}
     speeds = _speeds(past, sweep, set(suspects)) if len(nodes) <= WITHOUT_PEERS else {}
@@ -312,29 +312,29 @@ def _speeds(past: Past, sweep: Sweep, bad: Collection[Pairing]) -> dict[str, tup
     for pair in sweep.pairs:
         sizes = ladder(digests(pair)) if joint_state(pair) == "measured" else ()
         if sizes and pair.nodes not in bad:
-            most = sizes[-1]
-            key = speed_key(pair, most.size_bytes)
-            if 0 < most.busbw_gbs <= _FASTEST_GBS:
-                speeds[key] = (*speeds.get(key, ()), most.busbw_gbs)[-KEPT_RUNS:]
+            largest = sizes[-1]
+            key = speed_key(pair, largest.size_bytes)
+            if 0 < largest.busbw_gbs <= _FASTEST_GBS:
+                speeds[key] = (*speeds.get(key, ()), largest.busbw_gbs)[-KEPT_RUNS:]
     return speeds
 
 
 def _cost(sweep: Sweep, seconds: float) -> Cost | None:
     """Return what a round took, by each node's own clock from its first to its last round."""
-    met = grouped(
+    turns_by_node = grouped(
         (end.node, (pair.round, end.started_s))
         for pair in sweep.pairs
         for end in pair.ends
         if end.state == "measured"
     )
     rates = []
-    for turns in met.values():
+    for turns in turns_by_node.values():
         (first, began_s), (last, ended_s) = min(turns), max(turns)
         if last > first:
             rates.append((ended_s - began_s) / (last - first))
     round_s = median(rates) if rates else 0.0
-    had_a_turn = {number for turns in met.values() for number, _ in turns}
-    spent_s = round_s * len(had_a_turn)
+    rounds = {number for turns in turns_by_node.values() for number, _ in turns}
+    spent_s = round_s * len(rounds)
     # A clock that was set meanwhile is not used.
     return Cost(round_s, seconds - spent_s) if round_s > 0 and spent_s <= seconds else None
 
@@ -360,8 +360,8 @@ def _leaf_pairs_known(frame: Frame, past: Past, leaves: Mapping[str, str]) -> in
     for number in best.values():
         pairs = frame.pairs(number)
         joined = _count_leaf_pairs(pairs, leaves)
-        lacking = len(pairs) - past.done[number].pairs
-        count += max(0, len(joined) - lacking // min(joined.values(), default=1))
+        unmeasured = len(pairs) - past.done[number].pairs
+        count += max(0, len(joined) - unmeasured // min(joined.values(), default=1))
     return count
 
 

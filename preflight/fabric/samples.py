@@ -238,16 +238,16 @@ class Sweep(Struct, frozen=True):
     """Pairs over NVLink between the nodes of a domain; their rounds have their own numbers."""
 
 
-MOST = 1 << 15
+MOST_TIMES = 1 << 15
 """Most different times in the table: rare ones would fill it and seldom repeat."""
 
 
 class TimeInterner:
     """Shares equal times of one sweep, to save memory."""
 
-    def __init__(self, most: int = MOST) -> None:
+    def __init__(self, most: int = MOST_TIMES) -> None:
         self._most = most
-        self._kept: dict[float, float] = {}
+        self._shared: dict[float, float] = {}
 
     def end(self, end: End) -> End:
         """Return an equal account that shares times seen before."""
@@ -259,7 +259,7 @@ class TimeInterner:
         )
 
     def _share(self, values: tuple[float, ...]) -> tuple[float, ...]:
-        lookup = self._kept.setdefault if len(self._kept) < self._most else self._kept.get
+        lookup = self._shared.setdefault if len(self._shared) < self._most else self._shared.get
         return tuple(map(lookup, values, values))
 
 

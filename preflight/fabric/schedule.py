@@ -57,9 +57,9 @@ _MANY = 256
 _ROUNDS_MANY, _ROUNDS_HUGE = 9, 8
 
 
-def ordered(ends: Collection[str], place: Callable[[str], int]) -> Pairing:
-    """Return two nodes as a pair; `place`: each one's place in the fleet."""
-    a, b = sorted(ends, key=place)
+def ordered(ends: Collection[str], position_of: Callable[[str], int]) -> Pairing:
+    """Return two nodes as a pair; `position_of`: the place of each in the fleet."""
+    a, b = sorted(ends, key=position_of)
     return a, b
 
 
@@ -100,12 +100,12 @@ def round_of_positions(number: int, positions: int) -> list[tuple[int, int]]:
     return sorted(pairs)
 
 
-def number_of(one: int, other: int, positions: int) -> int:
+def round_of_pair(a: int, b: int, positions: int) -> int:
     """Return the round in which two positions meet: on the circle their sum is twice its number."""
     circle = positions - 1
-    if circle in (one, other):
-        return min(one, other)
-    return (one + other) * (circle + 1) // 2 % circle
+    if circle in (a, b):
+        return min(a, b)
+    return (a + b) * (circle + 1) // 2 % circle
 
 
 class Frame:
@@ -119,55 +119,57 @@ class Frame:
     def __init__(self, leaves: Sequence[Sequence[str]], nodes: Sequence[str]) -> None:
         """`nodes`: the fleet in order; the earlier node comes first in a pair."""
         self._leaves = tuple(tuple(members) for members in leaves)
-        self._at = {
+        self._position = {
             name: (leaf, position)
             for leaf, members in enumerate(self._leaves)
             for position, name in enumerate(members)
         }
-        self._place = {name: at for at, name in enumerate(nodes)}
+        self._order = {name: index for index, name in enumerate(nodes)}
         self._positions = positions(len(self._leaves))
         self._width = max(map(len, self._leaves))
         self.in_leaf = max(rounds_among(len(members)) for members in self._leaves)
         spans = range(rounds_among(len(self._leaves)))
         self.numbers: tuple[int, ...] = (
             *range(self.in_leaf),
-            *(self._number(span, d) for span in spans for d in range(self._shifts(span))),
+            *(self._round_number(span, d) for span in spans for d in range(self._shifts(span))),
         )
 
     def pairs(self, number: int) -> tuple[Pairing, ...]:
         """Lay out one round."""
-        met = self._inside(number) if number < self.in_leaf else self._across(number - self.in_leaf)
-        place = self._place.__getitem__
-        return tuple(sorted((ordered(pair, place) for pair in met), key=lambda own: place(own[0])))
+        inside = number < self.in_leaf
+        pairs = self._inside(number) if inside else self._across(number - self.in_leaf)
+        order = self._order.__getitem__
+        in_order = (ordered(pair, order) for pair in pairs)
+        return tuple(sorted(in_order, key=lambda pair: order(pair[0])))
 
-    def holding(self, a: str, b: str) -> int:
+    def round_of(self, a: str, b: str) -> int:
         """Return the number of the round that holds this pair; KeyError for an unknown node."""
-        (leaf_i, i), (leaf_j, j) = self._at[a], self._at[b]
+        (leaf_i, i), (leaf_j, j) = self._position[a], self._position[b]
         if leaf_i == leaf_j:
-            return number_of(i, j, positions(len(self._leaves[leaf_i])))
+            return round_of_pair(i, j, positions(len(self._leaves[leaf_i])))
         if self._smaller_first(leaf_i, leaf_j) != (leaf_i, leaf_j):
             leaf_i, leaf_j, i, j = leaf_j, leaf_i, j, i
         shift = (j - i) % len(self._leaves[leaf_j])
-        return self._number(number_of(leaf_i, leaf_j, self._positions), shift)
+        return self._round_number(round_of_pair(leaf_i, leaf_j, self._positions), shift)
 
     def span(self, number: int) -> int:
         """Return which leaves a round joins: the same in rounds of one span; -1 inside leaves."""
         return -1 if number < self.in_leaf else (number - self.in_leaf) // self._width
 
-    def _number(self, span: int, shift: int) -> int:
+    def _round_number(self, span: int, shift: int) -> int:
         return self.in_leaf + span * self._width + shift
 
-    def _met(self, span: int) -> list[tuple[int, int]]:
-        """Return which leaves meet, the smaller of two first; an odd leaf has a bye."""
-        met = round_of_positions(span, self._positions)
-        return [self._smaller_first(a, b) for a, b in met if b < len(self._leaves)]
+    def _leaf_pairs(self, span: int) -> list[tuple[int, int]]:
+        """Return the pairs of leaves of a span, the smaller leaf first; an odd one has a bye."""
+        pairs = round_of_positions(span, self._positions)
+        return [self._smaller_first(a, b) for a, b in pairs if b < len(self._leaves)]
 
     def _smaller_first(self, first: int, second: int) -> tuple[int, int]:
         a, b = sorted((first, second), key=lambda leaf: (len(self._leaves[leaf]), leaf))
         return a, b
 
     def _shifts(self, span: int) -> int:
-        return max(len(self._leaves[larger]) for _, larger in self._met(span))
+        return max(len(self._leaves[larger]) for _, larger in self._leaf_pairs(span))
 
     def _inside(self, number: int) -> list[Pairing]:
         return [
@@ -180,17 +182,17 @@ class Frame:
 
     def _across(self, number: int) -> list[Pairing]:
         span, shift = divmod(number, self._width)
-        met = [(self._leaves[a], self._leaves[b]) for a, b in self._met(span)]
+        leaf_pairs = [(self._leaves[a], self._leaves[b]) for a, b in self._leaf_pairs(span)]
         return [
             (name, larger[(i + shift) % len(larger)])
-            for smaller, larger in met
+            for smaller, larger in leaf_pairs
             if shift < len(larger)
             for i, name in enumerate(smaller)
         ]
 
 
-DETOUR = 1.5
-"""Most times a circle's rounds that rounds by leaf may take for all pairs; 3 equal leaves: 4/3."""
+MOST_DETOUR = 1.5
+"""Rounds by leaf may need this multiple of a circle's rounds for all pairs; 3 equal leaves: 4/3."""
 
 
 def circle(nodes: Sequence[str], order: Sequence[str] | None = None) -> Frame:
@@ -214,7 +216,7 @@ def frame_of(nodes: Sequence[str], leaves: Mapping[str, str]) -> Frame:
         if name not in leaves:
             min(members.values(), key=len).append(name)
     frame = Frame(list(members.values()), nodes)
-    return frame if len(frame.numbers) <= DETOUR * len(one_circle.numbers) else one_circle
+    return frame if len(frame.numbers) <= MOST_DETOUR * len(one_circle.numbers) else one_circle
 
 
 def repair(rounds: Rounds, nodes: Sequence[str], down: Collection[str]) -> Rounds:
@@ -231,7 +233,7 @@ def repair(rounds: Rounds, nodes: Sequence[str], down: Collection[str]) -> Round
         intact = [pair for pair in around if pair[0] not in down and pair[1] not in down]
         if len(intact) < len(around):
             busy = {name for pair in intact for name in pair}
-            matches = _match([name for name in up if name not in busy], pairs, place)
+            matches = _pair_up([name for name in up if name not in busy], pairs, place)
             pairs.update(matches)
             intact += matches
         repaired.append(tuple(intact))
@@ -246,16 +248,16 @@ def fill(rounds: Rounds, nodes: Sequence[str]) -> Rounds:
     """
     pairs = {pair for around in rounds for pair in around}
     place = {name: at for at, name in enumerate(nodes)}
-    sat = dict.fromkeys(nodes, 0)
+    byes = dict.fromkeys(nodes, 0)
     filled: list[tuple[Pairing, ...]] = []
     for around in rounds:
         busy = {name for pair in around for name in pair}
-        idle = sorted((name for name in nodes if name not in busy), key=lambda name: -sat[name])
-        matches = _match(idle, pairs, place) if len(idle) > 1 else []
+        idle = sorted((name for name in nodes if name not in busy), key=lambda name: -byes[name])
+        matches = _pair_up(idle, pairs, place) if len(idle) > 1 else []
         pairs.update(matches)
-        met = {name for pair in matches for name in pair}
+        matched = {name for pair in matches for name in pair}
         for name in idle:
-            sat[name] += name not in met
+            byes[name] += name not in matched
         filled.append((*around, *matches))
     return tuple(filled)
 
@@ -265,24 +267,24 @@ def cover_unpaired(rounds: Rounds, nodes: Sequence[str]) -> Rounds:
 
     They meet each other, and an odd last one meets a node that already has a pair.
     """
-    met = {name for around in rounds for pair in around for name in pair}
-    alone = [name for name in nodes if name not in met]
-    if not alone or not met:
+    paired = {name for around in rounds for pair in around for name in pair}
+    unpaired = [name for name in nodes if name not in paired]
+    if not unpaired or not paired:
         return rounds
     place = {name: at for at, name in enumerate(nodes)}
-    matches = _match(alone, (), place)
-    single = [name for name in alone if not any(name in pair for pair in matches)]
-    partner = next(name for name in nodes if name in met)
-    matches += [ordered((name, partner), place.__getitem__) for name in single]
+    matches = _pair_up(unpaired, (), place)
+    unmatched = [name for name in unpaired if not any(name in pair for pair in matches)]
+    partner = next(name for name in nodes if name in paired)
+    matches += [ordered((name, partner), place.__getitem__) for name in unmatched]
     return (*rounds, tuple(matches))
 
 
-def _match(
-    alone: Sequence[str], pairs: Collection[Pairing], place: Mapping[str, int]
+def _pair_up(
+    names: Sequence[str], pairs: Collection[Pairing], place: Mapping[str, int]
 ) -> list[Pairing]:
     """Pair names, in order, with the next one that they have not been paired with."""
     matches: list[Pairing] = []
-    waiting = list(alone)
+    waiting = list(names)
     while waiting:
         name = waiting.pop(0)
         for partner in waiting:
@@ -328,8 +330,8 @@ def unscheduled_pairs(sweep: Sweep, scheduled: Iterable[Pairing]) -> tuple[Pairi
 def count_by_round_kind(sweep: Sweep, scheduled: Iterable[Pairing]) -> dict[RoundKind, int]:
     """Count the measured pairs by reason; a pair with two reasons counts for both."""
     schedule = frozenset(scheduled)
-    met: dict[RoundKind, set[Pairing]] = {"scheduled": set(), "repair": set(), "retest": set()}
+    by_kind: dict[RoundKind, set[Pairing]] = {"scheduled": set(), "repair": set(), "retest": set()}
     for pair in sweep.pairs:
         if joint_state(pair) != "not_run":
-            met[round_kind_of(pair, sweep, schedule)].add(pair.nodes)
-    return {kind: len(pairs) for kind, pairs in met.items()}
+            by_kind[round_kind_of(pair, sweep, schedule)].add(pair.nodes)
+    return {kind: len(pairs) for kind, pairs in by_kind.items()}

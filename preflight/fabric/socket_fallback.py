@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from preflight.fleet.model import Expected, Host
 
 
-_TOGETHER = " + "
+_SEPARATOR = " + "
 _NET, _IB, _SOCKETS = "NET/", "NET/IB ", "NET/Socket"
 _NO_DEVICE = frozenset(("GDRDMA", "GDRDMA(PCI)"))
 
@@ -32,31 +32,32 @@ class PairTransport(Meeting, frozen=True, kw_only=True):
 
     ways: tuple[str, str]
     """Of each end, from NCCL's log: "NET/Socket eth0", "NET/IB mlx5_3 GDRDMA"; "": unknown."""
-    fell: tuple[bool, bool]
+    fallback: tuple[bool, bool]
     """Which ends used another way than expected."""
 
     @property
     def bad(self) -> bool:
         """Whether an end did not use the expected way."""
-        return any(self.fell)
+        return any(self.fallback)
 
     @property
     def good(self) -> bool:
         """Whether both ends used the expected way, over NICs (not `P2P MNNVL` inside a rack)."""
-        ways = [way for end in self.ways for way in end.split(_TOGETHER)]
+        ways = [way for end in self.ways for way in end.split(_SEPARATOR)]
         return not self.bad and all(way.startswith(_NET) for way in ways)
 
     @property
     def suspect(self) -> str:
-        """The end that did not, if the other did."""
-        if all(self.ways) and self.fell[0] != self.fell[1]:
-            return self.a if self.fell[0] else self.b
+        """The end that did not use the expected way, if the other did."""
+        if all(self.ways) and self.fallback[0] != self.fallback[1]:
+            return self.a if self.fallback[0] else self.b
         return ""
 
     @property
-    def fallen_back(self) -> tuple[str, ...]:
-        """The nodes whose end did not."""
-        return tuple(name for name, fell in zip((self.a, self.b), self.fell, strict=True) if fell)
+    def fallback_nodes(self) -> tuple[str, ...]:
+        """The nodes whose end did not use the expected way."""
+        ends = zip(self.nodes, self.fallback, strict=True)
+        return tuple(name for name, fallback in ends if fallback)
 
     def way(self, name: str) -> str:
         """Return that node's way."""
@@ -70,8 +71,9 @@ def pair_transports(sweep: Sweep, hosts: Iterable[Host]) -> tuple[PairTransport,
     for pair in sweep.pairs:
         if pair.backend == "nccl" and pair.a in expected and pair.b in expected:
             a, b = (end.net if end is not None else "" for end in (pair.first, pair.second))
-            fell = _fell(a, expected[pair.a], pair.rail), _fell(b, expected[pair.b], pair.rail)
-            transports.append(PairTransport(*pair.key, ways=(a, b), fell=fell))
+            first = _is_fallback(a, expected[pair.a], pair.rail)
+            second = _is_fallback(b, expected[pair.b], pair.rail)
+            transports.append(PairTransport(*pair.key, ways=(a, b), fallback=(first, second)))
     return tuple(transports)
 
 
@@ -89,13 +91,13 @@ def expected_words(expectation: Expected, rails: Iterable[int]) -> str:
     return f"{what} ({expectation.origin})" if expectation.origin else what
 
 
-def _fell(way: str, expectation: Expected, rail: int) -> bool:
+def _is_fallback(way: str, expectation: Expected, rail: int) -> bool:
     """Whether it used sockets, or a device that is expected on another rail."""
-    ways = way.split(_TOGETHER)
+    ways = way.split(_SEPARATOR)
     if any(carrier.startswith(_SOCKETS) for carrier in ways):
         return True
-    own = {*(expectation.hcas or ())[rail : rail + 1]}
-    return bool(own) and any(devices and not devices & own for devices in map(_devices, ways))
+    expected = {*(expectation.hcas or ())[rail : rail + 1]}
+    return bool(expected) and any(used and not used & expected for used in map(_devices, ways))
 
 
 def _devices(way: str) -> set[str]:
@@ -105,16 +107,16 @@ def _devices(way: str) -> set[str]:
 
 _CERTAIN, _UNRESOLVED = 0.95, 0.3
 
-_HERE = (
+_NODE_ADVICE = (
     "on {0} look for NCCL_IB_DISABLE, NCCL_IB_HCA, NCCL_NET and an nccl.conf, for libibverbs and "
     "/dev/infiniband in the job's container, at the port's state (ibstat) and nvidia_peermem"
 )
-_SHARED = (
+_SHARED_ADVICE = (
     "look for NCCL_IB_DISABLE, NCCL_IB_HCA and NCCL_NET in the job's environment and in nccl.conf, "
     "for libibverbs and /dev/infiniband in its container, and at what the inventory expects"
 )
 _LIKELIER = "one setting of the job or its container is likelier than that many faults"
-_BETWEEN = "read NCCL's log of {0} (NCCL_DEBUG=INFO); compare their GIDs, subnets and pkeys"
+_PATH_ADVICE = "read NCCL's log of {0} (NCCL_DEBUG=INFO); compare their GIDs, subnets and pkeys"
 
 
 class _Context(NamedTuple):
@@ -128,24 +130,26 @@ class _Context(NamedTuple):
 
 def fallback_blames(sweep: Sweep, hosts: Sequence[Host]) -> tuple[Blame, ...]:
     """Blame each node, rail or path whose data did not use the expected way."""
-    every = pair_transports(sweep, hosts)
-    rails = len({pair.rail for pair in every})
-    context = _Context(every, {host.name: host.expected for host in hosts}, rails)
-    culprits = _decode_rails(every)
-    nodes = {name for pair in every for name in pair.nodes}
-    out = [host.name for host in hosts if any(host.name in pair.fallen_back for pair in every)]
+    transports = pair_transports(sweep, hosts)
+    rails = len({pair.rail for pair in transports})
+    context = _Context(transports, {host.name: host.expected for host in hosts}, rails)
+    culprits = _decode_rails(transports)
+    nodes = {name for pair in transports for name in pair.nodes}
+    fallback_nodes = {name for pair in transports for name in pair.fallback_nodes}
+    affected = [host.name for host in hosts if host.name in fallback_nodes]
     blamed = {culprit.node for culprit, _ in culprits if culprit.node}
-    all_nodes = len(out) > 1 and not any(pair.good for pair in every) and nodes == {*out}
+    any_good = any(pair.good for pair in transports)
+    all_nodes = len(affected) > 1 and not any_good and nodes == fallback_nodes
     if all_nodes or shared_cause(len(blamed), len(nodes)):
-        return (_everywhere(out, len(nodes), context),)
-    return tuple(_blame(culprit, own, context) for culprit, own in culprits)
+        return (_blame_shared_cause(affected, len(nodes), context),)
+    return tuple(_blame(culprit, rails, context) for culprit, rails in culprits)
 
 
-def _decode_rails(every: Iterable[PairTransport]) -> list[tuple[Culprit, list[int]]]:
+def _decode_rails(transports: Iterable[PairTransport]) -> list[tuple[Culprit, list[int]]]:
     """Decode each rail by itself, and join the culprits of the same nodes, with their rails."""
     by_nodes: dict[tuple[str, tuple[str, ...]], tuple[Culprit, list[int]]] = {}
-    for rail, own in sorted(grouped((pair.rail, pair) for pair in every).items()):
-        for culprit in decode(own):
+    for rail, pairs in sorted(grouped((pair.rail, pair) for pair in transports).items()):
+        for culprit in decode(pairs):
             by_nodes.setdefault((culprit.kind, culprit.nodes), (culprit, []))[1].append(rail)
     return list(by_nodes.values())
 
@@ -161,20 +165,20 @@ def _blame(culprit: Culprit, rails: list[int], context: _Context) -> Blame:
     rail = rails[0] if endpoint and len(rails) == 1 else None
     parts = [part for part in culprit.among if kind != "unresolved" or part.kind == "node"]
     between, contrast = either(culprit.nodes), ""
-    advice = _HERE.format(between)
+    advice = _NODE_ADVICE.format(between)
     if kind == "node":
         partners = {name for pair in pairs for name in pair.nodes} - names
         between = with_partners(between, len(partners), min(partners))
     elif kind == "path":
         between, contrast = " and ".join(culprit.nodes), "; both use the expected way with others"
-        advice = _BETWEEN.format(between)
+        advice = _PATH_ADVICE.format(between)
     what = _transport_words(between, pairs, culprit.nodes, rails, context)
     return Blame(
         kind="endpoint" if endpoint else kind,
         among=tuple(
             Component("endpoint", part.nodes, rail) if endpoint else part for part in parts
         ),
-        sentence=what + contrast + _elsewhere(rails, context),
+        sentence=what + contrast + _expected_way_words(rails, context),
         confidence=_UNRESOLVED if kind == "unresolved" else _CERTAIN,
         advice=advice,
         pairs=tuple(dict.fromkeys(pair.nodes for pair in pairs)),
@@ -182,7 +186,7 @@ def _blame(culprit: Culprit, rails: list[int], context: _Context) -> Blame:
     )
 
 
-def _everywhere(names: Sequence[str], nodes: int, context: _Context) -> Blame:
+def _blame_shared_cause(names: Sequence[str], nodes: int, context: _Context) -> Blame:
     """Blame many nodes at once for what they share."""
     bad = [pair for pair in context.all if pair.bad]
     rails = sorted({pair.rail for pair in bad})
@@ -192,7 +196,7 @@ def _everywhere(names: Sequence[str], nodes: int, context: _Context) -> Blame:
         among=tuple(Component("node", (name,)) for name in names),
         sentence=f"{what}; {_LIKELIER}",
         confidence=_CERTAIN,
-        advice=_SHARED,
+        advice=_SHARED_ADVICE,
         pairs=tuple(dict.fromkeys(pair.nodes for pair in bad)),
     )
 
@@ -205,7 +209,7 @@ def _transport_words(
     context: _Context,
 ) -> str:
     """Say what carried the data of these nodes, and what was expected."""
-    ways = [pair.way(name) for pair in bad for name in names if name in pair.fallen_back]
+    ways = [pair.way(name) for pair in bad for name in names if name in pair.fallback_nodes]
     expected = expected_words(context.expected[names[0]], rails)
     where = ""
     if len(rails) != context.rails:
@@ -213,7 +217,7 @@ def _transport_words(
     return f"{_most_common(ways)} carried {where}{between}; expected: {expected}"
 
 
-def _elsewhere(rails: list[int], context: _Context) -> str:
+def _expected_way_words(rails: list[int], context: _Context) -> str:
     """Say what carried the same rails of nodes that used the expected way."""
     ways = [way for pair in context.all if pair.good and pair.rail in rails for way in pair.ways]
     return f"; elsewhere {_most_common(ways)}" if ways else ""

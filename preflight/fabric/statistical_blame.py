@@ -47,25 +47,25 @@ def _standstill(culprit: Culprit, observed: Observed) -> tuple[str, str] | None:
     """Say how often a late host stood still and why, if that explains most events."""
     part = culprit.among[0]
     name, rail = part.nodes[0], part.rail
-    stood = [
-        stood
+    stalls = [
+        stalls
         for result in observed.tried
         if rail in (None, result.rail) and name in result.nodes
-        for stood in result.end(name).stood
-        if stood.what != "starved"
+        for stalls in result.end(name).stood
+        if stalls.what != "starved"
     ]
-    times = sum(stall.times for stall in stood)
+    times = sum(stall.times for stall in stalls)
     if not times or 2 * times < culprit.events:
         return None
-    stopped = sum(stall.times for stall in stood if stall.what == "stopped")
+    stopped = sum(stall.times for stall in stalls if stall.what == "stopped")
     how, suspects = _STOPPED if 2 * stopped >= times else _FROZEN
     often = f"{times} times" if times > 1 else "once"
-    return f"{how} {often}, for up to {time_us(max(s.most_ms for s in stood) * 1e3)}", suspects
+    return f"{how} {often}, for up to {time_us(max(s.most_ms for s in stalls) * 1e3)}", suspects
 
 
 _BUSY = "what else runs on {0} (load, IRQs, throttling)"
 _MOST_NAMES = 3
-_AGAIN: Mapping[RetestDoubt, str] = {
+_RETEST_WORDS: Mapping[RetestDoubt, str] = {
     "": "",
     "none": "",
     "too_short": "; measured again it was quiet, but too shortly to clear it",
@@ -82,9 +82,9 @@ def statistical_blames(
     """Blame each fault; one blame per node, whatever its rails. `proven`: all proven culprits."""
     blames: dict[str, Blame] = {}
     for culprit in unblamed:
-        fresh = _blame(culprit, observed, judgements, proven)
-        same = blames.get(fresh.component)
-        blames[fresh.component] = _join(same, fresh) if same else fresh
+        blame = _blame(culprit, observed, judgements, proven)
+        earlier = blames.get(blame.component)
+        blames[blame.component] = _join(earlier, blame) if earlier else blame
     return list(blames.values())
 
 
@@ -109,7 +109,7 @@ def _blame(
     sentence = (
         _sentence(culprit, observed, judgements)
         + _counter_words(culprit, observed)
-        + _AGAIN[culprit.second_look]
+        + _RETEST_WORDS[culprit.second_look]
     )
     if part is None:
         sentence += "; the samples do not tell these apart"
@@ -123,7 +123,7 @@ def _blame(
         sentence=sentence,
         confidence=culprit.confidence,
         advice="",
-        pairs=tuple(_showing(culprit, observed)),
+        pairs=tuple(_pairs_that_show(culprit, observed)),
         rail=part.rail if part is not None else None,
         events=culprit.events if culprit.symptom in EVENTS else 0,
         operations=culprit.operations if culprit.symptom in EVENTS else 0,
@@ -131,7 +131,7 @@ def _blame(
     return replace(blame, advice=_advice(culprit, observed, blame.suspects))
 
 
-def _showing(culprit: Culprit, observed: Observed) -> Sequence[Pairing]:
+def _pairs_that_show(culprit: Culprit, observed: Observed) -> Sequence[Pairing]:
     """Return the pairs that show it, without clean ones between a suspect and a third node."""
     if culprit.symptom == "corrupt":
         wrong = {result.nodes for result in observed.tried if result.state == "corrupt"}
@@ -157,11 +157,11 @@ def _sentence(culprit: Culprit, observed: Observed, judgements: Sequence[PairJud
         return f"{often} ({error})" if error else often
     if culprit.symptom == "late":
         often = f"{culprit.events} of {culprit.operations} operations"
-        still, waited = _standstill(culprit, observed), "and its partners waited"
+        standstill, waited = _standstill(culprit, observed), "and its partners waited"
         longest = f"up to {time_us(culprit.worst_us)}"
         began = (
-            f"stood still in {often}, for {longest}, {waited}: {still[0]}"
-            if still
+            f"stood still in {often}, for {longest}, {waited}: {standstill[0]}"
+            if standstill
             else f"began {often} late, by {longest} by its own clock, {waited}"
         )
         return f"{where} {began}; the network was as fast as elsewhere"
@@ -169,7 +169,7 @@ def _sentence(culprit: Culprit, observed: Observed, judgements: Sequence[PairJud
         share = culprit.events / max(1, culprit.operations)
         return (
             f"{culprit.events} of {culprit.operations} operations through {where} took up to "
-            f"{time_us(culprit.worst_us)}: {_rare(share)}, elsewhere {_rare(culprit.elsewhere)}"
+            f"{time_us(culprit.worst_us)}: {_one_in(share)}, elsewhere {_one_in(culprit.elsewhere)}"
         )
     return _latency(culprit, rows) if culprit.symptom == "latency" else _bandwidth(culprit, rows)
 
@@ -203,7 +203,7 @@ def _with_each(what: str, culprit: Culprit) -> str:
     return what if culprit.among[0].kind == "path" else with_partners(what, len(culprit.pairs))
 
 
-def _rare(rate: float) -> str:
+def _one_in(rate: float) -> str:
     return f"1 in {1 / rate:,.0f}" if rate > 0 else "none"
 
 
@@ -241,8 +241,8 @@ def _advice(culprit: Culprit, observed: Observed, suspects: Sequence[str]) -> st
     if culprit.symptom == "corrupt":
         return f"take {name} out of service now and run its memory and link diagnostics"
     if culprit.symptom == "late":  # never at the cable
-        still = _standstill(culprit, observed)
-        where = f"what {still[1]} on {name}" if still else _BUSY.format(name)
+        standstill = _standstill(culprit, observed)
+        where = f"what {standstill[1]} on {name}" if standstill else _BUSY.format(name)
         return f"look at {where}, not at its link"
     if culprit.component.kind == "path":
         return f"check what lies on {where}: cables, switch ports, routes; keep the two apart"
@@ -254,7 +254,7 @@ def _advice(culprit: Culprit, observed: Observed, suspects: Sequence[str]) -> st
     return f"{what} of {where}, read its port's error counters; exclude {name} until then"
 
 
-FAR = 0.25
+FAR_SHARE = 0.25
 """Share of the limit below which even a fastest operation is not a busy moment (good pairs of
 shared cores were seen at half of the limit)."""
 
@@ -276,73 +276,74 @@ def transient_paths(
     blamed: Sequence[Blame],
     limit: Thresholds,
 ) -> Iterator[Blame]:
-    """Blame each path that hung once, or whose withdrawn slow result was far beyond the limit.
+    """Blame each path that was bad once: it hung, or was far below its limit.
 
-    Or that was slower than its peers while an error counter moved there. `blamed`: named anyway.
+    Or it was slower than its peers while an error counter moved there. `blamed`: all other blames.
     """
     nodes = {blame.node for blame in blamed}
     paths = {blame.among[0].nodes for blame in blamed if blame.kind == "path"}
     pairs = {pair for blame in blamed for pair in blame.pairs}
-    readings = grouped((reading.path, reading) for reading in judgements)
-    many = len({rail for _, _, rail in readings}) > 1
+    all_readings = grouped((reading.path, reading) for reading in judgements)
+    multirail = len({rail for _, _, rail in all_readings}) > 1
     by_path = {
-        (a, b, rail): own
-        for (a, b, rail), own in readings.items()
+        (a, b, rail): readings
+        for (a, b, rail), readings in all_readings.items()
         if nodes.isdisjoint((a, b)) and (a, b) not in paths
     }
-    for own in by_path.values():
-        yield from _hung_once(own, many=many)
-    for own in by_path.values():
-        far = [reading for reading in own if _far(reading) and not _starved(reading, observed)]
+    for readings in by_path.values():
+        yield from _hung_once(readings, multirail=multirail)
+    for readings in by_path.values():
+        far = [one for one in readings if _is_far_below(one) and not _waited_for_cpu(one, observed)]
         if far:
-            then = _speeds(reading for reading in own if not reading.once)
-            bound = f"limit {gbs(far[0].bound.gbs or 0.0)}, {far[0].bound.origin}"
-            yield _blame_recovered(far, len(own), f"then {then} ({bound})", many=many)
-    for where, counters in retested_counters(observed).items():
-        if where in by_path and where[:2] not in pairs:
+            speeds = _speeds(reading for reading in readings if not reading.once)
+            rest = f"then {speeds} (limit {gbs(far[0].bound.gbs or 0.0)}, {far[0].bound.origin})"
+            yield _blame_recovered(far, len(readings), rest, multirail=multirail)
+    for path, counters in retested_counters(observed).items():
+        if path in by_path and path[:2] not in pairs:
             effect = limit.of(observed.backend)("slow_effect")
-            yield from _with_counters(
-                by_path[where], counters, observed.retested, effect, many=many
-            )
+            slow, retests = _slow_and_recovered(by_path[path], observed.retested, effect)
+            if slow:
+                peers = f"peers' median {gbs(slow[0].bound.peers_gbs or 0.0)}"
+                rest = f"then {_speeds(retests)} ({peers}), but {', '.join(counters)} moved"
+                yield _blame_recovered(slow, len(by_path[path]), rest, multirail=multirail)
 
 
 def _speeds(readings: Iterable[PairJudgement]) -> str:
     return " and ".join(gbs(reading.busbw_gbs or 0.0) for reading in readings)
 
 
-def _hung_once(own: Sequence[PairJudgement], *, many: bool) -> Iterator[Blame]:
-    for reading in (reading for reading in own if reading.hung_once):
-        where = f" on rail {reading.rail}" if many else ""
-        then = _speeds(pair for pair in own if pair.good)
+def _hung_once(readings: Sequence[PairJudgement], *, multirail: bool) -> Iterator[Blame]:
+    for reading in (reading for reading in readings if reading.hung_once):
+        where = f" on rail {reading.rail}" if multirail else ""
+        then = _speeds(pair for pair in readings if pair.good)
         sentence = f"an all-reduce hung once{where} ({reading.error}), then {then}"
-        yield _passing([reading], len(own), sentence, _HUNG_ONCE, many=many)
+        yield _transient_blame([reading], len(readings), sentence, _HUNG_ONCE, multirail=multirail)
 
 
-def _with_counters(
-    own: Sequence[PairJudgement], counters: Iterable[str], border: int, effect: float, *, many: bool
-) -> Iterator[Blame]:
-    slow = [reading for reading in own if reading.round < border and _less(reading, effect)]
-    quick = [reading for reading in own if reading.round >= border]
-    if slow and quick and all(reading.good and not _less(reading, effect) for reading in quick):
-        peers = f"peers' median {gbs(slow[0].bound.peers_gbs or 0.0)}"
-        rest = f"then {_speeds(quick)} ({peers}), but {', '.join(counters)} moved"
-        yield _blame_recovered(slow, len(own), rest, many=many)
+def _slow_and_recovered(
+    readings: Sequence[PairJudgement], first_retest: int, effect: float
+) -> tuple[Sequence[PairJudgement], Sequence[PairJudgement]]:
+    """Return the slow scheduled measurements and the retests, if all of these are good."""
+    slow = [pair for pair in readings if pair.round < first_retest and _is_slower(pair, effect)]
+    retests = [pair for pair in readings if pair.round >= first_retest]
+    good = [pair for pair in retests if pair.good and not _is_slower(pair, effect)]
+    return (slow, retests) if retests and good == retests else ((), ())
 
 
 def _blame_recovered(
-    slow: Sequence[PairJudgement], readings: int, rest: str, *, many: bool
+    slow: Sequence[PairJudgement], readings: int, rest: str, *, multirail: bool
 ) -> Blame:
     """Blame a path that was slow in some measurements; `rest`: how the others went."""
     sentence = f"slow when first measured, median {_speeds(slow[:1])}, {rest}"
-    return _passing(slow, readings, sentence, _ADVICE, many=many)
+    return _transient_blame(slow, readings, sentence, _ADVICE, multirail=multirail)
 
 
-def _passing(
-    bad: Sequence[PairJudgement], readings: int, sentence: str, advice: str, *, many: bool
+def _transient_blame(
+    bad: Sequence[PairJudgement], readings: int, sentence: str, advice: str, *, multirail: bool
 ) -> Blame:
-    """Blame a path with some bad and some good measurements; `many`: on several rails."""
+    """Blame a path with some bad and some good measurements; `multirail`: name its rail."""
     first = bad[0]
-    rail = first.rail if many else None
+    rail = first.rail if multirail else None
     return Blame(
         kind="path",
         among=(Component("path", first.nodes, rail),),
@@ -356,19 +357,19 @@ def _passing(
     )
 
 
-def _less(reading: PairJudgement, effect: float) -> bool:
+def _is_slower(reading: PairJudgement, effect: float) -> bool:
     """Whether it is slower than its peers by enough to matter."""
     return 0.0 < (reading.busbw_gbs or 0.0) < (1 - effect) * (reading.bound.peers_gbs or 0.0)
 
 
-def _far(reading: PairJudgement) -> bool:
+def _is_far_below(reading: PairJudgement) -> bool:
     if reading.once != "bandwidth" or reading.bound.gbs is None:
         return False
     most = reading.sizes[-1]
-    return most.operations >= _LEAST and most.best_gbs < FAR * reading.bound.gbs
+    return most.operations >= _LEAST and most.best_gbs < FAR_SHARE * reading.bound.gbs
 
 
-def _starved(reading: PairJudgement, observed: Observed) -> bool:
+def _waited_for_cpu(reading: PairJudgement, observed: Observed) -> bool:
     """Whether an end waited for a CPU for as long as one of those operations took."""
     where = reading.key
     took_ms = reading.sizes[-1].p50_us / 1e3

@@ -110,9 +110,9 @@ _CHUNK = 4 << 20
 _GIVE = "give the folder of a run, its measured.json, or samples as docs/reference/samples.md says"
 
 
-def open_samples(given: Path) -> tuple[Path, bytes]:
+def open_samples(run_or_file: Path) -> tuple[Path, bytes]:
     """Read the file, or the one in a run's folder; UsageError names it and says what is wrong."""
-    path = _in_folder(given) if given.is_dir() else given
+    path = _in_folder(run_or_file) if run_or_file.is_dir() else run_or_file
     try:
         content = read_regular(path, LARGEST)
     except OSError as error:
@@ -189,14 +189,14 @@ def stored_in(path: Path, content: bytes) -> StoredSamples:
 
 def _stored_samples(path: Path, content: bytes, form: Form, document: Document) -> StoredSamples:
     if form == "short":
-        observed = _decode(content, _Earlier).now
+        observed = _decode(content, _Earlier).upgraded
         refuse_absurd(observed)
         return StoredSamples(path=path, form=form, observed=observed)
-    swept = bytes(document.sweep) if form == "run" else content
-    if swept in (b"", b"null"):
+    sweep_json = bytes(document.sweep) if form == "run" else content
+    if sweep_json in (b"", b"null"):
         nothing = Observed(nodes=(), backend="", tried=(), digests=())
         return StoredSamples(path=path, form=form, observed=nothing, run=document.nonce)
-    sweep = _decode(swept, Sweep)
+    sweep = _decode(sweep_json, Sweep)
     refuse_absurd_sweep(sweep)
     return StoredSamples(
         path=path, form=form, sweep=sweep, observed=observe(sweep), run=document.nonce
@@ -216,7 +216,7 @@ class _EarlierResult(PairResult, frozen=True, kw_only=True):
     stood_b: tuple[StallTotal, ...] = ()
 
     @property
-    def now(self) -> PairResult:
+    def upgraded(self) -> PairResult:
         """Return it with each end's error."""
         fields = {name: getattr(self, name) for name in PairResult.__struct_fields__}
         ways = ((self.a,), (self.b,), self.nodes) if self.state == "not_run" else ()
@@ -241,10 +241,10 @@ class _Earlier(Observed, frozen=True, kw_only=True):
     tried: tuple[_EarlierResult, ...]
 
     @property
-    def now(self) -> Observed:
+    def upgraded(self) -> Observed:
         """Return it in today's form."""
         fields = {name: getattr(self, name) for name in Observed.__struct_fields__}
-        return Observed(**{**fields, "tried": tuple(result.now for result in self.tried)})
+        return Observed(**{**fields, "tried": tuple(result.upgraded for result in self.tried)})
 
 
 def _decode(content: bytes, kind: type[T]) -> T:
@@ -253,24 +253,24 @@ def _decode(content: bytes, kind: type[T]) -> T:
     except msgspec.ValidationError as error:
         raise UsageError(f"{plainly(str(error))}; correct or leave out that entry") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise UsageError(_broken(content, str(error))) from error
+        raise UsageError(_describe_damage(content, str(error))) from error
     except RecursionError as error:
         raise UsageError("it is nested too deep to be samples; give another file") from error
 
 
-def _broken(content: bytes, reason: str) -> str:
+def _describe_damage(content: bytes, reason: str) -> str:
     """Say where it is not JSON, and how much before that is valid."""
     place = _BYTE.search(reason)
-    at = int(place[1]) if place else len(content)
-    pairs = content[:at].count(b'"a":') - 1  # the last of them may be damaged
+    offset = int(place[1]) if place else len(content)
+    pairs = content[:offset].count(b'"a":') - 1  # the last of them may be damaged
     whole = "none of its pairs before that is whole"
     if pairs > 0:
         whole = f"at least {pairs:,} of its pairs before that are whole"
-    if at >= len(content):
-        again = "copy it again from where it was written"
-        return f"it ends in the middle, after {at:,} bytes: {whole}; {again}"
-    around = content[max(0, at - _AROUND) : at + _AROUND]
-    return f"not JSON at byte {at:,}, near {around!a}: {whole}; write it again"
+    if offset >= len(content):
+        remedy = "copy it again from where it was written"
+        return f"it ends in the middle, after {offset:,} bytes: {whole}; {remedy}"
+    around = content[max(0, offset - _AROUND) : offset + _AROUND]
+    return f"not JSON at byte {offset:,}, near {around!a}: {whole}; write it again"
 
 
 UNTIMED = "none of its times are stored"
@@ -283,7 +283,7 @@ def rebuilt(observed: Observed) -> Sweep:
     for digest in observed.digests:
         if digest.phase == "ladder":
             rungs[digest.size_bytes] = max(rungs.get(digest.size_bytes, 0), digest.operations)
-    untimed = any(_came_to(result, timed)[1] for result in observed.tried)
+    untimed = any(_state_of(result, timed)[1] for result in observed.tried)
     return Sweep(
         ladder=tuple(Rung(size, 0, count) for size, count in sorted(rungs.items())),
         rounds=(),
@@ -296,7 +296,7 @@ def rebuilt(observed: Observed) -> Sweep:
 
 
 def _pair(result: PairResult, timed: Collection[MeetingKey], backend: Backend) -> PairSamples:
-    state, untimed = _came_to(result, timed)
+    state, untimed = _state_of(result, timed)
     ends = [
         None
         if name in result.lost
@@ -306,7 +306,7 @@ def _pair(result: PairResult, timed: Collection[MeetingKey], backend: Backend) -
     return PairSamples(*result.key, backend, *ends)
 
 
-def _came_to(result: PairResult, timed: Collection[MeetingKey]) -> tuple[PairState, str]:
+def _state_of(result: PairResult, timed: Collection[MeetingKey]) -> tuple[PairState, str]:
     """Return its state, from the other end if an account is missing; and why it has no times."""
     if result.lost:
         return "measured", ""

@@ -134,7 +134,7 @@ class SweepPlan(Struct, frozen=True, kw_only=True):
         return self.nccl_budget if backend == "nccl" else self.gloo_budget
 
     @property
-    def most_words(self) -> int:
+    def most_bytes(self) -> int:
         """Return the most bytes that one node needs to report all its iterations."""
         ladders = ((*ladder, soak) for ladder, soak in map(self.sizes, ("gloo", "nccl")))
         most = max(sum(rung.iterations for rung in ladder if rung) for ladder in ladders)
@@ -174,7 +174,7 @@ def per_pair_s(rate_per_s: float, rounds: Rounds) -> float:
     return min(_MOST_S, max(_LEAST_S, loaded_s(rate_per_s) / fewest))
 
 
-def catching(plan: SweepPlan, rate_per_s: float) -> SweepPlan:
+def plan_to_catch(plan: SweepPlan, rate_per_s: float) -> SweepPlan:
     """Return the sweep with a soak long enough to catch an event of that rate on every node."""
     seconds = per_pair_s(rate_per_s, plan.rounds)
     return replace(
@@ -216,8 +216,8 @@ def measured_share(sweep: Sweep) -> float | None:
     inside_s = total_s = 0.0
     most_s = sweep.seconds or math.inf
     for turns in turns_by_rail.values():
-        begin, end, within_operations = zip(*turns, strict=True)
-        spent_s, window_s = sum(within_operations), max(end) - min(begin)
+        begin, end, spent = zip(*turns, strict=True)
+        spent_s, window_s = sum(spent), max(end) - min(begin)
         if spent_s <= window_s <= most_s:
             inside_s += spent_s
             total_s += window_s
@@ -227,11 +227,11 @@ def measured_share(sweep: Sweep) -> float | None:
 def _turn(end: End) -> tuple[float, float, float]:
     """Return when a pair began and ended at one end, and its seconds in timed operations."""
     within_us = sum(sum(timing.times_us) for timing in end.timings)
-    ended_s = end.started_s + max(map(_ends_s, end.timings))
+    ended_s = end.started_s + max(map(_duration_s, end.timings))
     return end.started_s - end.setup_ms / 1e3, ended_s, within_us / _US
 
 
-def _ends_s(timing: Timing) -> float:
+def _duration_s(timing: Timing) -> float:
     """Return seconds since the end's `started_s`: times, gaps, and checks, which gaps leave out."""
     checks_us = timing.check_us * len(timing.times_us)
     return timing.began_s + (sum(timing.times_us) + sum(timing.gaps_us) + checks_us) / _US

@@ -18,7 +18,7 @@ from preflight.checks.env.test_nccl_conf import settings
 from preflight.core.statistics import grouped
 from preflight.fabric.collect import clock_lines
 from preflight.fabric.launch import Hooks
-from preflight.fabric.planner import within
+from preflight.fabric.planner import restrict_rounds
 from preflight.fabric.retest import suspects
 from preflight.fabric.samples import gc_paused
 from preflight.fabric.schedule import Planned, circle_rounds, pairs_of, repair, unscheduled_pairs
@@ -136,7 +136,7 @@ class Run:
         self.settings = settings
         names = [host.name for host in fleet.hosts]
         self.planned = planned or Planned(rounds=circle_rounds(names))
-        self.rounds = within(self.planned.rounds, names)
+        self.rounds = restrict_rounds(self.planned.rounds, names)
         self.ways = Ways(fleet.hosts)
         self.nonce = secrets.token_hex(16)
         self.judgement = Judgement(fleet, registry, Measured(nonce=self.nonce))

@@ -22,7 +22,7 @@ from preflight.core.remote_command import OUTPUT_LIMIT, ReachError
 from preflight.errors import WireError
 from preflight.fabric.agents import start_rank_agents
 from preflight.fabric.launch import Hooks, sweep
-from preflight.fabric.sweep_plan import SweepPlan, catching
+from preflight.fabric.sweep_plan import SweepPlan, plan_to_catch
 from preflight.facts.basics import refused_as
 from preflight.facts.burn import Alive, Burned, Ready, decode_burned
 from preflight.facts.model import Ports, decode_document
@@ -252,8 +252,8 @@ def sweep_fleet(
     hosts, connections, nonce, deadline_s = nodes
     plan = replace(plan, ready_s=min(READY_MOST_S, max(READY_S, deadline_s / READY_SHARE)))
     if catch_rate is not None:
-        plan = catching(plan, catch_rate)
-    limit = OUTPUT_LIMIT + plan.most_words
+        plan = plan_to_catch(plan, catch_rate)
+    limit = OUTPUT_LIMIT + plan.most_bytes
 
     def start(host: Host, request: Mapping[str, object]) -> MessageSession:
         connection = connections[host.name]

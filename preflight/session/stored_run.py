@@ -19,7 +19,7 @@ from preflight.core.statistics import grouped, median
 from preflight.core.text import size
 from preflight.errors import UsageError
 from preflight.fabric.pair_summary import LATENCY_BELOW, wire_from
-from preflight.fabric.planner import after, coverage, pairs_tested
+from preflight.fabric.planner import add_run, coverage, pairs_tested
 from preflight.fleet.nodeset import fold
 from preflight.history import reading
 from preflight.history.place import SWEEP, create, exists, explain_refusal, parse_place
@@ -347,7 +347,7 @@ def _swept(run: Run, nodes: tuple[str, ...]) -> CoverageUpdate:
     bad = sorted(_suspected(run) & tested)
 
     def swept(past: Past) -> tuple[Past, PairCoverage | None]:
-        new = after(
+        new = add_run(
             past, planned, sweep, nodes,
             bad=bad, tier=run.settings.tier, seconds=run.swept_s,
         )  # fmt: skip

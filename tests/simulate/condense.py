@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from preflight.fabric.observed import (
     CUT_MEDIANS,
-    KEPT,
+    MOST_STANDOUTS,
     Digest,
     EndResult,
     Observed,
@@ -127,5 +127,5 @@ def _standouts(began_s: float, part: Part, cut_us: float) -> tuple[Standout, ...
             gap, other_gap = gap + hits[at].first_gap, other_gap + hits[at].second_gap
         at_s = began_s + (before_us + delays[bisect_left(hit_at, at)] + gap) / 1e6
         found.append(Standout(at_s, at, one, other, gap, other_gap))
-    longest = sorted(found, key=lambda one: -min(one.first_us, one.second_us))[:KEPT]
+    longest = sorted(found, key=lambda one: -min(one.first_us, one.second_us))[:MOST_STANDOUTS]
     return tuple(sorted(longest, key=lambda one: one.operation))

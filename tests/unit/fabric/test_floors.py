@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from preflight.core.registry import load_folder, shipped_folder
 from preflight.fabric.compare import speed_key
 from preflight.fabric.judge import judge_sweep
-from preflight.fabric.planner import KEPT_RUNS, after, plan
+from preflight.fabric.planner import KEPT_RUNS, add_run, plan
 from preflight.fabric.schedule import Planned
 from preflight.fleet.baselines import rail_floor
 from preflight.fleet.model import Expected
@@ -160,12 +160,12 @@ def test_a_small_fleet_remembers_its_speeds() -> None:
     for bad in ([], [("h1", "h2")], *[[] for _ in range(KEPT_RUNS)]):
         planned = Planned(rounds=measured.rounds)
         kept = replace(past, suspects=())
-        past = after(kept, planned, measured, names, bad=bad, tier="quick", seconds=1.0)
+        past = add_run(kept, planned, measured, names, bad=bad, tier="quick", seconds=1.0)
     assert past.speeds == {key: (46.0,) * KEPT_RUNS}
     again = plan(names, {}, extent="auto", seed=1, past=past, budget_s=60, cost=COST)
     assert again.earlier == past.speeds
     many = hosts(4)
-    large = after(Past(), Planned(rounds=_nccl(many, 46.0).rounds), _nccl(many, 46.0),
+    large = add_run(Past(), Planned(rounds=_nccl(many, 46.0).rounds), _nccl(many, 46.0),
                   [host.name for host in many], bad=[], tier="quick", seconds=1.0)  # fmt: skip
     assert large.speeds == {}
 

@@ -48,7 +48,7 @@ def test_all_rounds_together_hold_every_pair_once(sizes: list[int], seed: int) -
         assert len(set(busy)) == len(busy)
         inside = {leaves[a] == leaves[b] for a, b in pairs}
         assert inside == {number < frame.in_leaf}
-        assert all(frame.holding(a, b) == frame.holding(b, a) == number for a, b in pairs)
+        assert all(frame.round_of(a, b) == frame.round_of(b, a) == number for a, b in pairs)
         seen += pairs
     assert len(seen) == len(set(seen))
     assert set(seen) == set(combinations(names, 2))
@@ -83,7 +83,7 @@ def test_a_circle_finds_the_round_of_a_pair_again(count: int) -> None:
     frame = circle(names)
     for number in frame.numbers:
         for a, b in frame.pairs(number):
-            assert frame.holding(a, b) == frame.holding(b, a) == number
+            assert frame.round_of(a, b) == frame.round_of(b, a) == number
 
 
 def test_rounds_follow_leaves_only_where_that_leads_to_all_pairs_soon() -> None:

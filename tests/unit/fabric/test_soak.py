@@ -9,7 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from preflight.fabric.schedule import circle_rounds
-from preflight.fabric.sweep_plan import MOST_ITERATIONS, SweepPlan, catching, loaded_s, per_pair_s
+from preflight.fabric.sweep_plan import (
+    MOST_ITERATIONS,
+    SweepPlan,
+    loaded_s,
+    per_pair_s,
+    plan_to_catch,
+)
 
 FOUR = ("h1", "h2", "h3", "h4")
 
@@ -31,7 +37,7 @@ def test_a_nodes_partners_share_the_load() -> None:
 def test_a_soak_keeps_within_its_bounds_and_sizes_in_which_spikes_show(rate: float) -> None:
     """Whatever the rate: no endless account, no size beyond a third of a spike of 10 ms."""
     plan = SweepPlan(nodes=FOUR, rounds=circle_rounds(FOUR))
-    deep = catching(plan, rate)
+    deep = plan_to_catch(plan, rate)
     for soak, most_bytes in ((deep.gloo_soak, 4 << 20), (deep.nccl_soak, 128 << 20)):
         assert soak is not None
         assert 3 <= soak.iterations <= MOST_ITERATIONS
