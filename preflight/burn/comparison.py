@@ -221,9 +221,7 @@ def judge_burn(
     by_name = {host.name: host for host in hosts}
 
     def earlier(raw: RawSeries) -> Sequence[float]:
-        if not units_past:
-            return ()
-        return units_past.get(history_key(raw, fleet[raw.node], facts.get(raw.node)), ())
+        return (units_past or {}).get(history_key(raw, fleet[raw.node], facts.get(raw.node)), ())
 
     raws = [
         raw

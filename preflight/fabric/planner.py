@@ -49,11 +49,11 @@ def choose(frame: Frame, past: Past, rounds: int, seed: int) -> tuple[int, ...]:
     """
     queue = _Queue(frame, past, seed)
     chosen = queue.take_suspected(past) if rounds else []
-    chosen += queue.take(min(reserved(frame, rounds), rounds - len(chosen)), {-1})
+    chosen += queue.take(min(inside_rounds(frame, rounds), rounds - len(chosen)), {-1})
     return (*chosen, *queue.take(rounds - len(chosen)))
 
 
-def reserved(frame: Frame, rounds: int) -> int:
+def inside_rounds(frame: Frame, rounds: int) -> int:
     """Return the least number of a run's rounds that are inside leaves."""
     across = len(frame.numbers) - frame.in_leaf
     return min(IN_LEAF, rounds // IN_LEAF_SHARE, frame.in_leaf) if across else 0
@@ -374,5 +374,5 @@ def _runs_left(frame: Frame, past: Past, rounds: int) -> int | None:
         return 0
     if per_run < 1:
         return None
-    elsewhere = per_run - reserved(frame, rounds)
+    elsewhere = per_run - inside_rounds(frame, rounds)
     return max(-(-len(untested) // per_run), -(-across // elsewhere) if elsewhere > 0 else 0)

@@ -85,7 +85,7 @@ class Workload(Struct, frozen=True, kw_only=True):
         start_s = round_s = retests_s = 0.0
         if "fabric" in self.stages and (self.nodes > 1 or self.gpus > 1):
             # A retest has few pairs, none of them as slow as the slowest of many.
-            round_s, again_s = self._round_s(self.nodes), self._round_s(1, RETEST_TIMES)
+            round_s, retest_s = self._round_s(self.nodes), self._round_s(1, RETEST_TIMES)
             start_s = duration("torch.import_s") + duration("torch.doubling_s") * log2(self.nodes)
             if self.gpus:
                 start_s += open_s(self.gpus)
@@ -93,7 +93,7 @@ class Workload(Struct, frozen=True, kw_only=True):
                 start_s += round_s + duration("nccl.inside_s")
             if self.nodes > 1:
                 start_s += _DOMAIN_ROUNDS * round_s if self.nvlink_domains else 0.0
-                retests_s = duration("retest.rounds") * again_s
+                retests_s = duration("retest.rounds") * retest_s
             if self.catch_rate is not None:
                 start_s += loaded_s(self.catch_rate)
         return Times(facts_s, burn_s, start_s, round_s, retests_s, left_out)
@@ -111,19 +111,19 @@ class Workload(Struct, frozen=True, kw_only=True):
 
         Useful is a complete, possibly short burn-in, the inside of the nodes, and one round.
         """
-        if not self.stages & {"local", "fabric"} or self._useful(wall_s):
+        if not self.stages & {"local", "fabric"} or self._fits_smallest_run(wall_s):
             return ""
-        enough = _first_budget(wall_s, self._useful)
+        enough_s = _first_budget(wall_s, self._fits_smallest_run)
         return (
             f"{wall_s:g} s is too short: the smallest useful run takes about "
-            f"{self._least_s(enough):.0f} s; give --preflight-budget={enough}"
+            f"{self._smallest_run_s(enough_s):.0f} s; give --preflight-budget={enough_s}"
         )
 
     def lines(self, wall_s: float, rounds: int, wanted: int) -> list[str]:
         """The estimate's lines in the header; `rounds` of the `wanted` ones are planned."""
         times, cost = self.times(wall_s), self.cost(wall_s)
-        of_all = f"{rounds} of {wanted}" if rounds < wanted else f"{rounds}"
-        text = f"{of_all} round{'s' if of_all != '1' else ''}"
+        extent = f"{rounds} of {wanted}" if rounds < wanted else f"{rounds}"
+        text = f"{extent} round{'s' if extent != '1' else ''}"
         if self.last is not None:
             stages = f"{cost.other_s:.0f} s and {text} of {cost.round_s:.1f} s, as in the last run,"
         else:
@@ -139,18 +139,18 @@ class Workload(Struct, frozen=True, kw_only=True):
         lines = [f"time     about {stages} of {wall_s:g} s{assumed}"]
         if why := self.too_small(wall_s):
             lines.append(f"budget   {why}")
-        elif what := self._left_out(wall_s, rounds, wanted):
-            enough = _first_budget(wall_s, lambda budget_s: self._holds(budget_s, wanted))
-            more = f"; --preflight-budget={enough} has time for all" if enough < _MOST_S else ""
-            lines.append(f"left out {', '.join(what)}: no time in {wall_s:g} s{more}")
+        elif left_out := self._left_out(wall_s, rounds, wanted):
+            enough_s = _first_budget(wall_s, lambda budget_s: self._fits_all(budget_s, wanted))
+            hint = f"; --preflight-budget={enough_s} has time for all" if enough_s < _MOST_S else ""
+            lines.append(f"left out {', '.join(left_out)}: no time in {wall_s:g} s{hint}")
         return lines
 
     @property
-    def known(self) -> Workload:
+    def without_assumed_gpus(self) -> Workload:
         """The same run without the GPUs that are only assumed."""
         return replace(self, gpus=0, nics=0) if self.assumed else self
 
-    def _useful(self, wall_s: float) -> bool:
+    def _fits_smallest_run(self, wall_s: float) -> bool:
         """Whether there is time for one round, by the last run's times or by the estimate.
 
         Either suffices: one slow run must not make preflight refuse all later ones.
@@ -160,15 +160,15 @@ class Workload(Struct, frozen=True, kw_only=True):
         times = self.times(wall_s)
         # The burn-in ends at its share; the sweep gets the rest.
         burn_fits = times.burn_s <= BURN_SHARE * (wall_s - times.facts_s) + _STEP_S / 100
-        return burn_fits and self._least_s(wall_s) <= wall_s
+        return burn_fits and self._smallest_run_s(wall_s) <= wall_s
 
-    def _least_s(self, wall_s: float) -> float:
+    def _smallest_run_s(self, wall_s: float) -> float:
         """The time of everything with one round and no retests."""
         times = self.times(wall_s)
         rounds_s = times.round_s if self.nodes > 1 else 0.0
         return times.facts_s + times.burn_s + times.start_s + rounds_s
 
-    def _holds(self, wall_s: float, rounds: int) -> bool:
+    def _fits_all(self, wall_s: float, rounds: int) -> bool:
         """Whether everything fits into a budget, with the planner's margin."""
         fits = rounds_that_fit(wall_s, self.cost(wall_s)) >= max(1, rounds)
         return fits and not self._left_out(wall_s, rounds, rounds)
@@ -177,28 +177,29 @@ class Workload(Struct, frozen=True, kw_only=True):
         """The parts that do not fit into the budget."""
         cost, times = self.cost(wall_s), self.times(wall_s)
         parts = list(times.left_out)
-        over_s = cost.other_s + rounds * cost.round_s - wall_s
+        excess_s = cost.other_s + rounds * cost.round_s - wall_s
         retests_s = min(times.retests_s, cost.other_s)
-        if over_s > retests_s and cost.round_s:  # more rounds were requested than fit
-            rounds = max(0, rounds - ceil((over_s - retests_s) / cost.round_s))
+        if excess_s > retests_s and cost.round_s:  # more rounds were requested than fit
+            rounds = max(0, rounds - ceil((excess_s - retests_s) / cost.round_s))
         if rounds < wanted:
             parts.append(f"{wanted - rounds} of {wanted} rounds")
-        if over_s > 0 and retests_s:
+        if excess_s > 0 and retests_s:
             parts.append("retests of suspects")
         return parts
 
     def _burn(self, left_s: float) -> tuple[float, tuple[str, ...]]:
         kind: Kind = "cuda" if self.gpus else "cpu"
-        has = Devices(gpus=self.gpus or _SIDES, sides=_SIDES, nic_turns=ceil(self.nics / _SIDES))
-        whole = burn_plan(self.tier).load_of(kind)
-        load = fit(burn_plan(self.tier), left_s, has).load_of(kind)
-        phases = phases_s(load, kind, has)
+        nic_turns = ceil(self.nics / _SIDES)
+        devices = Devices(gpus=self.gpus or _SIDES, sides=_SIDES, nic_turns=nic_turns)
+        full = burn_plan(self.tier).load_of(kind)
+        load = fit(burn_plan(self.tier), left_s, devices).load_of(kind)
+        phases = phases_s(load, kind, devices)
         left_out = []
-        if whole.sustained and load.sustained and load.sustained.seconds < whole.sustained.seconds:
-            less_s = whole.sustained.seconds - load.sustained.seconds
-            left_out.append(f"{less_s:.3g} of {whole.sustained.seconds:g} s of sustained load")
-        turns = _nic_turns(load, has)
-        if turns < has.nic_turns and load.nic is not None:
+        if full.sustained and load.sustained and load.sustained.seconds < full.sustained.seconds:
+            missing_s = full.sustained.seconds - load.sustained.seconds
+            left_out.append(f"{missing_s:.3g} of {full.sustained.seconds:g} s of sustained load")
+        turns = _nic_turns(load, devices)
+        if turns < devices.nic_turns and load.nic is not None:
             phases["nic"] = turns * nic_turn_s(load.nic)
             unmeasured = self.nics - turns * _SIDES
             left_out.append(f"loopback of {unmeasured} of {self.nics} NICs a node")
@@ -227,14 +228,15 @@ def workload(
     catch_rate: float | None = None,
     last: Cost | None = None,
 ) -> Workload:
-    """Derive it from the fleet: the GPUs that the inventory expects, else the ranks of a node.
+    """Derive the workload from the fleet. A node has the GPUs that the inventory expects.
 
-    Else the GPUs of this machine if it is the fleet, else eight GPUs a node are assumed.
+    Without that number it has one GPU per rank, else those of this machine if it is the fleet, else
+    eight are assumed.
     """
     counts = [host.expected.gpus for host in fleet.hosts if host.expected.gpus is not None]
     number = max(counts, default=fleet.job.nproc_per_node)
     if number is None and all(host.transport == "local" for host in fleet.hosts):
-        number = _gpus_here()
+        number = _local_gpus()
     gpus = GPUS_ASSUMED if number is None else number
     models = {host.expected.gpu_model or "" for host in fleet.hosts}
     nics = [host.expected.nics for host in fleet.hosts if host.expected.nics is not None]
@@ -251,7 +253,7 @@ def workload(
     )
 
 
-def _gpus_here() -> int:
+def _local_gpus() -> int:
     try:
         return sum(1 for _ in Path(_DRIVER_GPUS).iterdir())
     except OSError:
@@ -264,8 +266,8 @@ def _first_budget(from_s: float, enough: Callable[[float], bool]) -> int:
     return next(budget_s for budget_s in budgets if budget_s >= _MOST_S or enough(budget_s))
 
 
-def _nic_turns(load: Load, has: Devices) -> int:
+def _nic_turns(load: Load, devices: Devices) -> int:
     """How many NICs of one NUMA node the burn-in has time for, by the estimate."""
     if load.nic is None:
         return 0
-    return min(has.nic_turns, int(load.limit_s["nic"] / nic_turn_s(load.nic) + 0.01))
+    return min(devices.nic_turns, int(load.limit_s["nic"] / nic_turn_s(load.nic) + 0.01))

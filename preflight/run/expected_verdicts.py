@@ -32,54 +32,55 @@ class Selection:
         self.keys = keys
         self._hosts = [host.name for host in fleet.hosts]
         self._registry = registry
-        on = (key for key in keys if not judgement.off(*key))
-        self._on: dict[str, set[str]] = {}
-        for check_id, names in on:
-            self._on.setdefault(check_id, set()).update(names or self._hosts)
+        self._nodes_by_check: dict[str, set[str]] = {}
+        for check_id, names in keys:
+            if not judgement.why_off(check_id, names):
+                self._nodes_by_check.setdefault(check_id, set()).update(names or self._hosts)
 
     @property
     def checks(self) -> Iterable[str]:
         """The checks that are on for some node: the run measures only for these."""
-        return self._on
+        return self._nodes_by_check
 
     @property
-    def of_pairs(self) -> tuple[str, ...]:
+    def pair_checks(self) -> tuple[str, ...]:
         """The selected checks that judge pairs."""
         check_ids = {check_id for check_id, _ in self.keys}
-        own = (entry for entry in self._registry if entry.subject == "pair")
-        return tuple(entry.check.id for entry in own if entry.check.id in check_ids)
+        pair_entries = (entry for entry in self._registry if entry.subject == "pair")
+        return tuple(entry.check.id for entry in pair_entries if entry.check.id in check_ids)
 
     @property
-    def inside(self) -> bool:
+    def measures_nodes(self) -> bool:
         """Whether a selected check of single nodes needs the sweep."""
-        entries = (self._registry[check_id] for check_id in self._on)
+        entries = (self._registry[check_id] for check_id in self._nodes_by_check)
         return any(entry.check.stage == "fabric" and entry.subject == "node" for entry in entries)
 
-    def watched(self) -> list[Key]:
+    def with_gates(self) -> list[Key]:
         """The selected verdicts, each after the gates that it requires.
 
         A failed gate is a finding: without it, a node that is down would show only `not_run`.
         """
-        ways_in = tuple(r.check.id for r in self._registry if r.check.stage == "reach")
+        reach_checks = tuple(r.check.id for r in self._registry if r.check.stage == "reach")
         gates: dict[str, set[str]] = {}
 
-        def spread(check_id: str, names: set[str]) -> None:
+        def add_gates(check_id: str, names: set[str]) -> None:
             check = self._registry[check_id].check
-            for gate in check.requires if check.stage == "reach" else (*ways_in, *check.requires):
+            ways_in = () if check.stage == "reach" else reach_checks
+            for gate in (*ways_in, *check.requires):
                 new = names - gates.setdefault(gate, set())
                 if new:
                     gates[gate] |= new
-                    spread(gate, new)
+                    add_gates(gate, new)
 
-        for check_id, nodes in self._on.items():
-            spread(check_id, nodes)
-        before = [
+        for check_id, nodes in self._nodes_by_check.items():
+            add_gates(check_id, nodes)
+        gate_keys = [
             (registered.check.id, (name,))
             for registered in self._registry
             for name in self._hosts
             if name in gates.get(registered.check.id, ())
         ]
-        return [*dict.fromkeys([*before, *self.keys])]
+        return [*dict.fromkeys([*gate_keys, *self.keys])]
 
 
 @dataclass(frozen=True)
@@ -96,14 +97,14 @@ class Eligibility:
         return [
             host
             for host in self._hosts
-            if host.name in self._reached and not self._judgement.may_take_part(host.name, stage)
+            if host.name in self._reached and not self._judgement.why_excluded(host.name, stage)
         ]
 
     def left_out(self, stage: Stage, taking_part: Sequence[Host]) -> dict[str, str]:
         """By name, the nodes that do not take part, and why."""
         names = {host.name for host in taking_part}
         return {
-            host.name: self._judgement.may_take_part(host.name, stage)
+            host.name: self._judgement.why_excluded(host.name, stage)
             or self.why_not_loaded(host.name)
             or "no connection"
             for host in self._hosts
@@ -138,7 +139,7 @@ _LEAST_S: dict[Stage, float] = {"net": 8.0}
 """A stage is not begun with less. `net`: a connection and its answer may take 3 s each; if the
 budget ends in the middle, that looks like a firewall."""
 
-_LEAST_ELSE_S = 1.0
+_LEAST_DEFAULT_S = 1.0
 
 
 class Settings(Struct, frozen=True, kw_only=True):
@@ -175,7 +176,7 @@ class Settings(Struct, frozen=True, kw_only=True):
 
 def least_s(stage: Stage) -> float:
     """The least time left, in seconds, with which a stage is begun."""
-    return _LEAST_S.get(stage, _LEAST_ELSE_S)
+    return _LEAST_S.get(stage, _LEAST_DEFAULT_S)
 
 
 def out_of_time(stage: Stage, wall_s: float) -> Verdict:

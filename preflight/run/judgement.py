@@ -46,7 +46,7 @@ Key = tuple[str, Names]
 _WAIVABLE = (Outcome.FAIL, Outcome.FLAKY, Outcome.UNKNOWN, Outcome.WARN)
 
 
-def off_for(check: str, hosts: Sequence[Host]) -> dict[str, str]:
+def switched_off(check: str, hosts: Sequence[Host]) -> dict[str, str]:
     """The nodes for which a check is switched off, and why it is not run there."""
     return {
         host.name: f"switched off for {host.name} in {host.off[check]}"
@@ -55,7 +55,7 @@ def off_for(check: str, hosts: Sequence[Host]) -> dict[str, str]:
     }
 
 
-def with_numbers(verdict: Verdict, used: Mapping[str, Override]) -> Verdict:
+def with_site_numbers(verdict: Verdict, used: Mapping[str, Override]) -> Verdict:
     """Append the site's numbers that decided in place of shipped ones."""
     if not used or verdict.outcome in (Outcome.NOT_RUN, Outcome.BROKEN):
         return verdict
@@ -68,7 +68,7 @@ def with_numbers(verdict: Verdict, used: Mapping[str, Override]) -> Verdict:
     )
 
 
-def corrupt(check: str, verdict: Verdict) -> bool:
+def is_corruption(check: str, verdict: Verdict) -> bool:
     """Whether the verdict reports corrupted data, which no waiver may accept."""
     wrong = verdict.evidence.get("state") == "corrupt" or verdict.evidence.get("corrupt") is True
     return check in NEVER or wrong
@@ -84,13 +84,13 @@ def waive(
     """
     if verdict.outcome not in _WAIVABLE:
         return verdict
-    alive = [waiver for waiver in waivers if waiver.check == check]
+    of_check = [waiver for waiver in waivers if waiver.check == check]
     at_fault = _at_fault(names, verdict, fleet)
-    covering = [waiver for waiver in alive if not at_fault.isdisjoint(waiver.nodes)]
+    covering = [waiver for waiver in of_check if not at_fault.isdisjoint(waiver.nodes)]
     if not covering:
         return verdict
     nodes = {name for waiver in covering for name in waiver.nodes}
-    if corrupt(check, verdict):
+    if is_corruption(check, verdict):
         note = "it is waived, but a waiver never hides corrupted data"
         return replace(verdict, sentence=f"{verdict.sentence}; {note}")
     until = "; ".join(f"until {waiver.until}: {waiver.reason}" for waiver in covering)
@@ -102,12 +102,12 @@ def waive(
             evidence={**verdict.evidence, "waived": str(verdict.outcome)},
             cause="",
         )
-    rest = tuple(name for name in verdict.culprits if name not in nodes)
-    if len(rest) == len(verdict.culprits) or not rest:
+    remaining = tuple(name for name in verdict.culprits if name not in nodes)
+    if len(remaining) == len(verdict.culprits) or not remaining:
         return verdict
     waived = ", ".join(name for name in verdict.culprits if name in nodes)
     sentence = f"{verdict.sentence} (for {waived} waived {until})"
-    return replace(verdict, sentence=sentence, culprits=rest)
+    return replace(verdict, sentence=sentence, culprits=remaining)
 
 
 def _at_fault(names: Names, verdict: Verdict, fleet: Collection[str]) -> set[str]:
@@ -146,12 +146,12 @@ class Judgement:
         self._hosts = {host.name: host for host in fleet.hosts}
         self._verdicts: dict[tuple[str, Names], Verdict] = {}
         self._nodes: dict[str, Node] = {}
-        self._at_gates: dict[tuple[str, ...], dict[str, str]] = {}
-        self._used: dict[str, Override] = {}
+        self._closed_gates: dict[tuple[str, ...], dict[str, str]] = {}
+        self._sweep_numbers: dict[str, Override] = {}
         """The site's numbers with which the sweep was decoded."""
         self._switched_off = {check for host in fleet.hosts for check in host.off}
         self._waivers = [waiver for waiver in fleet.waivers if not waiver.expired(today())]
-        self._swept = _of_all(fleet.hosts)
+        self._fleet_numbers = _fleet_overrides(fleet.hosts)
         self.measured = measured
 
     def advance(self, measured: Measured) -> None:
@@ -166,7 +166,7 @@ class Judgement:
         key = (check_id, names)
         verdict = self._verdicts.get(key)
         if verdict is None:
-            if why := self.off(check_id, names):
+            if why := self.why_off(check_id, names):
                 verdict = not_run(why, off=True)
             else:
                 verdict = self._reach_verdict(self._registry[check_id], names)
@@ -175,15 +175,15 @@ class Judgement:
             self._verdicts[key] = verdict
         return verdict
 
-    def off(self, check_id: str, names: Names) -> str:
+    def why_off(self, check_id: str, names: Names) -> str:
         """Why a subject is not judged, if the site switched the check off for it; else ""."""
         if check_id not in self._switched_off:
             return ""
         hosts = [self._hosts[name] for name in names] or list(self._fleet.hosts)
-        off = off_for(check_id, hosts)
-        if not off or (not names and len(off) < len(hosts)):
+        reasons = switched_off(check_id, hosts)
+        if not reasons or (not names and len(reasons) < len(hosts)):
             return ""
-        return next(iter(off.values())) if names else f"{check_id} is switched off for all"
+        return next(iter(reasons.values())) if names else f"{check_id} is switched off for all"
 
     def skip(self, check_id: str, names: Names, verdict: Verdict) -> None:
         """Settle a subject that will not be judged, unless it was judged already."""
@@ -193,12 +193,12 @@ class Judgement:
         """Every verdict reached so far."""
         return dict(self._verdicts)
 
-    def may_take_part(self, name: str, stage: Stage) -> str:
+    def why_excluded(self, name: str, stage: Stage) -> str:
         """Return why a node must be left out of a stage, or "" if it may take part.
 
         A gate within the stage itself does not count: it can be judged only afterwards.
         """
-        for check in _admitting(self._registry, stage):
+        for check in _gating(self._registry, stage):
             blocker = self._blocker(check, (name,), before=stage)
             if blocker:
                 return blocker
@@ -233,8 +233,8 @@ class Judgement:
         for name in (*verdict.culprits, *verdict.suspects):
             if name not in self._hosts:
                 return broken(f"{registered.check.id} blames {name!a}, which is not in this fleet")
-        used = limit.used | self._used if registered.check.stage == "fabric" else limit.used
-        return with_numbers(verdict, used)
+        sweep_numbers = self._sweep_numbers if registered.check.stage == "fabric" else {}
+        return with_site_numbers(verdict, limit.used | sweep_numbers)
 
     def _judge_fleet(self, registered: Registered) -> Verdict:
         """Judge the nodes whose gates are open, and name the others: `ok` does not cover those."""
@@ -242,7 +242,7 @@ class Judgement:
         if not view.nodes:
             why = next(iter(view.left_out.values()))
             return not_run(f"no node to judge: {why}", blocked=True)
-        limit = Thresholds(self._swept)
+        limit = Thresholds(self._fleet_numbers)
         view = dataclasses.replace(view, limit=limit)
         verdict = self._conclude(registered, view, limit)
         if verdict.outcome is Outcome.BROKEN:
@@ -257,8 +257,8 @@ class Judgement:
     def fleet_view(self, check: Check) -> FleetView:
         """The whole fleet for a check: the nodes whose gates are open, and why not the others."""
         left_out = {name: self._blocker(check, (name,)) for name in self._hosts}
-        left_out |= {n: self._unreached(n) for n in self._hosts if n not in self.measured.facts}
-        left_out |= off_for(check.id, self._fleet.hosts)
+        left_out |= {n: self._why_unreached(n) for n in self._hosts if n not in self.measured.facts}
+        left_out |= switched_off(check.id, self._fleet.hosts)
         return whole_fleet(
             {name: self._node(name) for name, why in left_out.items() if not why},
             {name: why for name, why in left_out.items() if why},
@@ -270,20 +270,20 @@ class Judgement:
         if before is not None:
             gates = tuple(gate for gate in gates if self._registry[gate].check.stage != before)
         for name in names:
-            if closed := self._closed(gates, name):
+            if closed := self._closed_gate(gates, name):
                 return closed
             if check.stage != "reach" and name not in self.measured.facts:
-                return self._unreached(name)
+                return self._why_unreached(name)
         return ""
 
-    def _closed(self, gates: tuple[str, ...], name: str) -> str:
+    def _closed_gate(self, gates: tuple[str, ...], name: str) -> str:
         """Return which of these gates is closed for a node; many checks have the same gates."""
-        own = self._at_gates.setdefault(gates, {})
-        if name not in own:
-            own[name] = next(filter(None, (self._closed_by(gate, name) for gate in gates)), "")
-        return own[name]
+        by_node = self._closed_gates.setdefault(gates, {})
+        if name not in by_node:
+            by_node[name] = next(filter(None, (self._why_closed(gate, name) for gate in gates)), "")
+        return by_node[name]
 
-    def _closed_by(self, required: str, name: str) -> str:
+    def _why_closed(self, required: str, name: str) -> str:
         gate = self.verdict(required, (name,))
         if gate.outcome is Outcome.OK:
             return ""
@@ -292,14 +292,14 @@ class Judgement:
         bad = gate.outcome is Outcome.BROKEN or (gate.makes_not_ready and gate.blocks)
         return f"{required} of {name}: {gate.sentence}" if bad else ""
 
-    def _unreached(self, name: str) -> str:
+    def _why_unreached(self, name: str) -> str:
         reach = self.measured.reach.get(name)
         step = f"reach.{reach.failed}" if reach and reach.failed else "reach"
         return f"{step} of {name}: {reach.sentence if reach else 'it was not asked'}"
 
     def _node(self, name: str) -> Node:
         if name not in self._nodes:
-            host, swept = self._hosts[name], self.sweep if self.measured.sweep else None
+            host, decoded = self._hosts[name], self.sweep if self.measured.sweep else None
             self._nodes[name] = Node(
                 name=name,
                 expected=host.expected,
@@ -308,8 +308,8 @@ class Judgement:
                 group=self._groups[host.group],
                 job=self._fleet.job,
                 net=self._net(name),
-                inside=swept.inside.get(name) if swept else None,
-                over_nvlink=swept.over_nvlink.get(name) if swept else None,
+                inside=decoded.inside.get(name) if decoded else None,
+                over_nvlink=decoded.over_nvlink.get(name) if decoded else None,
                 burn=self.burn.get(name) if self.measured.burned else None,
                 limit=Thresholds(host.expected.limits),
             )
@@ -321,7 +321,7 @@ class Judgement:
         for name, facts in self.measured.facts.items():
             if name in self._hosts:
                 members[self._hosts[name].group][name] = facts
-        return {name: Group(name, own) for name, own in members.items()}
+        return {name: Group(name, facts_by_name) for name, facts_by_name in members.items()}
 
     @cached_property
     def _attempts(self) -> _Attempts:
@@ -347,7 +347,7 @@ class Judgement:
         from preflight.fabric.judge import Decoded, judge_sweep  # where only facts are judged
 
         measured, planned, limit = self.measured.sweep, self.measured.planned, self.sweep_limits
-        self._used = limit.used
+        self._sweep_numbers = limit.used
         if measured is None:
             return Decoded()
         earlier = planned.earlier if planned else {}
@@ -356,7 +356,7 @@ class Judgement:
     @property
     def sweep_limits(self) -> Thresholds:
         """The numbers that judge the sweep, for its reports and pictures too."""
-        return Thresholds(self._swept)
+        return Thresholds(self._fleet_numbers)
 
     @cached_property
     def burn(self) -> Mapping[str, Burn]:
@@ -368,7 +368,7 @@ class Judgement:
         return judge_burn(measured.burned, self._fleet.hosts, measured.facts, units)
 
 
-def _of_all(hosts: Sequence[Host]) -> dict[str, Override]:
+def _fleet_overrides(hosts: Sequence[Host]) -> dict[str, Override]:
     """The numbers that the site sets for all nodes alike: they judge the sweep and the fleet."""
     overrides = {name: limit for host in hosts for name, limit in host.expected.limits.items()}
     return {
@@ -383,12 +383,12 @@ class _Attempts:
 
     def __init__(self, ports: Mapping[str, Ports]) -> None:
         tried = [(name, attempt) for name, report in ports.items() for attempt in report.attempts]
-        aimed = grouped((attempt.target, (name, attempt)) for name, attempt in tried)
-        self.at = {target: tuple(attempts) for target, attempts in aimed.items()}
+        by_target = grouped((attempt.target, (name, attempt)) for name, attempt in tried)
+        self.at = {target: tuple(attempts) for target, attempts in by_target.items()}
         self.at_master_port = tuple(pair for pair in tried if pair[1].kind == "master")
 
 
-def _admitting(registry: Registry, stage: Stage) -> list[Check]:
+def _gating(registry: Registry, stage: Stage) -> list[Check]:
     """Return the checks whose gates decide which nodes take part in a stage.
 
     Checks of the whole fleet do not count: they only leave a blocked node out of their view.
@@ -410,5 +410,5 @@ def stages_needed(registry: Registry, check_ids: Iterable[str]) -> set[Stage]:
             if stage not in needed:
                 needed.add(stage)
                 # The gates of all checks of a stage decide which nodes take part in it.
-                todo += [gate for check in _admitting(registry, stage) for gate in check.requires]
+                todo += [gate for check in _gating(registry, stage) for gate in check.requires]
     return needed

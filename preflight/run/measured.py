@@ -31,6 +31,10 @@ LARGEST = 1 << 30
 """Bytes of a measured.json; a node takes some 100 KiB at most, a pair 50."""
 
 
+_BY_NODE = ("reach", "facts", "ports", "port_troubles", "burned")
+"""The fields of `Measured` with an entry for each node."""
+
+
 class Measured(Struct, frozen=True, kw_only=True):
     """Results by node name. A stage adds its own part and leaves the rest as it was."""
 
@@ -55,21 +59,20 @@ class Measured(Struct, frozen=True, kw_only=True):
     @classmethod
     def decode(cls, content: bytes) -> Measured:
         """Read what `encode` wrote; ValueError if it is malformed or holds an invalid node name."""
-        read = msgspec.json.decode(content, type=cls)
-        check_names(chain(read.reach, read.facts, read.ports, read.port_troubles, read.burned))
-        rounds = read.planned.rounds if read.planned else ()
-        check_names(chain(*chain(*rounds), read.planned.leaves if read.planned else ()))
-        return read
+        measured = msgspec.json.decode(content, type=cls)
+        check_names(chain.from_iterable(getattr(measured, table) for table in _BY_NODE))
+        rounds = measured.planned.rounds if measured.planned else ()
+        check_names(chain(*chain(*rounds), measured.planned.leaves if measured.planned else ()))
+        return measured
 
-    def only(self, names: AbstractSet[str]) -> Measured:
+    def restrict(self, names: AbstractSet[str]) -> Measured:
         """The part that concerns these nodes and pairs of them: a replay may leave nodes out."""
-        tried = {
+        ports = {
             name: replace(report, attempts=tuple(a for a in report.attempts if a.target in names))
             for name, report in self.ports.items()
         }
-        whole = replace(self, ports=tried, sweep=self.sweep and _swept(self.sweep, names))
-        by_node = ("reach", "facts", "ports", "port_troubles", "burned")
-        return replace(whole, **{field: _of(getattr(whole, field), names) for field in by_node})
+        part = replace(self, ports=ports, sweep=self.sweep and _restrict_sweep(self.sweep, names))
+        return replace(part, **{name: _rows_of(getattr(part, name), names) for name in _BY_NODE})
 
 
 def read_measured(path: Path) -> Measured:
@@ -85,12 +88,13 @@ def read_measured(path: Path) -> Measured:
     return measured
 
 
-def _of(table: dict[str, Any], names: AbstractSet[str]) -> dict[str, Any]:
+def _rows_of(table: dict[str, Any], names: AbstractSet[str]) -> dict[str, Any]:
     return {name: row for name, row in table.items() if name in names}
 
 
-def _swept(sweep: Sweep, names: AbstractSet[str]) -> Sweep:
-    tables = {field: _of(by, names) for field, by in asdict(sweep).items() if isinstance(by, dict)}
+def _restrict_sweep(sweep: Sweep, names: AbstractSet[str]) -> Sweep:
+    fields = asdict(sweep).items()
+    tables = {field: _rows_of(rows, names) for field, rows in fields if isinstance(rows, dict)}
     tables["cut_off"] = {name: host for name, host in tables["cut_off"].items() if host in names}
     return replace(
         sweep,
@@ -114,7 +118,7 @@ class Progress(Protocol):
         """Show a line that stays on the screen."""
 
 
-class Silent:
+class NoProgress:
     """For callers that show nothing."""
 
     def step(self, phase: str, done: int, total: int, waiting: Sequence[str]) -> None:

@@ -50,7 +50,7 @@ class ProbeResult:
     connection: Connection | None
 
 
-class _Turn:
+class _StepTime:
     """A node's time for one step, and whether that was too short to count against the node."""
 
     def __init__(self, whole_s: float, left_s: float) -> None:
@@ -76,13 +76,13 @@ def probe_fleet(
     kernel_log_since_s: float | None = None,
     job: Job | None = None,
     names: Sequence[str] = (),
-    arrived: Callable[[str, ProbeResult], None] = lambda _name, _reached: None,
+    on_result: Callable[[str, ProbeResult], None] = lambda _name, _result: None,
 ) -> dict[str, ProbeResult]:
     """Log in to every node and fetch its facts; every host has an entry in the result.
 
     `at_most` bounds how many nodes are set up at once; `deadline_s` ends the stage; `sections` are
     the site's own; `kernel_log_since_s` is how far back the kernel log counts; `job` has the job's
-    library paths; `names` are those of its master, to be resolved on every node. `arrived` is
+    library paths; `names` are those of its master, to be resolved on every node. `on_result` is
     called with each answer at once, in that node's thread: an interrupt must not lose it.
     """
     by_name = {host.name: host for host in hosts}
@@ -97,7 +97,7 @@ def probe_fleet(
         "names": list(names),
     }
 
-    def work(name: str) -> ProbeResult:
+    def probe(name: str) -> ProbeResult:
         request = {
             **common,
             "name": name,
@@ -105,21 +105,21 @@ def probe_fleet(
             "nccl_conf_file": job.nccl_conf_file(name) if job else "",
             "towards": next((host.address for host in hosts if host.name != name), ""),
         }
-        reached = _probe(by_name[name], ways, request, beside, deadline_s)
-        arrived(name, reached)
-        return reached
+        result = _probe(by_name[name], ways, request, beside, deadline_s)
+        on_result(name, result)
+        return result
 
     if any(host.transport in ("ssh", "paramiko", "openssh") for host in hosts):
         pack_ahead("probe", beside)
     answers = fan_out(
         list(by_name),
-        work,
+        probe,
         at_most=at_most,
         deadline_s=deadline_s,
         progress=progress,
     )
     return {
-        name: _reached(by_name[name], ways, answer, given_s=deadline_s)
+        name: _result_of(by_name[name], ways, answer, given_s=deadline_s)
         for name, answer in answers.items()
     }
 
@@ -130,11 +130,11 @@ def _probe(
     """Log in and fetch one node's facts; the result also holds any failure."""
     began = time.monotonic()
     connection: Connection | None = None
-    turn = _Turn(CONNECT_S, deadline_s)
+    step = _StepTime(CONNECT_S, deadline_s)
     try:
-        connection = ways.connect(host, turn.given_s)
-        turn = _Turn(PROBE_S, max(1.0, deadline_s - (time.monotonic() - began)))
-        facts, clock = _ask(connection, host, request, beside, turn.given_s)
+        connection = ways.connect(host, step.given_s)
+        step = _StepTime(PROBE_S, max(1.0, deadline_s - (time.monotonic() - began)))
+        facts, clock = _ask(connection, host, request, beside, step.given_s)
     except (ReachError, WireError, TimeoutError) as error:
         failed = error if isinstance(error, ReachError) else _no_answer(host, error)
         reach = Reach(
@@ -144,7 +144,7 @@ def _probe(
             failed.advice,
             time.monotonic() - began,
             failed.blame,
-            out_of_time=turn.was_cut,
+            out_of_time=step.was_cut,
         )
     else:
         shortfall = connection.shortfall if isinstance(connection, RankConnections) else None
@@ -170,9 +170,9 @@ def _ask(
     began = time.monotonic()
     asked_at_s = _EPOCH_S + began
     session = start_payload(connection, host, "probe", request, timeout_s, beside=beside)
-    with closing(session) as talk:
-        talk.finish()
-        document = talk.read(timeout_s + 2)
+    with closing(session) as payload:
+        payload.finish()
+        document = payload.read(timeout_s + 2)
         round_trip_s = time.monotonic() - began
         facts = decode_document(Facts, document, request["nonce"])
     return facts, clock_of(facts, asked_at_s, round_trip_s)
@@ -184,7 +184,7 @@ def clock_of(facts: Facts, asked_at_s: float, round_trip_s: float) -> Clock:
     return Clock(facts.time_s - (asked_at_s + within_s / 2), within_s / 2)
 
 
-def _reached(
+def _result_of(
     host: Host, ways: Ways, answer: ProbeResult | Exception, *, given_s: float
 ) -> ProbeResult:
     """The result of one node; a failure for a thread that did not end by the deadline."""

@@ -31,7 +31,7 @@ from preflight.run.expected_verdicts import (
     least_s,
     out_of_time,
 )
-from preflight.run.interface_stage import interface_mismatches, with_mismatches
+from preflight.run.interface_stage import add_mismatches, interface_mismatches
 from preflight.run.judgement import Judgement, stages_needed
 from preflight.run.measured import Measured
 from preflight.run.probe_stage import ProbeResult, probe_fleet
@@ -116,7 +116,7 @@ class InterruptedStage:
 
 STOPPED_AT_FIRST = not_run("stopped after the first finding (fail-fast)", stopped=True)
 _FINE = (Outcome.OK, Outcome.NOT_RUN, Outcome.WAIVED)
-_TO_GO_ON = "to go on: --preflight-fail-fast=never"
+_CONTINUE = "to go on: --preflight-fail-fast=never"
 
 
 class Run:
@@ -189,15 +189,15 @@ class Run:
         """
         self._selection = self._select(selected)
         needed = stages_needed(self.registry, self._selection.checks)
-        watched = self._selection.watched()
+        keys = self._selection.with_gates()
         try:
             for stage in STAGES:
                 if stage in needed:
                     self._measure_stage(stage)
                     if stage == "reach" and "fabric" in needed:
                         interface_mismatches(self.fleet, self.judgement.measured.facts)
-                    if self._judge_stage(stage, watched, notify):
-                        why = f"stopped after the {stage} stage (fail-fast); {_TO_GO_ON}"
+                    if self._judge_stage(stage, keys, notify):
+                        why = f"stopped after the {stage} stage (fail-fast); {_CONTINUE}"
                         for later in STAGES[STAGES.index(stage) + 1 :][:1]:
                             self._skip_from(later, not_run(why, stopped=True))
                         break
@@ -208,15 +208,15 @@ class Run:
         self, measured: Measured, selected: Sequence[Key], notify: Callable[[Key, Verdict], None]
     ) -> None:
         """Judge what another run has measured; contacts no node and never stops early."""
-        measured = measured.only({host.name for host in self.fleet.hosts})
+        measured = measured.restrict({host.name for host in self.fleet.hosts})
         self._selection = self._select(selected)
         self.nonce, self.replayed = measured.nonce, True
         self.judgement.advance(measured)
         if measured.sweep is not None:
             self._expect_unscheduled(unscheduled_pairs(measured.sweep, pairs_of(self.rounds)))
-        watched = self._selection.watched()
+        keys = self._selection.with_gates()
         for stage in STAGES:
-            self._judge_stage(stage, watched, notify)
+            self._judge_stage(stage, keys, notify)
 
     def close(self) -> None:
         """Close the connections to all nodes."""
@@ -236,7 +236,7 @@ class Run:
         elif stage == "net":
             self._try_ports(min(left_s, PORTS_S))
         elif stage == "local":
-            self._load(left_s)
+            self._burn_in(left_s)
         else:
             self._sweep(left_s)
 
@@ -254,17 +254,17 @@ class Run:
                 kernel_log_since_s=self.settings.kernel_log_since_s,
                 job=self.fleet.job,
                 names=self.fleet.master_names,
-                arrived=arrived.__setitem__,
+                on_result=arrived.__setitem__,
             )
         except BaseException:
-            self._take(dict(arrived))
+            self._store_probed(dict(arrived))
             self._interrupted.judge_probed(arrived, self._selection.keys)
             raise
-        self._take(reached)
+        self._store_probed(reached)
 
-    def _take(self, reached: Mapping[str, ProbeResult]) -> None:
+    def _store_probed(self, reached: Mapping[str, ProbeResult]) -> None:
         self._connections = {n: r.connection for n, r in reached.items() if r.connection}
-        self._set(
+        self._update(
             reach={name: r.reach for name, r in reached.items()},
             facts={name: r.facts for name, r in reached.items() if r.facts},
         )
@@ -286,30 +286,31 @@ class Run:
         )
         stage = PortStage(self._nodes(hosts, deadline_s), plan)
         ports, troubles = stage.run(lambda *at: self.progress.step("ports", *at))
-        self._set(ports=ports, port_troubles=troubles)
+        self._update(ports=ports, port_troubles=troubles)
 
-    def _load(self, left_s: float) -> None:
+    def _burn_in(self, left_s: float) -> None:
         """Burn in the devices of all nodes; the sweep keeps its share of the time."""
         eligibility = self._eligibility()
         hosts = eligibility.loadable("local")
         facts = self.judgement.measured.facts
-        has = most_devices(
+        most = most_devices(
             (facts[host.name] for host in hosts if host.name in facts),
             slots=self.fleet.job.nproc_per_node or SLOTS,
         )
-        plan = fit(burn_plan(self.settings.tier, self.planned.seed), left_s, has)
+        plan = fit(burn_plan(self.settings.tier, self.planned.seed), left_s, most)
         nodes = self._nodes(hosts, max(least_s("local"), left_s * BURN_SHARE))
         stage = BurnStage(nodes, facts, plan, self.fleet.job)
-        out = {n: Burned(left_out=why) for n, why in eligibility.left_out("local", hosts).items()}
+        reasons = eligibility.left_out("local", hosts)
+        left_out = {name: Burned(left_out=why) for name, why in reasons.items()}
         try:
             burned = stage.run(lambda *at: self.progress.step("burn-in", *at))
         except KeyboardInterrupt:
-            self._set(burned={**stage.so_far(), **out}, planned=self.planned)
+            self._update(burned={**stage.partial_results(), **left_out}, planned=self.planned)
             self._interrupted.judge_burned(self._selection.keys)
             raise
         for line in no_time_lines(burned):
             self.progress.line(f"burn-in  {line}")
-        self._set(burned={**burned, **out}, planned=self.planned)
+        self._update(burned={**burned, **left_out}, planned=self.planned)
 
     def _sweep(self, deadline_s: float) -> None:
         mismatches = interface_mismatches(self.fleet, self.judgement.measured.facts)
@@ -320,26 +321,26 @@ class Run:
         rails = (may_have_rails(self._connections[h.name], facts.get(h.name)) for h in hosts)
         if hosts and not self.rounds and not any(rails):
             return  # one node with one rail: there is nothing to measure
-        out = eligibility.left_out("fabric", hosts)
+        left_out = eligibility.left_out("fabric", hosts)
         reasons = mismatches.reasons
-        out |= {host.name: reasons[host.name] for host in loadable if host.name in reasons}
+        left_out |= {host.name: reasons[host.name] for host in loadable if host.name in reasons}
         names = [host.name for host in self.fleet.hosts]
         domains = {name: nvlink_domain(node.gpus or ()) for name, node in facts.items()}
-        repaired = repair(self.rounds, names, out)
+        repaired = repair(self.rounds, names, left_out)
         planned = pairs_of(self.rounds)
         self._expect_unscheduled([p for around in repaired for p in around if p not in planned])
         plan = SweepPlan(
-            nodes=(*(host.name for host in hosts), *out),
+            nodes=(*(host.name for host in hosts), *left_out),
             rounds=tuple(
-                tuple(dict.fromkeys(scheduled + mended))
-                for scheduled, mended in zip(self.rounds, repaired, strict=True)
+                tuple(dict.fromkeys(scheduled + added))
+                for scheduled, added in zip(self.rounds, repaired, strict=True)
             ),
-            left_out=out,
+            left_out=left_out,
             interface=self.fleet.interface,
             leaves=self.planned.leaves,
             seed=self.planned.seed,
-            inside=self._selection.inside,
-            domains={n: d for n, d in domains.items() if d and self._selection.inside},
+            inside=self._selection.measures_nodes,
+            domains={n: d for n, d in domains.items() if d and self._selection.measures_nodes},
             stop_early=self.settings.fail_fast == "first",
             cut=cut_links(self.judgement.measured.ports),
             unpinned=self._unpinned(),
@@ -348,16 +349,16 @@ class Run:
         hooks = Hooks(
             lambda *at: self.progress.step("import torch", *at),
             lambda *at: self.progress.step("pairs", *at),
-            lambda so_far: self._judge_so_far(with_mismatches(so_far, mismatches)),
+            lambda so_far: self._judge_partial(add_mismatches(so_far, mismatches)),
             suspects,
         )
         nodes, rate = self._nodes(hosts, deadline_s), self.settings.soak_rate
         sweep = sweep_fleet(nodes, plan, self.fleet.job, hooks, rate)
-        sweep = with_mismatches(sweep, mismatches)
+        sweep = add_mismatches(sweep, mismatches)
         try:
-            self._keep(sweep)
+            self._store_sweep(sweep)
         except KeyboardInterrupt:
-            self._judge_so_far(sweep)
+            self._judge_partial(sweep)
             raise
 
     def _nodes(self, hosts: Sequence[Host], deadline_s: float) -> Nodes:
@@ -372,7 +373,8 @@ class Run:
 
     def _expect_unscheduled(self, pairs: Sequence[Pairing]) -> None:
         """Expect a verdict on each of these pairs: every measured pair is reported."""
-        self.repairs = [(check_id, pair) for check_id in self._selection.of_pairs for pair in pairs]
+        checks = self._selection.pair_checks
+        self.repairs = [(check_id, pair) for check_id in checks for pair in pairs]
 
     def _unpinned(self) -> frozenset[str]:
         """Nodes on which NCCL chooses its interface as in the job, by variables or nccl.conf."""
@@ -385,16 +387,16 @@ class Run:
             or "NCCL_SOCKET_IFNAME" in settings(node.nccl_conf or ())
         )
 
-    def _keep(self, sweep: Sweep) -> None:
+    def _store_sweep(self, sweep: Sweep) -> None:
         self.swept_s = self.seconds
         for line in clock_lines(sweep):
             self.progress.line(f"clock  {line}")
         self._expect_unscheduled(unscheduled_pairs(sweep, pairs_of(self.rounds)))
-        self._set(sweep=sweep, planned=self.planned)
+        self._update(sweep=sweep, planned=self.planned)
 
-    def _judge_so_far(self, sweep: Sweep) -> None:
+    def _judge_partial(self, sweep: Sweep) -> None:
         """Judge what was measured before an interrupt; the rest is not judged."""
-        self._keep(sweep)
+        self._store_sweep(sweep)
         self._interrupted.judge_swept([*self._selection.keys, *self.repairs])
 
     @gc_paused()
@@ -412,14 +414,14 @@ class Run:
                     notify(key, verdict)
                     self._any_failed = self._any_failed or verdict.makes_not_ready
                 if self._any_failed and fail_fast == "first":
-                    self._settle_rest([*selected, *self.repairs])
+                    self._skip_unjudged([*selected, *self.repairs])
                     return True
         finally:
             self.on_judged()
         # Reach and facts are one round trip, so their findings are shown together.
         return self._any_failed and fail_fast == "stage" and stage != "reach"
 
-    def _settle_rest(self, selected: Sequence[Key]) -> None:
+    def _skip_unjudged(self, selected: Sequence[Key]) -> None:
         verdicts = self.judgement.known()
         self.stopped = [key for key in selected if key not in verdicts]
         for key in self.stopped:
@@ -430,7 +432,7 @@ class Run:
         skipped = dict(self.judgement.measured.skipped)
         for later in STAGES[STAGES.index(stage) :]:
             skipped.setdefault(later, verdict)
-        self._set(skipped=skipped)
+        self._update(skipped=skipped)
 
-    def _set(self, **parts: object) -> None:
+    def _update(self, **parts: object) -> None:
         self.judgement.advance(msgspec.structs.replace(self.judgement.measured, **parts))

@@ -78,7 +78,7 @@ class _Stage(ABC):
         self._nonce = nodes.nonce
         self._began = time.monotonic()
         self._ends = self._began + nodes.deadline_s
-        self._moved = threading.Condition()
+        self._changed = threading.Condition()
 
     def _begin(self) -> None:
         for name in self._hosts:
@@ -100,28 +100,28 @@ class BurnStage(_Stage):
         self._slots = min(MOST_SLOTS, job.nproc_per_node or SLOTS)
         self._collected = {name: EventCollector() for name in self._hosts}
         self._burned: dict[str, Burned] = {}
-        self._talks: dict[str, LeasedSession] = {}
-        self._over = False
+        self._sessions: dict[str, LeasedSession] = {}
+        self._closing = False
 
     def run(self, progress: Progress) -> dict[str, Burned]:
         """Return every node's result; partial for nodes that are not done by the deadline."""
         self._begin()
         try:
-            with self._moved:
+            with self._changed:
                 while waiting := [name for name in self._hosts if name not in self._burned]:
                     progress(*self._steps(), waiting)
                     if time.monotonic() > self._ends:
                         break
-                    self._moved.wait(0.5)
-            return self._whole()
+                    self._changed.wait(0.5)
+            return self._final_results()
         finally:
             self._close()
             total = self._steps()[1]
             progress(total, total, [])
 
-    def so_far(self) -> dict[str, Burned]:
+    def partial_results(self) -> dict[str, Burned]:
         """The results until an interrupt; missing ones count against no node."""
-        with self._moved:
+        with self._changed:
             late = {
                 name: collected.result(trouble="the run was interrupted", stopped=True)
                 for name, collected in self._collected.items()
@@ -134,14 +134,14 @@ class BurnStage(_Stage):
         done = total = 0
         for name, collected in self._collected.items():
             step = collected.step
-            of = step.of if step else 1
-            total += of
-            done += of if name in self._burned else step.done if step else 0
+            steps = step.of if step else 1
+            total += steps
+            done += steps if name in self._burned else step.done if step else 0
         return min(done, total - 1), total
 
-    def _whole(self) -> dict[str, Burned]:
+    def _final_results(self) -> dict[str, Burned]:
         """A node that is late is at fault if others are done; if all are late, none is."""
-        with self._moved:
+        with self._changed:
             results = dict(self._burned)
             finished = [name for name, burn in results.items() if burn.done]
             longest_s = max((results[name].seconds for name in finished), default=0.0)
@@ -164,22 +164,22 @@ class BurnStage(_Stage):
     def _serve(self, name: str) -> None:
         trouble = advice = ""
         try:
-            self._talk(name)
+            self._run_session(name)
         except ReachError as error:
             trouble, advice = error.sentence, error.advice
         except WireError as error:
             trouble, advice = str(error), _CHECK_LOAD
         except TimeoutError:
             return  # `_whole` decides what that means
-        with self._moved:
-            if self._over:
+        with self._changed:
+            if self._closing:
                 return  # we have closed the session: however it ended, the node is not to blame
             self._burned[name] = self._collected[name].result(
                 trouble=trouble, advice=advice, seconds=self._seconds()
             )
-            self._moved.notify_all()
+            self._changed.notify_all()
 
-    def _talk(self, name: str) -> None:
+    def _run_session(self, name: str) -> None:
         host, collected = self._hosts[name], self._collected[name]
         facts = self._facts.get(name)
         left_s = max(1.0, self._ends - time.monotonic()) + _GRACE_S
@@ -194,40 +194,41 @@ class BurnStage(_Stage):
         }
         environ = self._job.measured_in(name)
         connection = self._connections[name]
-        talk = LeasedSession(
+        session = LeasedSession(
             start_payload(connection, host, "burn", request, left_s, environ=environ)
         )
-        with self._moved:
-            self._talks[name] = talk
-            over = self._over
-        with closing(talk):
-            while not (over or collected.done or collected.busy or collected.no_torch):
+        with self._changed:
+            self._sessions[name] = session
+            ended = self._closing
+        with closing(session):
+            while not (ended or collected.done or collected.busy or collected.no_torch):
                 if time.monotonic() > self._ends:
                     raise TimeoutError
-                document = talk.hear(_TURN_S)
+                document = session.hear(_TURN_S)
                 if document is not None:
-                    self._take(collected, talk, document)
+                    self._handle(collected, session, document)
 
-    def _take(self, collected: EventCollector, talk: LeasedSession, document: bytes) -> None:
+    def _handle(self, collected: EventCollector, session: LeasedSession, document: bytes) -> None:
         event = decode_burned(document)
         if isinstance(event, Alive):
             return
         if isinstance(event, Ready):
-            talk.watch()  # not before: while its Python imports torch it may be silent
-        with self._moved:
+            session.watch()  # not before: while its Python imports torch it may be silent
+        with self._changed:
             collected.take(event)
-            self._moved.notify_all()
+            self._changed.notify_all()
 
     def _seconds(self) -> float:
         return time.monotonic() - self._began
 
     def _close(self) -> None:
         """Close all open sessions in parallel; a thread that ends closes its own."""
-        with self._moved:
-            self._over = True
-            talks = [talk for name, talk in self._talks.items() if name not in self._burned]
-        for talk in talks:
-            threading.Thread(target=talk.close, daemon=True).start()
+        with self._changed:
+            self._closing = True
+            unfinished = self._sessions.keys() - self._burned.keys()
+            sessions = [self._sessions[name] for name in unfinished]
+        for session in sessions:
+            threading.Thread(target=session.close, daemon=True).start()
 
 
 READY_S, READY_SHARE, READY_MOST_S = 45.0, 3, 300.0
@@ -237,8 +238,8 @@ READY_S, READY_SHARE, READY_MOST_S = 45.0, 3, 300.0
 def may_have_rails(connection: Connection, facts: Facts | None) -> bool:
     """Whether a node can have two rails or more: ranks of the job, or GPUs that answered."""
     gpus = facts.gpus if facts is not None else None
-    seats = len(connection.ranks) if isinstance(connection, RankConnections) else 0
-    return max(seats, len(gpus or ())) > 1
+    ranks = len(connection.ranks) if isinstance(connection, RankConnections) else 0
+    return max(ranks, len(gpus or ())) > 1
 
 
 def sweep_fleet(
@@ -273,7 +274,7 @@ DATA_PORTS = 2
 PATIENCE_S = 10.0
 """How long the nodes that are ready wait for the rest before they go on without them."""
 
-_Arrived = TypeVar("_Arrived")
+_Step = TypeVar("_Step")
 
 
 class _Listening(Struct, frozen=True):
@@ -313,45 +314,45 @@ class PortStage(_Stage):
         """Return the nodes' reports, and why the others have none."""
         self._begin()
         try:
-            self._await(self._listening, progress)
+            self._wait_for_all(self._listening, progress)
             self._may_try.set()
-            self._await(self._tried, progress)
+            self._wait_for_all(self._tried, progress)
             self._may_finish.set()
-            self._await(self._reports, progress)
+            self._wait_for_all(self._reports, progress)
         finally:
             self._may_try.set()
             self._may_finish.set()
-        with self._moved:
+        with self._changed:
             silent = self._hosts.keys() - self._reports.keys() - self._troubles.keys()
             late = dict.fromkeys(sorted(silent), "did not answer in time")
             return dict(self._reports), {**self._troubles, **late}
 
-    def _await(self, arrived: Mapping[str, object], progress: Progress) -> None:
+    def _wait_for_all(self, step: Mapping[str, object], progress: Progress) -> None:
         """Wait until every node has reached a step or failed, at most PATIENCE_S."""
-        patience = min(self._ends, time.monotonic() + PATIENCE_S)
-        with self._moved:
+        end = min(self._ends, time.monotonic() + PATIENCE_S)
+        with self._changed:
             while True:
-                waiting = [n for n in self._hosts if n not in arrived and n not in self._troubles]
+                waiting = [n for n in self._hosts if n not in step and n not in self._troubles]
                 progress(len(self._hosts) - len(waiting), len(self._hosts), waiting)
-                left_s = patience - time.monotonic()
+                left_s = end - time.monotonic()
                 if not waiting or left_s <= 0:
                     return
-                self._moved.wait(min(left_s, 0.5))
+                self._changed.wait(min(left_s, 0.5))
 
     def _serve(self, name: str) -> None:
         try:
-            report = self._talk(name)
+            report = self._run_session(name)
         except (ReachError, WireError, TimeoutError) as error:
-            self._arrive(self._troubles, name, str(error) or "did not answer in time")
+            self._record(self._troubles, name, str(error) or "did not answer in time")
         else:
-            self._arrive(self._reports, name, report)
+            self._record(self._reports, name, report)
 
-    def _arrive(self, step: dict[str, _Arrived], name: str, value: _Arrived) -> None:
-        with self._moved:
+    def _record(self, step: dict[str, _Step], name: str, value: _Step) -> None:
+        with self._changed:
             step[name] = value
-            self._moved.notify_all()
+            self._changed.notify_all()
 
-    def _talk(self, name: str) -> Ports:
+    def _run_session(self, name: str) -> Ports:
         """Take one node through the three steps."""
         request = {
             "nonce": self._nonce,
@@ -365,34 +366,34 @@ class PortStage(_Stage):
         session = start_payload(connection, host, "ports", request, self._left_s())
         with closing(LeasedSession(session)) as talk:
             listening = _decode(self._next_answer(talk), _Listening)
-            self._arrive(self._listening, name, listening)
-            self._wait(self._may_try, talk)
+            self._record(self._listening, name, listening)
+            self._wait_for_step(self._may_try, talk)
             targets = self._targets(name)
             talk.send({"targets": targets})
             tried = _decode(self._next_answer(talk), _Tried)
-            self._arrive(self._tried, name, tried)
-            self._wait(self._may_finish, talk)
+            self._record(self._tried, name, tried)
+            self._wait_for_step(self._may_finish, talk)
             talk.send({"finish": True})
             report = decode_document(Ports, self._next_answer(talk), self._nonce)
             _refuse_unasked(report, targets)
             return report
 
-    def _next_answer(self, talk: LeasedSession) -> bytes:
+    def _next_answer(self, session: LeasedSession) -> bytes:
         """Return its next answer; TimeoutError when the stage's time is up."""
         while time.monotonic() < self._ends:
-            document = talk.hear(min(_TURN_S, self._left_s()))
+            document = session.hear(min(_TURN_S, self._left_s()))
             if document is not None:
                 return document
         raise TimeoutError("did not answer in time")
 
-    def _wait(self, step: threading.Event, talk: LeasedSession) -> None:
+    def _wait_for_step(self, step: threading.Event, session: LeasedSession) -> None:
         """Wait for the next step, and renew the lease so that the node does not exit meanwhile."""
         while time.monotonic() < self._ends and not step.wait(min(_TURN_S, self._left_s())):
-            talk.renew()
+            session.renew()
 
     def _targets(self, name: str) -> list[dict[str, object]]:
         """The ports to which this node connects: the master's, and its partners' data ports."""
-        with self._moved:
+        with self._changed:
             listening = dict(self._listening)
         master = self._plan.master
         targets: list[dict[str, object]] = []
@@ -419,7 +420,7 @@ def _refuse_unasked(report: Ports, targets: Sequence[Mapping[str, object]]) -> N
         raise WireError("its report lists connections that it was not asked to try")
 
 
-def _decode(document: bytes, kind: type[_Arrived]) -> _Arrived:
+def _decode(document: bytes, kind: type[_Step]) -> _Step:
     with refused_as("its answer to the port stage is unusable"):
         return msgspec.json.decode(document, type=kind)
 

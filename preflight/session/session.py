@@ -21,7 +21,7 @@ from preflight.report.ready import blame_row
 from preflight.report.since import at
 from preflight.report.terminal import finding_line
 from preflight.run.judgement import stages_needed
-from preflight.run.measured import Silent
+from preflight.run.measured import NoProgress
 from preflight.run.run import Run
 from preflight.session import xdist
 from preflight.session.flags import usage_errors
@@ -55,7 +55,7 @@ def start(config: pytest.Config) -> tuple[Session, VerdictCollector]:
     """Read options and inventory; UsageError when something is wrong with them."""
     chosen = read_options(config)
     is_worker = hasattr(config, "workerinput")
-    run = Run(chosen.fleet, chosen.registry, chosen.settings, Silent(), chosen.planned)
+    run = Run(chosen.fleet, chosen.registry, chosen.settings, NoProgress(), chosen.planned)
     rank_0 = leading(config)
     if rank_0 is not None:
         run.ways.use(rank_0.transport())
@@ -265,9 +265,9 @@ class Session:
 
     def _refuse_too_small(self, keys: Sequence[Key]) -> None:
         """Refuse, before any node is contacted, a budget too small for the selected verdicts."""
-        stages = stages_needed(self.run.registry, {check for check, _ in keys})
+        stages = frozenset(stages_needed(self.run.registry, {check for check, _ in keys}))
         ahead, wall_s = self._chosen.ahead, self.run.settings.wall_s
-        why = replace(ahead.known, stages=frozenset(stages)).too_small(wall_s) if ahead else ""
+        why = replace(ahead.without_assumed_gpus, stages=stages).too_small(wall_s) if ahead else ""
         if why:
             with usage_errors():
                 raise UsageError(f"--preflight-budget={wall_s:g}: {why}")

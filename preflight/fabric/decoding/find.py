@@ -151,12 +151,6 @@ def _at_most(events: int, mean: float) -> float:
     return math.fsum(terms)
 
 
-def join(first: Exposures, retests: Exposures) -> Exposures:
-    """Join the scheduled rounds and the retests."""
-    columns = zip(astuple(first), astuple(retests), strict=True)
-    return Exposures(*(column + more for column, more in columns))
-
-
 def paths_proven_by_retests(parts: Parts, rates: Rates, first_retest: int) -> list[Fault]:
     """Return paths proven by their retests, strongest first; `first_retest`: that row."""
     suspects = parts.suspects(rates.outliers())
@@ -310,7 +304,8 @@ def _same_events(culprit: Culprit, other: Culprit) -> bool:
 
 def _repeated_events(compared: RetestComparison, observed: Observed, limit: Limit) -> list[Culprit]:
     """Return paths whose events came again in their retests."""
-    exposures = join(compared.first.wire, compared.retests.wire)
+    columns = zip(astuple(compared.first.wire), astuple(compared.retests.wire), strict=True)
+    exposures = Exposures(*(scheduled + retests for scheduled, retests in columns))
     rates, parts = rates_of(exposures, limit), Parts(exposures.places, observed.leaves)
     accepted = paths_proven_by_retests(parts, rates, len(compared.first.wire.places))
     return _add_culprits([], [_Search("spikes", SearchResult(accepted, []), parts, exposures)])

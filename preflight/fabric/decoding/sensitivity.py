@@ -311,8 +311,7 @@ class HeatmapValues(NamedTuple):
 def heatmap_values(observed: Observed, thresholds: Thresholds = SHIPPED) -> HeatmapValues:
     """Return each pair's values, by the same rules as blame."""
     meetings, limit = read_meetings(observed), thresholds.of(observed.backend)
-    places_and_rounds = zip(meetings.places, meetings.rounds, strict=True)
-    keys = [(*place, number) for place, number in places_and_rounds]
+    keys = [(*place, turn) for place, turn in zip(meetings.places, meetings.rounds, strict=True)]
     return HeatmapValues(
         events=_events(meetings, keys, limit("spike_us")),
         scatter=limit("event_scatter"),

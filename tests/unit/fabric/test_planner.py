@@ -13,9 +13,9 @@ from preflight.fabric.planner import (
     add_run,
     choose,
     coverage,
+    inside_rounds,
     pairs_tested,
     plan,
-    reserved,
     restrict_rounds,
     rounds_that_fit,
 )
@@ -168,7 +168,7 @@ def test_the_longest_untested_come_first(
     past = Past(runs=nights, done=done)
     chosen = choose(frame, past, rounds, seed=7)
     assert len(chosen) == len(set(chosen)) == min(rounds, len(frame.numbers))
-    held = reserved(frame, rounds)
+    held = inside_rounds(frame, rounds)
     assert sum(number < frame.in_leaf for number in chosen) >= held
     left = [age for n, age in zip(frame.numbers, ages, strict=True) if n not in chosen]
     age_of = dict(zip(frame.numbers, ages, strict=True))

@@ -20,7 +20,7 @@ from preflight.fleet.model import Expected, Fleet, Host, Job
 from preflight.run import stages as stage
 from preflight.run.expected_verdicts import Settings
 from preflight.run.judgement import Judgement, stages_needed
-from preflight.run.measured import Measured, Silent
+from preflight.run.measured import Measured, NoProgress
 from preflight.run.run import Run
 from preflight.transport.ways import transport_for
 from preflight.verdict import Outcome
@@ -49,7 +49,7 @@ def _run(**settings: object) -> Run:
     )
     checks = Registry(load_folder(shipped_folder()))
     chosen = Settings(tier="standard", fail_fast="never", **settings)  # type: ignore[arg-type]
-    return Run(Fleet(hosts=hosts, origin="a test"), checks, chosen, Silent())
+    return Run(Fleet(hosts=hosts, origin="a test"), checks, chosen, NoProgress())
 
 
 def _burn_keys(run: Run) -> list[Key]:
@@ -83,7 +83,7 @@ def test_the_stage_asks_the_gates_of_earlier_stages_only() -> None:
     """Who hangs in the burn-in is known afterwards: before, its own gate is not asked."""
     run = _run()
     run.judgement.advance(REACHED)
-    assert run.judgement.may_take_part("h1", "local") == ""
+    assert run.judgement.why_excluded("h1", "local") == ""
     assert ("burn.device", ("h1",)) not in run.judgement.known()
 
 
@@ -133,7 +133,7 @@ class _Interrupted(stage.BurnStage):
         del progress
         raise KeyboardInterrupt
 
-    def so_far(self) -> dict[str, Burned]:
+    def partial_results(self) -> dict[str, Burned]:
         wrong = Proof(device=0, what="memory", rounds=4, wrong=1, first="word 5", size="1 MiB")
         cut = {"stopped": True, "trouble": "the run was interrupted"}
         return {"h1": burned(), "h2": Burned(proofs=(wrong,), ready=burned().ready, **cut)}  # type: ignore[arg-type]
@@ -148,7 +148,7 @@ def test_an_interrupt_keeps_what_was_measured(monkeypatch: pytest.MonkeyPatch) -
     run._connections = {host.name: here.connect(host, 5.0) for host in run.fleet.hosts}
     run._selection = run._select(_burn_keys(run))
     with pytest.raises(KeyboardInterrupt):
-        run._load(300.0)
+        run._burn_in(300.0)
     known = {key: one.outcome for key, one in run.judgement.known().items() if "burn" in key[0]}
     assert known == {
         ("burn.device", ("h1",)): Outcome.OK,
@@ -250,7 +250,7 @@ def test_no_node_is_blamed_for_a_talk_that_we_closed(monkeypatch: pytest.MonkeyP
 
     def interrupt(done: int, total: int, waiting: list[str]) -> None:
         if done != total:
-            while waiting and not one._talks:
+            while waiting and not one._sessions:
                 time.sleep(0.01)
             raise KeyboardInterrupt
 
@@ -258,5 +258,5 @@ def test_no_node_is_blamed_for_a_talk_that_we_closed(monkeypatch: pytest.MonkeyP
         one.run(interrupt)
     assert talk.left.wait(10.0)
     time.sleep(0.05)
-    told = one.so_far()["h1"]
+    told = one.partial_results()["h1"]
     assert (told.trouble, told.stopped) == ("the run was interrupted", True)

@@ -109,7 +109,7 @@ def test_nothing_is_refused_for_what_is_only_assumed_or_for_one_slow_run() -> No
     """Eight GPUs that may not be there, and what the last run took, if the estimate says less."""
     assumed = replace(_expected(nodes=2), assumed=True)
     assert assumed.too_small(25.0)
-    assert not assumed.known.too_small(25.0)
+    assert not assumed.without_assumed_gpus.too_small(25.0)
     slow = _expected(nodes=2, last=Cost(round_s=10.0, other_s=500.0))
     assert not slow.too_small(60.0)
     quick = _expected(nodes=2, last=Cost(round_s=1.0, other_s=5.0))

@@ -16,7 +16,7 @@ from preflight.fleet.nodeset import expand
 from preflight.report.findings import findings, suspicions
 from preflight.report.ready import Ending, exit_code, readiness
 from preflight.run.expected_verdicts import Settings
-from preflight.run.measured import Measured, Silent
+from preflight.run.measured import Measured, NoProgress
 from preflight.run.run import Run
 from preflight.verdict import Outcome, Verdict, fail, ok, unknown
 from tests.unit.core.site_checks import write_check
@@ -42,7 +42,7 @@ def _run(folder: Path) -> Run:
     checks = [check for each in (shipped_folder(), folder) for check in load_folder(each)]
     hosts = tuple(Host(name=n, address=n, group=f"g{n[1] > '2':d}") for n in NAMES)
     fleet = Fleet(hosts=hosts, origin="a test")
-    return Run(fleet, Registry(checks), Settings(fail_fast="never"), Silent())
+    return Run(fleet, Registry(checks), Settings(fail_fast="never"), NoProgress())
 
 
 def _judged(folder: Path, measured: Measured = HEALTHY) -> tuple[Run, Verdict]:
@@ -88,7 +88,7 @@ def test_its_gates_are_those_of_nodes(tmp_path: Path) -> None:
     write_check(tmp_path, "site.whole", WHO, subject="fleet", requires=("site.gate",))
     run, verdict = _judged(tmp_path)
     assert verdict.sentence == "h1 h2 h4; not checked: h3"
-    assert run.judgement.may_take_part("h3", "facts") == ""
+    assert run.judgement.why_excluded("h3", "facts") == ""
 
 
 def test_a_fleet_of_which_nobody_is_left(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from preflight.fabric.judge import judge_sweep
 from preflight.facts.node_network import ConfFile, ConfSetting, Gid
 from preflight.fleet.model import Fleet
 from preflight.fleet.sources import FleetRequest, resolve
-from preflight.run.interface_stage import Mismatches, interface_mismatches, with_mismatches
+from preflight.run.interface_stage import Mismatches, add_mismatches, interface_mismatches
 from tests.unit.fabric.synthetic import hosts, sweep
 from tests.unit.facts.builders import facts, interface, network, nic, rdma_port
 
@@ -72,7 +72,7 @@ def test_an_interface_that_some_nodes_lack_is_one_finding_over_them() -> None:
     """They are left out and not ready; the sentence names option and nodes, the same for each."""
     out = interface_mismatches(fleet("bond0"), told("h1", "h2"))
     assert list(out.reasons) == ["h3", "h4"]
-    swept = with_mismatches(replace(sweep(hosts(2), lambda _a, _b: 1.0), left_out=out.reasons), out)
+    swept = add_mismatches(replace(sweep(hosts(2), lambda _a, _b: 1.0), left_out=out.reasons), out)
     pairs = judge_sweep(swept, hosts(4)).pairs
     sentences = {one.error for one in pairs.values() if one.trouble}
     assert sentences == {

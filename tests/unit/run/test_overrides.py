@@ -8,7 +8,7 @@ import pytest
 
 from preflight.core.thresholds import Override
 from preflight.fleet.model import Waiver
-from preflight.run.judgement import waive, with_numbers
+from preflight.run.judgement import waive, with_site_numbers
 from preflight.verdict import Outcome, Verdict, fail, flaky, not_run, ok, unknown, warn
 
 DAY = date(2026, 11, 22)
@@ -97,12 +97,12 @@ def test_corrupted_data_are_never_waived(bad: Verdict) -> None:
 def test_a_verdict_by_the_sites_own_number_says_so() -> None:
     """Passed or not: another threshold is part of the sentence, and data beside it."""
     used = {"zombie_age_s": Override(600.0, "fleet.toml [group.a]")}
-    told = with_numbers(ok("no zombies"), used)
+    told = with_site_numbers(ok("no zombies"), used)
     assert told.sentence == (
         "no zombies (zombie_age_s 600 s by fleet.toml [group.a] (shipped: 300))"
     )
     assert told.evidence["numbers"] == {
         "zombie_age_s": {"value": 600.0, "by": "fleet.toml [group.a]"}
     }
-    assert with_numbers(ok("x"), {}) == ok("x")
-    assert with_numbers(not_run("x"), used) == not_run("x")
+    assert with_site_numbers(ok("x"), {}) == ok("x")
+    assert with_site_numbers(not_run("x"), used) == not_run("x")

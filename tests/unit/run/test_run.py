@@ -16,7 +16,7 @@ from preflight.fleet.model import Expected, Fleet, Host
 from preflight.report.ready import exit_code, readiness
 from preflight.run.expected_verdicts import Settings
 from preflight.run.judgement import stages_needed
-from preflight.run.measured import Measured, Silent
+from preflight.run.measured import Measured, NoProgress
 from preflight.run.run import Run
 from preflight.verdict import Outcome, Verdict
 from tests.unit.core.site_checks import write_check
@@ -57,7 +57,7 @@ def _fleet(*, group: str = "train") -> Fleet:
 def _run(*site: Path, fail_fast: FailFast = "never", budget_s: float | None = None) -> Run:
     checks = [check for folder in (shipped_folder(), *site) for check in load_folder(folder)]
     settings = Settings(fail_fast=fail_fast, budget_s=budget_s)
-    return Run(_fleet(), Registry(checks), settings, Silent())
+    return Run(_fleet(), Registry(checks), settings, NoProgress())
 
 
 def _without(name: str) -> Measured:
@@ -170,8 +170,8 @@ def test_who_is_left_out_of_a_stage() -> None:
     """A stage asks the gates of its checks, and hears the reason in words."""
     run = _run()
     run.judgement.advance(_without("h2"))
-    assert run.judgement.may_take_part("h1", "net") == ""
-    assert "nobody answers at h2:22" in run.judgement.may_take_part("h2", "net")
+    assert run.judgement.why_excluded("h1", "net") == ""
+    assert "nobody answers at h2:22" in run.judgement.why_excluded("h2", "net")
 
 
 class _Told(Run):
@@ -182,18 +182,18 @@ class _Told(Run):
     def _probe(self, left_s: float) -> None:
         assert left_s > 0
         assert self._selection.keys
-        self._set(reach=self.brings.reach, facts=self.brings.facts)
+        self._update(reach=self.brings.reach, facts=self.brings.facts)
 
     def _try_ports(self, deadline_s: float) -> None:
         assert deadline_s > 0
-        self._set(ports=self.brings.ports)
+        self._update(ports=self.brings.ports)
 
 
 def _told(fail_fast: FailFast, *, budget_s: float | None = None) -> tuple[Run, dict[Key, Verdict]]:
     """Run the stages over a fleet where h1 and h2 lack a GPU; return the run and what it found."""
     checks = [c for c in load_folder(shipped_folder()) if c.check.stage != "fabric"]
     run = _Told(
-        _fleet(), Registry(checks), Settings(fail_fast=fail_fast, budget_s=budget_s), Silent()
+        _fleet(), Registry(checks), Settings(fail_fast=fail_fast, budget_s=budget_s), NoProgress()
     )
     few = {name: replace(facts(name), gpus=gpus(7)) for name in ("h1", "h2")}
     run.brings = replace(HEALTHY, facts={**HEALTHY.facts, **few})
@@ -282,7 +282,7 @@ def _swept(bad: str) -> Measured:
 def _one_round(fail_fast: FailFast = "never") -> Run:
     settings = Settings(fail_fast=fail_fast)
     planned = Planned(rounds=((("h1", "h2"),),), total=3)
-    return Run(_fleet(), Registry(load_folder(shipped_folder())), settings, Silent(), planned)
+    return Run(_fleet(), Registry(load_folder(shipped_folder())), settings, NoProgress(), planned)
 
 
 @pytest.mark.parametrize("bad", ["h1-h3", "h2-h3"])
