@@ -67,8 +67,8 @@ def compare_units(
             f"; {describe_override(name, override)}" for name, override in limit.used.items()
         )
         for node, unit in judged:
-            whole = replace(unit, limit_origin=unit.limit_origin + overrides)
-            by_node.setdefault(node, []).append(whole)
+            with_origin = replace(unit, limit_origin=unit.limit_origin + overrides)
+            by_node.setdefault(node, []).append(with_origin)
     return by_node
 
 

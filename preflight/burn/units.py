@@ -389,9 +389,9 @@ def history_key(raw: RawSeries, burned: Burned, facts: Facts | None) -> str:
     gpus = facts.gpus or () if facts is not None else ()
     under = conditions(burned, facts)
     for gpu in gpus if raw.kind == "cuda" else ():
-        rest = name_after_slot(raw.name, gpu.index)
-        if rest is not None:
-            return unit_key(gpu.uuid, raw.measure, rest, under)
+        name = name_after_slot(raw.name, gpu.index)
+        if name is not None:
+            return unit_key(gpu.uuid, raw.measure, name, under)
     return unit_key(raw.node, raw.measure, raw.name, under)
 
 

@@ -91,8 +91,8 @@ class Accounts:
         self, roster: Roster, rounds: Rounds, iterations: Mapping[Kind, int], first: int = 0
     ) -> Accounts:
         """Expect the accounts of these rounds, numbered from `first` on."""
-        for number, around in enumerate(rounds, first):
-            for pair in around:
+        for number, round_pairs in enumerate(rounds, first):
+            for pair in round_pairs:
                 for rail in roster.rails_of(*pair):
                     self.expect((number, rail, *pair), iterations)
         return self
@@ -379,8 +379,8 @@ class SweepAccounts:
     def _expect(self, roster: Roster, rounds: Rounds) -> None:
         iterations = requested_iterations(roster.ladder, roster.soak)
         self._pairs.expect_rounds(roster, rounds, iterations, self._rounds)
-        for number, around in enumerate(rounds, self._rounds):
-            for a, b in around:
+        for number, round_pairs in enumerate(rounds, self._rounds):
+            for a, b in round_pairs:
                 if rails := roster.rails_of(a, b):
                     self._missing[number, a, b] = 2 * len(rails)
         self._rounds += len(rounds)

@@ -80,9 +80,9 @@ def refuse_left_out(sweep: Sweep) -> None:
     if contradictory := sorted(measured & sweep.left_out.keys()):
         problem = f"{contradictory[0][:60]!a} stands there, and has an account"
         raise absurd("left_out", problem, "leave one of them out")
-    paired = {name for around in sweep.rounds for pair in around for name in pair}
+    paired = {name for round_pairs in sweep.rounds for pair in round_pairs for name in pair}
     # In a single round a node may have had no pair, and may have been the store's host.
-    all_paired = sum(bool(around) for around in sweep.rounds) > 1
+    all_paired = sum(bool(round_pairs) for round_pairs in sweep.rounds) > 1
     present = paired.union(sweep.troubles, (samples.node for samples in sweep.inside))
     for out, host in sweep.cut_off.items():
         where = f"cut_off ({out[:60]!a})"
@@ -121,7 +121,7 @@ class _Meetings:
 def refuse_absurd_sweep(sweep: Sweep) -> None:
     """Refuse a long form that contradicts its own schedule; UsageError names the entry."""
     scheduled = _rounds(sweep)
-    paired = {name for around in scheduled for pair in around for name in pair}
+    paired = {name for round_pairs in scheduled for pair in round_pairs for name in pair}
     meetings = _Meetings(paired.union(sweep.left_out, sweep.troubles))
     backends = {pair.backend for pair in sweep.pairs}
     if len(backends) > 1:
@@ -184,16 +184,15 @@ def _consistent_pairs(
 
 def _rounds(sweep: Sweep) -> list[set[frozenset[str]]]:
     rounds = []
-    for number, around in enumerate(sweep.rounds):
-        counts = Counter(name for pair in around for name in pair)
+    for number, round_pairs in enumerate(sweep.rounds):
+        counts = Counter(name for pair in round_pairs for name in pair)
         twice = next((name for name, times in counts.items() if times > 1), None)
         if twice is not None:
             problem = f"{twice!a} stands twice"
             raise absurd(f"rounds[{number}]", problem, "pairs of a round are disjoint: correct it")
-        rounds.append({frozenset(pair) for pair in around})
-    _refuse_names(
-        "rounds", dict.fromkeys(name for around in sweep.rounds for pair in around for name in pair)
-    )
+        rounds.append({frozenset(pair) for pair in round_pairs})
+    paired = (name for pairs in sweep.rounds for pair in pairs for name in pair)
+    _refuse_names("rounds", dict.fromkeys(paired))
     _refuse_names("left_out", sweep.left_out)
     _refuse_names("cut_off", [*sweep.cut_off, *sweep.cut_off.values()])
     _refuse_names("troubles", sweep.troubles)

@@ -138,7 +138,7 @@ _ALL_WAITED = "look at the load of the nodes and at the ports open between them;
 class Decoded(Struct, frozen=True):
     """A judged sweep, computed once for checks, report and terminal."""
 
-    seen: tuple[PairJudgement, ...] = ()
+    judgements: tuple[PairJudgement, ...] = ()
     """Every pair of the sweep on every rail, compared with its peers, in the sweep's order."""
     blames: tuple[Blame, ...] = ()
     pairs: dict[Pairing, Pair] = {}

@@ -232,7 +232,7 @@ class _RunningSweep:
             extended = add_rounds(self._roster, self._plan, rounds)
             measuring_s = extended.limits.box_s * len(extended.ladder) + extended.limits.soak_s
             if self._early_end.left_s < measuring_s + _RETEST_MARGIN_S:
-                self._unsettled = tuple(dict.fromkeys(pair for around in rounds for pair in around))
+                self._unsettled = tuple(dict.fromkeys(pair for pairs in rounds for pair in pairs))
                 return
             rounds_left -= len(rounds)
             first, self._roster = len(self._roster.rounds), extended

@@ -320,12 +320,12 @@ def held_to_nvlink(inside: Inside, gpus: Sequence[Gpu], share: float) -> Inside:
     carry. `share`: the least expected share of that.
     """
     linked = nvlink_gbs(gpus, inside.rails)
-    far = below_nvlinks(inside.best_gbs, inside.at_bytes, linked, share)
-    if inside.backend != "nccl" or inside.why or not far:
+    shortfall = below_nvlinks(inside.best_gbs, inside.at_bytes, linked, share)
+    if inside.backend != "nccl" or inside.why or not shortfall:
         return inside
     way = f", carried by {inside.way}" if inside.way else ""
     reached = f"{gbs(inside.best_gbs or 0.0)} at best at {size(inside.at_bytes)}"
-    why = f"{reached} among {inside.rails} GPUs{way}; {far}"
+    why = f"{reached} among {inside.rails} GPUs{way}; {shortfall}"
     return replace(inside, why=why, advice=_NO_NVLINK)
 
 
@@ -471,8 +471,8 @@ def _judge_events(compared: Inside, node: NodeAllreduce, peers: PeerNodes) -> In
     if rail is None:
         why = f"operations among the rails of {node.name} took up to {worst}"
     else:
-        who = _rails([rail], node.backend)
-        why = f"{who} of {node.name} kept the others waiting, up to {worst}, by its own clock"
+        late_rail = _rails([rail], node.backend)
+        why = f"{late_rail} of {node.name} kept the others waiting, up to {worst}, by its own clock"
     return replace(
         compared,
         why=f"{why}; at the worst of its {peers.count(node)} peers {_event_words(usual)}",

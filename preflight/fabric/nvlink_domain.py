@@ -90,10 +90,10 @@ def judge_domains(
 
 def over_nvlink(domain: OverNvlink, gpus: Sequence[Gpu], share: float) -> OverNvlink:
     """Blame a node that reached less than this share of what its NVLinks carry."""
-    far = below_nvlinks(domain.best_gbs, domain.at_bytes, nvlink_gbs(gpus, len(gpus)), share)
-    if domain.why or not far:
+    shortfall = below_nvlinks(domain.best_gbs, domain.at_bytes, nvlink_gbs(gpus, len(gpus)), share)
+    if domain.why or not shortfall:
         return domain
-    return replace(domain, why=f"{_speed_words(domain)}; {far}", advice=_SLOW)
+    return replace(domain, why=f"{_speed_words(domain)}; {shortfall}", advice=_SLOW)
 
 
 def _unmeasured(name: str, base: OverNvlink, results: ByNode, sweep: Sweep) -> OverNvlink | None:

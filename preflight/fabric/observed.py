@@ -193,8 +193,8 @@ def _standouts(
     end = pair.first if first is not None else pair.second
     times_us, others_us = timing.times_us, other.times_us
     both_us = list(zip(times_us, others_us, strict=False))
-    over = [number for number, pair_us in enumerate(both_us) if max(pair_us) > cut_us]
-    numbers = sorted(nlargest(MOST_STANDOUTS, over, key=lambda number: min(both_us[number])))
+    outliers = [number for number, pair_us in enumerate(both_us) if max(pair_us) > cut_us]
+    numbers = sorted(nlargest(MOST_STANDOUTS, outliers, key=lambda number: min(both_us[number])))
     began_s = list(starts_s(end.started_s if end is not None else 0.0, timing))
     stalls_us = zip(
         stalled_us(pair.first, first, numbers),
@@ -315,7 +315,7 @@ def observe(sweep: Sweep) -> Observed:
         for pair in sweep.pairs
         if joint_state(pair) != "not_run"
     ]
-    names = {name: None for around in sweep.rounds for pair in around for name in pair}
+    names = {name: None for round_pairs in sweep.rounds for pair in round_pairs for name in pair}
     names |= {inside.node: None for inside in sweep.inside}
     return Observed(
         nodes=tuple(name for name in names if name not in sweep.left_out),

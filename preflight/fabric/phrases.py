@@ -200,15 +200,15 @@ def unresolved_advice(advice: str, among: Collection[str], partners: str) -> str
     look = advice.removesuffix("; run again").partition("; exclude it")[0]
     if len(among) < _TWO:
         return advice
-    every = "both" if len(among) == _TWO else f"all {len(among)}"
-    return f"{look}; exclude {every}, or run again {partners} to tell which it is"
+    all_names = "both" if len(among) == _TWO else f"all {len(among)}"
+    return f"{look}; exclude {all_names}, or run again {partners} to tell which it is"
 
 
 def more_partners(nodes: int, pairs: int) -> str:
     """Say with which nodes or pairs to measure again if these did not settle it."""
     if nodes <= _TWO:
         return "with a third node"
-    every = nodes * (nodes - 1) // 2
-    return (
-        "beside more nodes" if pairs >= every else "with more pairs (--preflight-sweep=exhaustive)"
-    )
+    all_pairs = nodes * (nodes - 1) // 2
+    if pairs >= all_pairs:
+        return "beside more nodes"
+    return "with more pairs (--preflight-sweep=exhaustive)"

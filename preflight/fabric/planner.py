@@ -182,8 +182,8 @@ def restrict_rounds(rounds: Rounds, nodes: Sequence[str]) -> Rounds:
     """Keep only the pairs of these nodes, in their order, of another run's rounds."""
     place = {name: at for at, name in enumerate(nodes)}
     return tuple(
-        tuple(ordered(pair, place.__getitem__) for pair in around if place.keys() >= {*pair})
-        for around in rounds
+        tuple(ordered(pair, place.__getitem__) for pair in round_pairs if place.keys() >= {*pair})
+        for round_pairs in rounds
     )
 
 

@@ -50,10 +50,10 @@ def possible_rounds(rounds: Rounds, nodes: Sequence[str], most: int) -> Rounds:
     """
     place = {name: at for at, name in enumerate(nodes)}
     possible: list[tuple[Pairing, ...]] = []
-    for around in rounds[:most]:
+    for round_pairs in rounds[:most]:
         busy: set[str] = set()
         pairs: list[Pairing] = []
-        for a, b in around:
+        for a, b in round_pairs:
             if a != b and {a, b} <= place.keys() and not busy & {a, b}:
                 busy |= {a, b}
                 pairs.append(ordered((a, b), place.__getitem__))
@@ -199,12 +199,12 @@ def _unique_paths(parts: Sequence[Component]) -> list[Component]:
 
 def _add_to_free_rounds(rounds: Rounds, paths: Sequence[Pairing]) -> Rounds:
     """Add retests of paths to rounds in which their nodes would be idle."""
-    full = [list(around) for around in rounds]
+    full = [list(round_pairs) for round_pairs in rounds]
     for pair in dict.fromkeys(paths):
-        free = [around for around in full if _is_free(around, pair)]
-        for around in free[:PARTNERS] if len(free) >= PARTNERS else ():
-            around.append(pair)
-    return tuple(tuple(around) for around in full)
+        free = [round_pairs for round_pairs in full if _is_free(round_pairs, pair)]
+        for round_pairs in free[:PARTNERS] if len(free) >= PARTNERS else ():
+            round_pairs.append(pair)
+    return tuple(tuple(round_pairs) for round_pairs in full)
 
 
 def _pairs(part: Component, cleared: Sequence[str], nodes: Sequence[str]) -> Iterator[Pairing]:
@@ -221,8 +221,8 @@ def _pairs(part: Component, cleared: Sequence[str], nodes: Sequence[str]) -> Ite
 def _rounds(pairs_by_part: Sequence[Sequence[Pairing]]) -> Rounds:
     """Lay them out so that no node is in two pairs at once."""
     rounds: list[list[Pairing]] = []
-    for around in zip_longest(*pairs_by_part):
-        for pair in (pair for pair in around if pair is not None):
+    for round_pairs in zip_longest(*pairs_by_part):
+        for pair in (pair for pair in round_pairs if pair is not None):
             free = (pairs for pairs in rounds if _is_free(pairs, pair))
             free_round = next(free, None)
             if free_round is None:
@@ -232,8 +232,8 @@ def _rounds(pairs_by_part: Sequence[Sequence[Pairing]]) -> Rounds:
     return tuple(tuple(pairs) for pairs in rounds)
 
 
-def _is_free(around: Sequence[Pairing], pair: Pairing) -> bool:
-    return all(set(pair).isdisjoint(other) for other in around)
+def _is_free(round_pairs: Sequence[Pairing], pair: Pairing) -> bool:
+    return all(set(pair).isdisjoint(other) for other in round_pairs)
 
 
 MORE_TIME = (

@@ -256,7 +256,7 @@ def neighbours(names: Sequence[str], domains: Mapping[str, str]) -> Rounds:
         for index, pair in enumerate(pairs):
             closing = index == len(nodes) - 1 and len(nodes) % 2
             rounds[2 if closing else index % 2].append(pair)
-    return tuple(tuple(around) for around in rounds if around)
+    return tuple(tuple(round_pairs) for round_pairs in rounds if round_pairs)
 
 
 def go_order(
@@ -335,14 +335,14 @@ def _rung(rung: Rung) -> list[int]:
 
 def turns_of(roster: Roster, name: str) -> list[dict[str, object] | None]:
     """Return one node's turn in each round; None in rounds without one."""
-    number = {member: place for place, member in enumerate(roster.names)}
+    number_of = {member: number for number, member in enumerate(roster.names)}
     turns: list[dict[str, object] | None] = []
-    for place, around in enumerate(roster.rounds):
-        own = next((pair for pair in around if name in pair), None)
-        if own is None:
+    for place, pairs in enumerate(roster.rounds):
+        pair = next((pair for pair in pairs if name in pair), None)
+        if pair is None:
             turns.append(None)
             continue
-        rank = own.index(name)
-        partner = number[own[1 - rank]]
-        turns.append({"round": place, "a": own[0], "b": own[1], "rank": rank, "partner": partner})
+        rank = pair.index(name)
+        partner = number_of[pair[1 - rank]]
+        turns.append({"round": place, "a": pair[0], "b": pair[1], "rank": rank, "partner": partner})
     return turns

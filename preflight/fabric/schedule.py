@@ -225,13 +225,13 @@ def repair(rounds: Rounds, nodes: Sequence[str], down: Collection[str]) -> Round
     `nodes`: the fleet in order. Only new pairs are made, so nothing is measured twice; a node
     without such a partner has no pair in that round.
     """
-    pairs = {pair for around in rounds for pair in around}
+    pairs = {pair for round_pairs in rounds for pair in round_pairs}
     place = {name: at for at, name in enumerate(nodes)}
     up = [name for name in nodes if name not in down]
     repaired: list[tuple[Pairing, ...]] = []
-    for around in rounds:
-        intact = [pair for pair in around if pair[0] not in down and pair[1] not in down]
-        if len(intact) < len(around):
+    for round_pairs in rounds:
+        intact = [pair for pair in round_pairs if pair[0] not in down and pair[1] not in down]
+        if len(intact) < len(round_pairs):
             busy = {name for pair in intact for name in pair}
             matches = _pair_up([name for name in up if name not in busy], pairs, place)
             pairs.update(matches)
@@ -246,19 +246,19 @@ def fill(rounds: Rounds, nodes: Sequence[str]) -> Rounds:
     Leaves of unequal size leave several; else the same node could have a bye in every round. Only
     new pairs are made. A round never gets more pairs than half of the nodes.
     """
-    pairs = {pair for around in rounds for pair in around}
+    pairs = {pair for round_pairs in rounds for pair in round_pairs}
     place = {name: at for at, name in enumerate(nodes)}
     byes = dict.fromkeys(nodes, 0)
     filled: list[tuple[Pairing, ...]] = []
-    for around in rounds:
-        busy = {name for pair in around for name in pair}
+    for round_pairs in rounds:
+        busy = {name for pair in round_pairs for name in pair}
         idle = sorted((name for name in nodes if name not in busy), key=lambda name: -byes[name])
         matches = _pair_up(idle, pairs, place) if len(idle) > 1 else []
         pairs.update(matches)
         matched = {name for pair in matches for name in pair}
         for name in idle:
             byes[name] += name not in matched
-        filled.append((*around, *matches))
+        filled.append((*round_pairs, *matches))
     return tuple(filled)
 
 
@@ -267,7 +267,7 @@ def cover_unpaired(rounds: Rounds, nodes: Sequence[str]) -> Rounds:
 
     They meet each other, and an odd last one meets a node that already has a pair.
     """
-    paired = {name for around in rounds for pair in around for name in pair}
+    paired = {name for round_pairs in rounds for pair in round_pairs for name in pair}
     unpaired = [name for name in nodes if name not in paired]
     if not unpaired or not paired:
         return rounds
@@ -302,7 +302,7 @@ RoundKind = Literal["scheduled", "repair", "retest"]
 
 def pairs_of(rounds: Rounds) -> frozenset[Pairing]:
     """Return every pair of these rounds."""
-    return frozenset(pair for around in rounds for pair in around)
+    return frozenset(pair for round_pairs in rounds for pair in round_pairs)
 
 
 def round_kind_of(pair: PairSamples, sweep: Sweep, scheduled: frozenset[Pairing]) -> RoundKind:

@@ -236,8 +236,8 @@ def _advice(culprit: Culprit, observed: Observed, suspects: Sequence[str]) -> st
     if culprit.component is None:
         pairs = {result.nodes for result in observed.tried}
         partners = more_partners(len(observed.nodes), len(pairs))
-        every = {1: "it", 2: "both"}.get(len(suspects), "them")
-        return f"exclude {every}, or run again {partners} to tell them apart"
+        all_suspects = {1: "it", 2: "both"}.get(len(suspects), "them")
+        return f"exclude {all_suspects}, or run again {partners} to tell them apart"
     if culprit.symptom == "corrupt":
         return f"take {name} out of service now and run its memory and link diagnostics"
     if culprit.symptom == "late":  # never at the cable

@@ -206,7 +206,7 @@ def _stored_samples(path: Path, content: bytes, form: Form, document: Document) 
 class _EarlierResult(PairResult, frozen=True, kw_only=True):
     """A result in files until November 2026: both ends' errors in one text."""
 
-    both: str = msgspec.field(default="", name="error")
+    text: str = msgspec.field(default="", name="error")
     """"h1: reason; h2: reason", or why it was not judged."""
     net: str = ""
     """Of both ends, if they differ: "NET/IB mlx5_3 / NET/Socket"."""
@@ -220,15 +220,15 @@ class _EarlierResult(PairResult, frozen=True, kw_only=True):
         """Return it with each end's error."""
         fields = {name: getattr(self, name) for name in PairResult.__struct_fields__}
         ways = ((self.a,), (self.b,), self.nodes) if self.state == "not_run" else ()
-        lost = next((names for names in ways if self.both == lost_sentence(names)), ())
-        errors = (self.both, self.both) if not lost else ("", "")
-        if self.both.startswith(f"{self.b}: "):
-            errors = "", self.both.removeprefix(f"{self.b}: ")
-        elif self.both.startswith(f"{self.a}: "):
-            first, _, second = self.both.removeprefix(f"{self.a}: ").partition(f"; {self.b}: ")
+        lost = next((names for names in ways if self.text == lost_sentence(names)), ())
+        errors = (self.text, self.text) if not lost else ("", "")
+        if self.text.startswith(f"{self.b}: "):
+            errors = "", self.text.removeprefix(f"{self.b}: ")
+        elif self.text.startswith(f"{self.a}: "):
+            first, _, second = self.text.removeprefix(f"{self.a}: ").partition(f"; {self.b}: ")
             errors = first, second
         net = self.net.split(" / ")
-        if any((self.both, self.net, self.moved_a, self.moved_b, self.stood_a, self.stood_b)):
+        if any((self.text, self.net, self.moved_a, self.moved_b, self.stood_a, self.stood_b)):
             fields["lost"] = lost
             fields["first"] = EndResult(errors[0], self.moved_a, net[0], self.stood_a)
             fields["second"] = EndResult(errors[1], self.moved_b, net[-1], self.stood_b)
@@ -269,8 +269,8 @@ def _describe_damage(content: bytes, reason: str) -> str:
     if offset >= len(content):
         remedy = "copy it again from where it was written"
         return f"it ends in the middle, after {offset:,} bytes: {whole}; {remedy}"
-    around = content[max(0, offset - _AROUND) : offset + _AROUND]
-    return f"not JSON at byte {offset:,}, near {around!a}: {whole}; write it again"
+    excerpt = content[max(0, offset - _AROUND) : offset + _AROUND]
+    return f"not JSON at byte {offset:,}, near {excerpt!a}: {whole}; write it again"
 
 
 UNTIMED = "none of its times are stored"

@@ -169,7 +169,7 @@ def loaded_s(rate_per_s: float) -> float:
 
 def per_pair_s(rate_per_s: float, rounds: Rounds) -> float:
     """Return the share of that load for each pair: those of a node's partners add up."""
-    turns = Counter(name for around in rounds for pair in around for name in pair)
+    turns = Counter(name for round_pairs in rounds for pair in round_pairs for name in pair)
     fewest = min(turns.values(), default=1)
     return min(_MOST_S, max(_LEAST_S, loaded_s(rate_per_s) / fewest))
 

@@ -189,7 +189,7 @@ class Judgement:
         """Settle a subject that will not be judged, unless it was judged already."""
         self._verdicts.setdefault((check_id, names), verdict)
 
-    def known(self) -> dict[tuple[str, Names], Verdict]:
+    def verdicts(self) -> dict[tuple[str, Names], Verdict]:
         """Every verdict reached so far."""
         return dict(self._verdicts)
 

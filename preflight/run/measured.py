@@ -99,7 +99,7 @@ def _restrict_sweep(sweep: Sweep, names: AbstractSet[str]) -> Sweep:
     return replace(
         sweep,
         **tables,
-        rounds=tuple(tuple(pair for pair in around if names >= {*pair}) for around in sweep.rounds),
+        rounds=tuple(tuple(p for p in pairs if names >= {*p}) for pairs in sweep.rounds),
         pairs=tuple(pair for pair in sweep.pairs if names >= {pair.a, pair.b}),
         unsettled=tuple(pair for pair in sweep.unsettled if names >= {*pair}),
         inside=tuple(row for row in sweep.inside if row.node in names),

@@ -171,7 +171,7 @@ class Run:
         `check_ids`: only of these checks; None or empty: of all checks within the tier.
         """
         subjects: Mapping[str, Sequence[Names]] = {
-            "pair": [pair for around in self.rounds for pair in around],
+            "pair": [pair for round_pairs in self.rounds for pair in round_pairs],
             "fleet": [()],
             "node": [(host.name,) for host in self.fleet.hosts],
         }
@@ -274,8 +274,8 @@ class Run:
         names = {host.name for host in hosts}
         partners = grouped(
             ends
-            for around in self.rounds
-            for a, b in around
+            for round_pairs in self.rounds
+            for a, b in round_pairs
             if a in names and b in names
             for ends in ((a, b), (b, a))
         )
@@ -328,7 +328,7 @@ class Run:
         domains = {name: nvlink_domain(node.gpus or ()) for name, node in facts.items()}
         repaired = repair(self.rounds, names, left_out)
         planned = pairs_of(self.rounds)
-        self._expect_unscheduled([p for around in repaired for p in around if p not in planned])
+        self._expect_unscheduled([p for pairs in repaired for p in pairs if p not in planned])
         plan = SweepPlan(
             nodes=(*(host.name for host in hosts), *left_out),
             rounds=tuple(
@@ -422,7 +422,7 @@ class Run:
         return self._any_failed and fail_fast == "stage" and stage != "reach"
 
     def _skip_unjudged(self, selected: Sequence[Key]) -> None:
-        verdicts = self.judgement.known()
+        verdicts = self.judgement.verdicts()
         self.stopped = [key for key in selected if key not in verdicts]
         for key in self.stopped:
             self.judgement.skip(*key, STOPPED_AT_FIRST)

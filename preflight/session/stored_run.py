@@ -92,7 +92,7 @@ def _of_rails(run: Run) -> Iterable[Numbers]:
     if sweep is None:
         return
     reached: dict[tuple[str, str, str], dict[int, list[float]]] = {}
-    for pair, look in zip(sweep.pairs, run.judgement.sweep.seen, strict=True):
+    for pair, look in zip(sweep.pairs, run.judgement.sweep.judgements, strict=True):
         if look.state != "measured" or not look.sizes:
             continue
         small, large = look.sizes[0], look.sizes[-1]
@@ -361,7 +361,7 @@ def _swept(run: Run, nodes: tuple[str, ...]) -> CoverageUpdate:
 def _suspected(run: Run) -> set[Pairing]:
     """Pairs that measured bad, and those with a bad verdict."""
     bad = {ends for ends, pair in run.judgement.sweep.pairs.items() if pair.bad}
-    for (_, names), verdict in run.judgement.known().items():
+    for (_, names), verdict in run.judgement.verdicts().items():
         if len(names) == _PAIR and verdict.outcome in _BAD:
             bad.add((names[0], names[1]))
     return bad

@@ -114,7 +114,7 @@ def conclude(
         interrupted=ending.interrupted,
         fleet=fleet_row(names, run.fleet.origin, ready, run.fleet.leaves),
         **of_entries(entries),
-        pairs=pair_rows(measured, decoded.seen, pairs_of(run.rounds)) if measured else (),
+        pairs=pair_rows(measured, decoded.judgements, pairs_of(run.rounds)) if measured else (),
         blames=blames,
         suspicions=(*suspected.values(), *systemic, *again),
         coverage=_coverage(run, names, past),
@@ -325,7 +325,7 @@ class VerdictCollector:
     def _settle(self, session: pytest.Session) -> tuple[Entry, ...]:
         """Add verdicts that no item has: repair pairs, failed gates, findings after a stop."""
         repairs = set(self._run.repairs)
-        for key, verdict in self._run.judgement.known().items():
+        for key, verdict in self._run.judgement.verdicts().items():
             is_finding = verdict.makes_not_ready or verdict.outcome is Outcome.BROKEN
             if key in repairs or is_finding or (self._interrupted and key in self._ledger):
                 self._ledger.record(*key, verdict)

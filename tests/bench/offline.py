@@ -28,7 +28,7 @@ def main() -> None:
     expected = run.expected()
     run.replay(measured, expected, lambda *_: None)
     judged = time.perf_counter()
-    known = run.judgement.known()
+    known = run.judgement.verdicts()
     if missing := [key for key in expected if key not in known]:
         raise RuntimeError(f"{len(missing)} verdicts were not reached, such as {missing[0]}")
     outcomes = [str(verdict.outcome) for verdict in known.values()]

@@ -90,7 +90,7 @@ def judged(folder: Path) -> Taken:
     run = Run(fleet, Registry(load_folder(shipped_folder())), Settings(), NoProgress())
     passive = [key for key in run.expected() if run.registry[key[0]].check.stage in _STAGES]
     _, judge = _timed(lambda: run.replay(measured, passive, lambda *_: None))
-    known = run.judgement.known()
+    known = run.judgement.verdicts()
     if missing := [key for key in passive if key not in known]:
         raise RuntimeError(f"{len(missing)} verdicts were not reached, such as {missing[0]}")
     if broken := [key for key in passive if known[key].outcome is Outcome.BROKEN]:

@@ -225,7 +225,7 @@ def test_the_synthetic_fleet_is_judged_by_every_check_and_has_its_planted_faults
     fleet = resolve(FleetRequest(inventory=str(tmp_path / "fleet.toml")))
     run = Run(fleet, Registry(load_folder(shipped_folder())), Settings(), NoProgress())
     run.replay(measured, run.expected(), lambda *_: None)
-    known = run.judgement.known()
+    known = run.judgement.verdicts()
     failed = {key for key, verdict in known.items() if verdict.outcome is Outcome.FAIL}
     skipped = {key for key, verdict in known.items() if verdict.outcome is Outcome.NOT_RUN}
     assert {names for check, names in failed if check == "gpu.count"} == {("gpu0200",)}

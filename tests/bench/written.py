@@ -64,7 +64,7 @@ def _write(run: Run, folder: Path) -> tuple[float, float]:
     nodes = [host.name for host in run.fleet.hosts]
     ledger = Ledger()
     ledger.expect(keys)
-    for key, verdict in run.judgement.known().items():
+    for key, verdict in run.judgement.verdicts().items():
         ledger.record(*key, verdict)
     entries = ledger.settle()
     began, began_cpu = time.perf_counter(), time.process_time()

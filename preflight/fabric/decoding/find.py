@@ -194,7 +194,7 @@ def check_partners(culprit: Culprit, observed: Observed, trials: Trials) -> Culp
     part, name = culprit.component, culprit.node
     if part is None or not name or culprit.symptom == "late":
         return culprit
-    partners = {trial.partner(name) for trial in trials.of(name, part.rail)}
+    partners = {trial.partner(name) for trial in trials.of_node(name, part.rail)}
     good = trials.good_nodes(part.rail)
     cleared = partners & good
     if name in observed.silent or (len(partners) > 1 and cleared):
@@ -338,7 +338,7 @@ def _with_pairs(culprit: Culprit, trials: Trials) -> Culprit:
         trial.nodes: None
         for part in culprit.among
         for name in part.nodes
-        for trial in trials.of(name, part.rail)
+        for trial in trials.of_node(name, part.rail)
     }
     return replace(culprit, pairs=tuple(waited))
 

@@ -84,7 +84,7 @@ class Parts:
         rails = set(map(itemgetter(2), self._places))
         return (len(nodes) + len(pairs)) * (1 + len(rails) if len(rails) > 1 else 1)
 
-    def of(self, place: Place) -> list[Key]:
+    def keys_of(self, place: Place) -> list[Key]:
         """All parts that one observation goes through."""
         a, b, rail = place
         ends = [name for name in (a, b) if name]
@@ -105,7 +105,7 @@ class Parts:
 
     def suspects(self, outliers: Iterable[int]) -> dict[Key, list[int]]:
         """Return parts of outlying observations, each with all observations through it."""
-        keys = dict.fromkeys(key for row in outliers for key in self.of(self._places[row]))
+        keys = dict.fromkeys(key for row in outliers for key in self.keys_of(self._places[row]))
         by_node = self._node_rows({key.name for key in keys if key.kind == "node"})
         by_leaf = self._leaf_rows([key for key in keys if key.kind == "leaf_rail"])
         return {
@@ -303,20 +303,20 @@ class Trials:
         self, observed: Observed, *, suspected: Collection[str], blamed: Collection[str]
     ) -> None:
         """`suspected`: nodes whose trials are needed; `blamed`: nodes that clear no partner."""
-        self._of: dict[str, list[PairResult]] = defaultdict(list)
+        self._by_node: dict[str, list[PairResult]] = defaultdict(list)
         self._good: dict[int, set[str]] = defaultdict(set)
         for result in observed.tried if suspected else ():
             a, b = result.a, result.b
             if a in suspected:
-                self._of[a].append(result)
+                self._by_node[a].append(result)
             if b in suspected:
-                self._of[b].append(result)
+                self._by_node[b].append(result)
             if result.state == "measured" and a not in blamed and b not in blamed:
                 self._good[result.rail].update((a, b))
 
-    def of(self, name: str, rail: int | None) -> list[PairResult]:
+    def of_node(self, name: str, rail: int | None) -> list[PairResult]:
         """Return one node's trials, on one rail or on all, in order."""
-        return [result for result in self._of[name] if rail in (None, result.rail)]
+        return [result for result in self._by_node[name] if rail in (None, result.rail)]
 
     def good_nodes(self, rail: int | None) -> set[str]:
         """Return nodes that were fine there with another node, both not blamed."""

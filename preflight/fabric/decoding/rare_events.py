@@ -102,10 +102,10 @@ def _spikes(
 def _stood_still(digest: Digest, standout: Standout) -> str:
     """Return the end whose standstill explains it; if both stood still, the machine is shared."""
     enough_us = _EXPLAINS * (max(standout.first_us, standout.second_us) - digest.p50_us)
-    still = standout.first_stall_us >= enough_us, standout.second_stall_us >= enough_us
-    if still[0] == still[1]:
+    explains = standout.first_stall_us >= enough_us, standout.second_stall_us >= enough_us
+    if explains[0] == explains[1]:
         return ""
-    return digest.a if still[0] else digest.b
+    return digest.a if explains[0] else digest.b
 
 
 def _began_late(digest: Digest, standout: Standout) -> str:

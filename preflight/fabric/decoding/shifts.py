@@ -280,21 +280,21 @@ def _median(logs: Iterable[float | None]) -> float | None:
 def _groups(
     meetings: Meetings, leaves: Mapping[str, str], wanted: Callable[[int], bool]
 ) -> dict[_Kind, _Group]:
-    near = [_under_one_leaf(place, leaves) for place in meetings.places] if leaves else []
+    under_leaf = [_under_one_leaf(place, leaves) for place in meetings.places] if leaves else []
     groups: dict[_Kind, _Group] = {}
     for (size_bytes, phase), column in meetings.columns.items():
         if wanted(size_bytes):
             group = _Group(column.rows, _times_us(size_bytes, column))
-            if not near:
+            if not under_leaf:
                 groups[size_bytes, phase, False] = group
                 continue
-            for same in {near[row] for row in group.rows}:
-                groups[size_bytes, phase, same] = _filter(group, near, same=same)
+            for flag in {under_leaf[row] for row in group.rows}:
+                groups[size_bytes, phase, flag] = _filter(group, under_leaf, wanted=flag)
     return groups
 
 
-def _filter(group: _Group, near: Sequence[bool], *, same: bool) -> _Group:
-    mask = [near[row] is same for row in group.rows]
+def _filter(group: _Group, flags: Sequence[bool], *, wanted: bool) -> _Group:
+    mask = [flags[row] is wanted for row in group.rows]
     return _Group(list(compress(group.rows, mask)), list(compress(group.times_us, mask)))
 
 
@@ -302,14 +302,14 @@ def _slow_leaves(
     meetings: Meetings, groups: Mapping[_Kind, _Group], leaves: Mapping[str, str], effect: float
 ) -> set[_Leaf]:
     """Return leaves whose nodes are slow with each other."""
-    within: dict[_Leaf, list[float]] = defaultdict(list)
-    for (_, _, same), (rows, times_us) in groups.items():
-        if same:
+    logs_of_leaf: dict[_Leaf, list[float]] = defaultdict(list)
+    for (_, _, under_one_leaf), (rows, times_us) in groups.items():
+        if under_one_leaf:
             typical_us = _lower_quartile(times_us)
             for row, time_us in zip(rows, times_us, strict=True):
                 place = meetings.places[row]
-                within[leaves.get(place.a), place.rail].append(math.log(time_us / typical_us))
-    return {leaf for leaf, logs in within.items() if median(logs) > effect}
+                logs_of_leaf[leaves.get(place.a), place.rail].append(math.log(time_us / typical_us))
+    return {leaf for leaf, logs in logs_of_leaf.items() if median(logs) > effect}
 
 
 def _reference_times(
@@ -323,9 +323,9 @@ def _reference_times(
 
     A near pair is under one leaf, and is compared with all near pairs.
     """
-    size_bytes, phase, same = kind
+    size_bytes, phase, under_one_leaf = kind
     rows, times_us = groups[kind]
-    if same:
+    if under_one_leaf:
         return times_us
     healthy: list[tuple[Place, float]] = []
     for row, time_us in zip(rows, times_us, strict=True):

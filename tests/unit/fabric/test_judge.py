@@ -328,7 +328,7 @@ def test_a_lone_pair_that_reached_8_bytes_says_how_far_it_came() -> None:
         pair, first=end("h1", 0.8, sizes=1), second=end("h2", 0.8, sizes=1)
     )
     one = judge_sweep(msgspec.structs.replace(measured, pairs=(short,)), fleet)
-    assert not one.seen[0].good
+    assert not one.judgements[0].good
     verdict = judge_allreduce(one.pairs["h1", "h2"])
     assert verdict.outcome is Outcome.UNKNOWN
     assert "only 8 B of 4 MiB were reached" in verdict.sentence

@@ -62,7 +62,7 @@ def test_what_was_measured_is_kept_and_judged(monkeypatch: pytest.MonkeyPatch, m
     swept: Sweep | None = run.judgement.measured.sweep
     assert swept is not None
     assert (states(swept), swept.unfinished) == ({"h1-h2": ("measured", "measured")}, "")
-    known = run.judgement.known()[PAIR]
+    known = run.judgement.verdicts()[PAIR]
     assert known.outcome in (Outcome.OK, Outcome.UNKNOWN), known
     if moment == "farewell":
         assert close.calls == 2  # it is done after all

@@ -87,7 +87,8 @@ def test_a_link_that_was_slow_by_far_and_healed_is_flaky() -> None:
         "then 0.8 GB/s and 0.7 GB/s (limit 0.2 GB/s"
     )
     assert [one.component for one in decoded.blames] == ["pair h2-h5"]
-    assert [one.once for one in decoded.seen if (one.a, one.b) == SLOW] == ["bandwidth", "", ""]
+    slow = [one.once for one in decoded.judgements if (one.a, one.b) == SLOW]
+    assert slow == ["bandwidth", "", ""]
 
 
 @pytest.mark.parametrize(("ms", "outcome"), [(250.0, Outcome.OK), (50.0, Outcome.FLAKY)])

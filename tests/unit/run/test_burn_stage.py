@@ -59,7 +59,7 @@ def _burn_keys(run: Run) -> list[Key]:
 def _judge(run: Run, **of_nodes: Burned) -> dict[Key, Outcome]:
     measured = replace(REACHED, burned={**dict.fromkeys(NAMES, burned()), **of_nodes})
     run.replay(measured, _burn_keys(run), lambda _key, _verdict: None)
-    return {key: verdict.outcome for key, verdict in run.judgement.known().items()}
+    return {key: verdict.outcome for key, verdict in run.judgement.verdicts().items()}
 
 
 def test_only_standard_and_deep_load_the_devices() -> None:
@@ -84,7 +84,7 @@ def test_the_stage_asks_the_gates_of_earlier_stages_only() -> None:
     run = _run()
     run.judgement.advance(REACHED)
     assert run.judgement.why_excluded("h1", "local") == ""
-    assert ("burn.device", ("h1",)) not in run.judgement.known()
+    assert ("burn.device", ("h1",)) not in run.judgement.verdicts()
 
 
 def test_a_node_that_somebody_works_on_is_not_loaded() -> None:
@@ -149,7 +149,7 @@ def test_an_interrupt_keeps_what_was_measured(monkeypatch: pytest.MonkeyPatch) -
     run._selection = run._select(_burn_keys(run))
     with pytest.raises(KeyboardInterrupt):
         run._burn_in(300.0)
-    known = {key: one.outcome for key, one in run.judgement.known().items() if "burn" in key[0]}
+    known = {key: one.outcome for key, one in run.judgement.verdicts().items() if "burn" in key[0]}
     assert known == {
         ("burn.device", ("h1",)): Outcome.OK,
         ("burn.integrity", ("h1",)): Outcome.OK,

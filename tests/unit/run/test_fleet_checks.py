@@ -78,7 +78,7 @@ def test_a_node_that_cannot_be_judged_is_named_and_blocks_nobody(tmp_path: Path)
     assert verdict.sentence == "h1 h3 h4; not checked: h2"
     left_out = {"h2": "reach.route of h2: nobody answers at h2:22"}
     assert verdict.evidence["not_looked_at"] == left_out
-    assert ("reach.route", ("h2",)) in run.judgement.known()
+    assert ("reach.route", ("h2",)) in run.judgement.verdicts()
 
 
 def test_its_gates_are_those_of_nodes(tmp_path: Path) -> None:

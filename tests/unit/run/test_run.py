@@ -106,7 +106,7 @@ def test_a_shut_gate_is_found_though_it_was_not_selected(selected: str) -> None:
     """Whoever selects one check still hears of the node that it could not be asked on."""
     run = _run()
     assert set(_judge(run, _without("h2"), [selected])) == {("reach.route", ("h2",))}
-    assert run.judgement.known()["reach.route", ("h2",)].makes_not_ready
+    assert run.judgement.verdicts()["reach.route", ("h2",)].makes_not_ready
 
 
 def test_a_hung_driver_blocks_what_reads_the_driver() -> None:
@@ -220,7 +220,7 @@ def test_fail_fast_first_stops_at_one_finding() -> None:
     """The rest is not run, with the reason, and never lost."""
     run, found = _told("first")
     assert len(found) == 1
-    known = run.judgement.known()
+    known = run.judgement.verdicts()
     assert set(run.expected()) <= set(known)
     assert run.stopped
     assert all(known[key].evidence["stopped"] for key in run.stopped)
@@ -237,7 +237,7 @@ def test_fail_fast_never_goes_on() -> None:
 def test_a_spent_budget_condemns_nobody_and_says_once_what_to_give() -> None:
     """What there was no time for is no pass, and no fault of any node: one sentence for all."""
     run, found = _told("stage", budget_s=0.5)
-    verdicts = run.judgement.known()
+    verdicts = run.judgement.verdicts()
     entries = [
         Entry(check, subject(names), names, each) for (check, names), each in verdicts.items()
     ]
@@ -258,7 +258,7 @@ def test_measurements_travel_unchanged() -> None:
     first, second = _run(), _run()
     _judge(first, _without("h2"))
     _judge(second, Measured.decode(_without("h2").encode()))
-    assert first.judgement.known() == second.judgement.known()
+    assert first.judgement.verdicts() == second.judgement.verdicts()
 
 
 def _swept(bad: str) -> Measured:
@@ -302,4 +302,4 @@ def test_stopping_at_the_first_finding_loses_no_repair() -> None:
     run = _one_round("first")
     _judge(run, _swept("h1-h2"), ["fabric.allreduce"])
     assert {_outcome(run, *key[:1], *key[1])[0] for key in run.repairs} == {Outcome.NOT_RUN}
-    assert set(run.repairs) <= set(run.judgement.known())
+    assert set(run.repairs) <= set(run.judgement.verdicts())
