@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from preflight.core.text import first_of
+from preflight.core.text import first_finding
 from preflight.facts.node import Group, Majority
 from preflight.verdict import Verdict, fail, warn
 
@@ -32,4 +32,4 @@ def conclude_deviations(odd: Iterable[Deviation], **evidence: Any) -> Verdict | 
         return None
     worst, findings = deviations[0], [deviation.sentence for deviation in deviations]
     fail_or_warn = fail if worst.grave else warn
-    return fail_or_warn(first_of(findings), advice=worst.advice, findings=findings, **evidence)
+    return fail_or_warn(first_finding(findings), advice=worst.advice, findings=findings, **evidence)

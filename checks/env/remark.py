@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
-from preflight.core.text import starred
+from preflight.core.text import mask_secrets
 from preflight.verdict import Verdict, fail, unknown, warn
 
 UNKNOWN_JOB: Final = (
@@ -35,7 +35,7 @@ class Remark(Struct, frozen=True):
 
 def show(name: str, value: str) -> str:
     """Format NAME=value: passwords masked, long values cut, unusual ones quoted."""
-    text = starred(value)
+    text = mask_secrets(value)
     text = text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 3] + "..."
     return f"{name}={text!a}" if not text or not _plain(text) else f"{name}={text}"
 

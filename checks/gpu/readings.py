@@ -16,7 +16,7 @@ from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
 from msgspec import Struct
 
 from preflight.checks.deviations import on_most
-from preflight.core.text import count, first_of
+from preflight.core.text import count, first_finding
 from preflight.facts.boards import board
 from preflight.facts.gpu import GpuHealth, too_old
 from preflight.facts.model import Facts, Gpu, read_once
@@ -209,7 +209,7 @@ def _bad(troubles: Sequence[Trouble], cause: str) -> Verdict:
     single = worst.gpu is not None and len(culprits) == 1
     conclude = fail if worst.grave else warn
     return conclude(
-        first_of(findings),
+        first_finding(findings),
         advice=worst.advice,
         cause=f"{cause} of GPU{worst.gpu.index}" if cause and single and worst.gpu else "",
         findings=findings,

@@ -37,7 +37,7 @@ from preflight.checks.gpu.readings import (
     reader,
     uptime_s,
 )
-from preflight.core.text import count, first_of
+from preflight.core.text import count, first_finding
 from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Group, Node
 from preflight.facts.boards import Codes, board, gpu_codes, up_links
@@ -322,7 +322,7 @@ def judge_nvlink(node: Node) -> Verdict:
         return verdict
     if old := undated(facts, limit):
         return unknown(
-            f"{first_of(old)}: a total without a start time",
+            f"{first_finding(old)}: a total without a start time",
             advice="take a second reading after a known time, or check the live node",
             totals=list(old),
         )

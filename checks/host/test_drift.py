@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from preflight.check import Check
 from preflight.checks.fleet_view import FleetView
-from preflight.core.text import count, first_of
+from preflight.core.text import count, first_finding
 from preflight.core.thresholds import Thresholds
 from preflight.facts import Clock, Facts, Majority, Node, Reach
 from preflight.facts.machine import Stack
@@ -73,7 +73,7 @@ def judge_drift(facts: Facts, usual: dict[str, Majority[str] | None]) -> Verdict
             odd.append(f"{word} {value}; {others(vote, vote.value)}")
     findings = odd + split
     if findings:
-        return warn(first_of(findings), advice=ALIGN if odd else AGREE, findings=findings)
+        return warn(first_finding(findings), advice=ALIGN if odd else AGREE, findings=findings)
     readings = {word: value for word, reader in READINGS.items() if (value := reader(facts))}
     return ok(f"as its group: {', '.join(f'{word} {value}' for word, value in readings.items())}")
 

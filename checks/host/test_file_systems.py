@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from preflight.check import Check
-from preflight.core.text import count, first_of, memory
+from preflight.core.text import count, first_finding, memory
 from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Majority, Node
 from preflight.facts.machine import FileSystem
@@ -156,7 +156,7 @@ def judge_disk(facts: Facts, limit: Thresholds) -> Verdict:
                 return warn(why, advice=MADE_SO, file_systems=evidence)
             return fail(why, advice=READ_ONLY if broken else FULL, file_systems=evidence)
     if short := [words for fs in systems for words in scarce(fs, limit)]:
-        return warn(first_of(short), advice=FULL, findings=short, file_systems=evidence)
+        return warn(first_finding(short), advice=FULL, findings=short, file_systems=evidence)
     hidden = [fs for fs in systems if fs.free_mib is None and not fs.shared]
     if hidden or not readable:
         names = ", ".join(fs.mount for fs in hidden) or "what a job writes to"

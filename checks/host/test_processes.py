@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from preflight.check import Check
-from preflight.core.text import count, first_of
+from preflight.core.text import count, first_finding
 from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Node
 from preflight.facts.gpu_users import GRANT, Stale, find_stale
@@ -28,7 +28,7 @@ def judge_stale_processes(facts: Facts, limit: Thresholds) -> Verdict:
     if not leftovers:
         return ok(f"nothing stale among {processes}", unreadable=hidden)
     worst, evidence = leftovers[0], [stale.sentence for stale in leftovers]
-    sentence = first_of(evidence)
+    sentence = first_finding(evidence)
     if worst.grant:
         return unknown(sentence, advice=worst.advice, grant=worst.grant, findings=evidence)
     conclude = fail if worst.grave else warn

@@ -11,7 +11,7 @@ from preflight.checks.deviations import Deviation, conclude_deviations, on_most
 from preflight.checks.net.selected import hca_of, nccl_ports
 from preflight.checks.rdma.ports import Port, chip, firmwares, most
 from preflight.core.statistics import grouped
-from preflight.core.text import count, first_of, whole
+from preflight.core.text import count, first_finding, whole
 from preflight.facts import Facts, Group, Node
 from preflight.facts.model import Nic
 from preflight.facts.node import decided
@@ -31,7 +31,7 @@ def judge_firmware(facts: Facts, group: Group) -> Verdict:
         return not_run("no RDMA devices here")
     if odd := list(_odd_firmwares(facts.nics, group)):
         advice = "update it to the others' firmware (mlxfwmanager, flint), then reboot"
-        return warn(first_of(odd), advice=advice, findings=odd)
+        return warn(first_finding(odd), advice=advice, findings=odd)
     if unreported := [nic.name for nic in facts.nics if not nic.firmware]:
         sentence = f"{', '.join(unreported)} did not report its firmware"
         return unknown(sentence, advice="look at fw_ver in /sys/class/infiniband")
@@ -148,7 +148,7 @@ def judge_switch(switches: tuple[Switch, ...] | None) -> Verdict:
     gone = [_part_words(*row) for row in parts if _GONE.search(row[1].status)]
     if bad or gone:
         fail_or_warn = fail if bad else warn
-        return fail_or_warn(first_of(bad + gone), advice=ADVICE, findings=bad + gone)
+        return fail_or_warn(first_finding(bad + gone), advice=ADVICE, findings=bad + gone)
     not_ok = [_part_words(*row) for row in parts if row[1].rpm is None and row[1].status != "OK"]
     if not_ok or not parts:
         summary = not_ok[0] if not_ok else "no fan and no power supply is reported"

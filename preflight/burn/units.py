@@ -14,7 +14,7 @@ from functools import cache, cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from preflight.core.statistics import healthy_share, median, usual
+from preflight.core.statistics import healthy_share, median, usual_speed
 from preflight.facts.burn import Burned, Clocks, Kind, Look, Measure, Opened, Reading, Throttle
 from preflight.fleet.baselines import Measure as Baseline
 from preflight.fleet.baselines import gpu_floor, gpu_floor_of_model
@@ -402,7 +402,7 @@ def history_limit(raw: RawSeries, earlier: Sequence[float], limit: Thresholds) -
     """
     if raw.measure in _UNSTEADY:
         return None
-    past = usual(
+    past = usual_speed(
         [speed(raw.measure, value) for value in earlier if value > 0],
         effect=effect_of(raw, limit),
         scatter=limit(f"{raw.kind}.scatter"),

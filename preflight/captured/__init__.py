@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from preflight.core.text import plain
+from preflight.core.text import printable_lines
 from preflight.facts.model import WIRE, Driver, Facts, Python
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def bare_facts() -> Facts:
 
 def lines_of(text: str) -> list[str]:
     """The lines of a text as a tool printed them: no escapes, no control characters, no tabs."""
-    return plain(text).expandtabs().splitlines()
+    return printable_lines(text).expandtabs().splitlines()
 
 
 _ERROR_LINES = 20

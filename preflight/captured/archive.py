@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 from msgspec import Meta, Struct
 
-from preflight.core.files import unpacks_to
+from preflight.core.files import unpacked_limit
 from preflight.core.text import plain_json
 from preflight.errors import UsageError
 from preflight.facts.basics import Line
@@ -130,7 +130,7 @@ def inflated_text(content: bytes) -> bytes | None:
 def _inflated(content: bytes) -> bytes:
     """Decompress up to the limit: a small file can be a zip bomb."""
     machine = zlib.decompressobj(wbits=31)
-    most = min(LARGEST, unpacks_to(len(content)))
+    most = min(LARGEST, unpacked_limit(len(content)))
     whole = machine.decompress(content, most + 1)
     if len(whole) > most:
         raise ValueError(f"it holds more than {most >> 20} MiB once it is unpacked")

@@ -16,7 +16,7 @@ from preflight.captured import Captured, captured
 from preflight.checks.gpu import driver_log, test_kernel_log
 from preflight.checks.host import test_host_log
 from preflight.checks.net import test_nic_log
-from preflight.core.text import visible
+from preflight.core.text import sanitize
 from preflight.facts.machine import KernelLog, LogLine
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def parse(text: str) -> KernelLog:
     for raw in _whole_lines(textwrap.dedent(whole)):
         line, at_s, _stamped = stripped(raw)
         begins_s = at_s if begins_s is None else begins_s
-        store.take(visible(line)[:_CHARS], at_s)
+        store.take(sanitize(line)[:_CHARS], at_s)
     cut = len(text) > LONGEST
     lines = tuple(store.lines)
     return KernelLog("text", store.seen + cut, begins_s, 0.0, lines, store.dropped + cut)

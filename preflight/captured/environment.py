@@ -17,7 +17,7 @@ from preflight.captured import Captured, bare_facts
 from preflight.captured.shell import UNKNOWN, Variables, commands, expanded, is_cut, logical_lines
 from preflight.checks.env.values import read as value_remark
 from preflight.checks.env.variables import unread, unread_names, variables
-from preflight.core.text import starred
+from preflight.core.text import mask_secrets
 from preflight.fleet.job_environment import ASSIGNMENT
 
 if TYPE_CHECKING:
@@ -287,7 +287,7 @@ def _options(words: Sequence[str], variables: Variables) -> dict[str, str]:
 def _readable(settings: dict[str, str]) -> dict[str, str]:
     """Without values that only the shell knows, unless the name itself is the mistake."""
     return {
-        name: "" if UNKNOWN in value else starred(value)
+        name: "" if UNKNOWN in value else mask_secrets(value)
         for name, value in settings.items()
         if UNKNOWN not in value or (name not in LAUNCH_NAMES and name not in variables())
     }
@@ -321,7 +321,7 @@ def read(text: str) -> Captured | None:
         return None
     environ = dumped_settings(text)
     if environ is not None:
-        environ = {name: starred(value) for name, value in environ.items()}
+        environ = {name: mask_secrets(value) for name, value in environ.items()}
         damaged = _damage(text, cut=_dump_is_cut(text)) or _two_values(text)
         return _captured(DUMP, damaged, environ=environ) if environ else None
     script = read_script(text)

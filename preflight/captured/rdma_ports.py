@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from preflight.captured import Captured, captured, json_of, short_error
-from preflight.core.text import natural, plain, whole
+from preflight.core.text import natural, printable_lines, whole
 from preflight.facts.basics import device_name
 from preflight.facts.model import Nic, NicPort
 from preflight.facts.node_network import Counter, Counters, Interface, Network
@@ -304,7 +304,8 @@ def parse_sysfs(text: str) -> Captured | None:
         return _tree(None, (), damaged)
     if not isinstance(tree, dict) or not any("/infiniband/" in path for path in tree):
         return None
-    parts = _parts_of({plain(k): plain(v).strip() for k, v in tree.items() if isinstance(v, str)})
+    texts = ((k, v) for k, v in tree.items() if isinstance(v, str))
+    parts = _parts_of({printable_lines(k): printable_lines(v).strip() for k, v in texts})
     nics = tuple(_sysfs_tree_nic(name, parts) for name in sorted(parts.ports, key=natural))
     interfaces = tuple(
         _interface(name, words)
@@ -414,7 +415,7 @@ def read(text: str) -> Iterator[Captured]:
     if tree := parse_sysfs(text):
         yield tree
         return
-    text = plain(text)
+    text = printable_lines(text)
     if counters := parse_perfquery(text):
         yield counters
     yield from parse_ports(text)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from msgspec import Struct, ValidationError, convert
 
 from preflight.core.files import shipped_table
-from preflight.core.text import visible, whole
+from preflight.core.text import sanitize, whole
 from preflight.facts.gpu import GpuHealth
 from preflight.facts.model import Gpu, GpuPair, GpuProcess
 
@@ -58,7 +58,7 @@ class Readings:
         if value is not None:
             self.values[field] = value
         elif why == "errors":
-            self._refuse(why, f"{field}: {visible(word[:_WORDS_CHARS])}")
+            self._refuse(why, f"{field}: {sanitize(word[:_WORDS_CHARS])}")
         elif why:
             self._refuse(why, field)
         else:
@@ -66,7 +66,7 @@ class Readings:
 
     def doubt(self, field: str, word: str) -> None:
         """Note a printed value that is neither a reading nor a reason why there is none."""
-        self._unread.setdefault(field, visible(word[:_WORDS_CHARS]))
+        self._unread.setdefault(field, sanitize(word[:_WORDS_CHARS]))
 
     def lack(self, *fields: str) -> None:
         """Note that the board has no such readings."""

@@ -257,7 +257,7 @@ def for_root(environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
 
     Kept folders and files are those that no other user can change or make; HOME is root's own.
     """
-    from preflight.core.trust import NAMES_CODE, roots_paths
+    from preflight.core.trust import NAMES_CODE, safe_paths_for_root
     from preflight.fleet.job_environment import public
 
     variables, refusals = {"HOME": pwd.getpwuid(0).pw_dir}, []
@@ -269,7 +269,7 @@ def for_root(environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
             if re.match(NAMES_CODE, name):
                 refusals.append(f"{name} (it may name a file, code or an address)")
                 continue
-        safe, why = (value, []) if name in _NO_PATHS else roots_paths(name, value)
+        safe, why = (value, []) if name in _NO_PATHS else safe_paths_for_root(name, value)
         refusals += [f"{name} ({reason})" for reason in why]
         if safe or not value:
             variables[name] = safe

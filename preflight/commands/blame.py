@@ -14,8 +14,8 @@ from msgspec.structs import replace
 from preflight import __version__
 from preflight.check import subject
 from preflight.commands import add_json, print_answer
-from preflight.core.command_line import EMPTY, FOUND, UNCLEAR, some_path
-from preflight.core.files import typed_path, write_asked
+from preflight.core.command_line import EMPTY, FOUND, UNCLEAR, path_type
+from preflight.core.files import typed_path, write_output
 from preflight.core.registry import Entry, shipped_checks
 from preflight.core.statistics import grouped
 from preflight.core.text import count, first_few, natural, wrapped
@@ -306,14 +306,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Say what `preflight blame` can be asked."""
     parser.epilog = _EXAMPLES
     add = parser.add_argument
-    add("samples", metavar="SAMPLES_OR_RUN_DIR", type=some_path,
+    add("samples", metavar="SAMPLES_OR_RUN_DIR", type=path_type,
         help="a run's folder, its measured.json, "
         "or samples of either form, also gzipped")  # fmt: skip
     add_json(parser)
-    add("--topology", metavar="FILE", type=some_path,
+    add("--topology", metavar="FILE", type=path_type,
         help="the nodes' leaf switches: a Slurm topology.conf, or an inventory (.toml, "
         ".yaml)")  # fmt: skip
-    add("--picture", metavar="FILE", type=some_path, help="draw the fabric, as HTML")
+    add("--picture", metavar="FILE", type=path_type, help="draw the fabric, as HTML")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -331,6 +331,6 @@ def run(arguments: argparse.Namespace) -> int:
         page = fabric_page(
             samples.observed, verdicts.blames, sweep=samples.sweep, origin=str(samples.path)
         )
-        write_asked(typed_path(arguments.picture), page.encode())
+        write_output(typed_path(arguments.picture), page.encode())
     print_answer(arguments, document, lambda width: lines(document, width))
     return document.exit

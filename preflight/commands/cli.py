@@ -268,7 +268,7 @@ def _parser(chosen: str = "") -> argparse.ArgumentParser:
 def _checks(check_id: str | None, *, as_json: bool) -> int:
     """List the checks, or print the page of one: what, why, what it costs, how to fix."""
     from preflight.core.registry import Registry, load_folder, shipped_folder
-    from preflight.core.text import for_terminal
+    from preflight.core.text import markdown_for_terminal
 
     shipped = load_folder(shipped_folder())
     matches = [registered for registered in shipped if registered.check.id == check_id]
@@ -283,7 +283,7 @@ def _checks(check_id: str | None, *, as_json: bool) -> int:
         rows = [_row(registered, with_page=check_id is not None) for registered in matches]
         print(json.dumps({"schema": 1, "checks": rows}, indent=1))  # noqa: T201
     elif check_id is not None:
-        print(for_terminal(_page(matches[0]), columns()))  # noqa: T201
+        print(markdown_for_terminal(_page(matches[0]), columns()))  # noqa: T201
     else:
         checks = [registered.check for registered in matches]
         wide = max(len(check.id) for check in checks)

@@ -31,7 +31,7 @@ from preflight.core.command_line import (
     INTERRUPTED,
     UNCLEAR,
     decimal_number,
-    some_path,
+    path_type,
     whole_number,
 )
 from preflight.core.files import file_errors, read_regular, typed_path, write_atomically
@@ -177,4 +177,4 @@ def add_options(diagnose: argparse.ArgumentParser) -> None:
         "two looks, 0.2 to 10 (default: 3); more for a job with slow steps")  # fmt: skip
     add_ras(diagnose)
     add_json(diagnose)
-    add("--save", metavar="DIR", type=some_path, help="save the job's state in this folder")
+    add("--save", metavar="DIR", type=path_type, help="save the job's state in this folder")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from preflight.commands import add_json, print_answer, remark
-from preflight.core.command_line import EMPTY, FINE, FOUND, UNCLEAR, some_path
+from preflight.core.command_line import EMPTY, FINE, FOUND, UNCLEAR, path_type
 from preflight.core.files import typed_path
 from preflight.errors import UsageError
 from preflight.hang.explain.dumps import Dumps, explain_dumps, joined, separate
@@ -78,12 +78,12 @@ def add_options(explain: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     explain.epilog = _EXAMPLES
     explain.add_argument(
-        "files", metavar="LOG", type=some_path, nargs="+",
+        "files", metavar="LOG", type=path_type, nargs="+",
         help="logs of any size and flight recorder dumps of the ranks, also gzipped; - is standard "
         "input; or a folder of dumps, of preflight watch or of torchrun --log-dir",
     )  # fmt: skip
     add_json(explain)
     explain.add_argument(
-        "--symptoms", metavar="DIR", type=some_path, action="append", default=[],
+        "--symptoms", metavar="DIR", type=path_type, action="append", default=[],
         help="a folder with your own symptoms, one .toml file each (docs/reference/explain.md)",
     )  # fmt: skip

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from preflight import __version__
 from preflight.commands import add_json
 from preflight.core.command_line import EMPTY, FINE, columns, whole_number
-from preflight.core.statistics import FEWEST, grouped, median, usual
+from preflight.core.statistics import FEWEST_NIGHTS, grouped, median, usual_speed
 from preflight.core.text import count, did_you_mean, percent, plain_json, wrapped
 from preflight.errors import UsageError
 from preflight.fleet.nodeset import expand, fold
@@ -92,7 +92,7 @@ def _line(measure: str, units: Sequence[_Last], under: str) -> str:
     with_usual = [unit for unit in units if unit.usual is not None]
     if not with_usual:
         few = max(unit.nights for unit in units)
-        return f"{span} {name} ({under}); {few} before it, {FEWEST} make a trend"
+        return f"{span} {name} ({under}); {few} before it, {FEWEST_NIGHTS} make a trend"
     odd = min(with_usual, key=lambda unit: unit.change)
     word = "WORSE: " if odd.worse else ""
     return (
@@ -115,7 +115,7 @@ def _last(measure: str, trend: Trend) -> _Last:
     def speed(value: float) -> float:
         return 1 / value if less_is_more else value
 
-    norm = usual([speed(value) for value in before if value > 0], effect=_EFFECT, scatter=_SCATTER)
+    norm = usual_speed([speed(v) for v in before if v > 0], effect=_EFFECT, scatter=_SCATTER)
     if norm is None or last <= 0:
         return _Last(trend.unit, last, None, len(before), 0.0, worse=False)
     now = speed(last)

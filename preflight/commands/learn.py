@@ -24,8 +24,8 @@ from preflight.commands import (
     remark,
 )
 from preflight.commands.learned_groups import HAS, LearnedGroup, learned_groups, why_not
-from preflight.core.command_line import FINE, FOUND, INTERRUPTED, UNCLEAR, some_path
-from preflight.core.files import parse_toml, typed_path, write_asked
+from preflight.core.command_line import FINE, FOUND, INTERRUPTED, UNCLEAR, path_type
+from preflight.core.files import parse_toml, typed_path, write_output
 from preflight.core.text import count, printable
 from preflight.errors import UsageError
 from preflight.fleet.baselines import UNITS
@@ -115,7 +115,7 @@ def run(arguments: argparse.Namespace) -> int:
     text = inventory_text(groups, left_out, source.origin, datetime.now(UTC).date())
     inventory_of(output or Path("learned.toml"), text)  # it must be readable again
     if output is not None:
-        write_asked(output, text.encode())
+        write_output(output, text.encode())
         remark(f"written: {output}; use it: preflight check -i {shlex.quote(str(output))}")
     if arguments.json:
         sys.stdout.write(json.dumps(parse_toml(text), indent=1, default=str) + "\n")
@@ -186,6 +186,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_nodes_or_folder(parser, "RUN_DIR", about)
     add_targets(parser, inventory=": its nodes and logins are kept, its expected values are not")
     add = parser.add_argument
-    add("-o", "--output", metavar="FILE", type=some_path, help="default: standard output")
+    add("-o", "--output", metavar="FILE", type=path_type, help="default: standard output")
     add_json(parser)
     add("--force", action="store_true", help="replace FILE if it exists")

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from preflight import __version__
 from preflight.commands import add_json, print_answer
-from preflight.core.command_line import EMPTY, FINE, FOUND, UNCLEAR, some_path
+from preflight.core.command_line import EMPTY, FINE, FOUND, UNCLEAR, path_type
 from preflight.core.text import count, printable, wrapped
 from preflight.fleet.sources import read_script
 from preflight.lint import LintResult, lint
@@ -40,7 +40,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.epilog = _EXAMPLES
     parser.add_argument(
-        "scripts", metavar="SCRIPT", type=some_path, nargs="+", help="train.py, ..."
+        "scripts", metavar="SCRIPT", type=path_type, nargs="+", help="train.py, ..."
     )
     add_json(parser)
 

@@ -35,11 +35,11 @@ from preflight.check import subject
 from preflight.checks.rdma.ports import ADAPTER, SWITCH
 from preflight.commands import add_json, print_answer
 from preflight.commands.blame import has_no_culprit, hosts_of, judge_stored
-from preflight.core.command_line import EMPTY, FINE, FOUND, UNCLEAR, some_path
+from preflight.core.command_line import EMPTY, FINE, FOUND, UNCLEAR, path_type
 from preflight.core.files import open_stream
 from preflight.core.registry import Entry, shipped_checks
 from preflight.core.statistics import grouped
-from preflight.core.text import countable, decoded, printable, wrapped
+from preflight.core.text import cut_long_numbers, decode_text, printable, wrapped
 from preflight.errors import UsageError
 from preflight.fabric.stored import stored_in
 from preflight.facts.model import WIRE, Facts
@@ -77,7 +77,7 @@ KINDS: Final = ", ".join((
 
 def captured_parts(text: str) -> tuple[Captured, ...]:
     """Read all known parts of a text: a ticket may hold a table and, below it, a kernel log."""
-    text = countable(text)
+    text = cut_long_numbers(text)
     parts = list(_parts(text))
     if log := dmesg.read(text, alone=not parts):
         torn = "" if parts or log.damaged else wrapped_line(text)
@@ -107,7 +107,7 @@ def _of_text(name: str, text: str) -> dict[str, Captured | None]:
     if not text.strip():
         empty = "the file is empty: save the output of the tool again"
         return {name: Captured(kind="", facts=bare_facts(), checks=(), damaged=empty)}
-    text = countable(text)
+    text = cut_long_numbers(text)
     if text.count("\\n") > text.count("\n") and not text.lstrip().startswith(("{", "[")):
         text = text.replace("\\n", "\n").replace("\\t", "\t")  # a log's field: escaped line ends
     places = [[match.start() for match in begin.finditer(text)] for begin in _BEGINS]
@@ -298,7 +298,7 @@ def read_archive(
 def _of_part(part: Part, content: bytes) -> Captured:
     if part.name.endswith("/facts.json"):
         return _facts(content)
-    text = decoded(content, "replace")
+    text = decode_text(content, "replace")
     output = captured(text) if part.name.endswith(".txt") else None
     # Only some lines of a kernel log are kept: that these show no fault is no damage.
     if output is not None and output.damaged != SHOWS_NOTHING:
@@ -360,7 +360,7 @@ examples:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.epilog, add = _EXAMPLES, parser.add_argument
-    add("files", metavar="FILE", type=some_path, nargs="+", help="the output of a tool that "
+    add("files", metavar="FILE", type=path_type, nargs="+", help="the output of a tool that "
         "docs/reference/read.md lists, or an archive of preflight capture; "
         "- is standard input")  # fmt: skip
     add_json(parser)
@@ -384,7 +384,7 @@ def run(arguments: argparse.Namespace) -> int:
             outputs.update(parts)
             swept += verdicts
         else:
-            outputs |= _of_text(name, decoded(text, "replace"))
+            outputs |= _of_text(name, decode_text(text, "replace"))
     entries = (*judge_captured(outputs), *swept)
     code = exit_code(outputs, entries)
     result = document(outputs, entries, code)

@@ -14,9 +14,9 @@ from preflight.commands import print_lines, short_names
 from preflight.commands.blame import hosts_of, judge_stored
 from preflight.commands.nightly.state import WAVE
 from preflight.commands.nightly.united import fabric_of_waves
-from preflight.core.command_line import some_path
-from preflight.core.files import read_regular, typed_path, write_asked
-from preflight.core.registry import draining
+from preflight.core.command_line import path_type
+from preflight.core.files import read_regular, typed_path, write_output
+from preflight.core.registry import draining_ids
 from preflight.core.text import natural
 from preflight.errors import UsageError
 from preflight.fabric.stored import read_stored
@@ -141,11 +141,11 @@ def run(arguments: argparse.Namespace) -> int:
         document = replace(document, fleet=replace(document.fleet, origin=origin))
     if arguments.prometheus is not None:
         refuse_unread(typed_path(arguments.prometheus))
-        write_asked(arguments.prometheus, metrics(document, found_in(document)), MODE)
+        write_output(arguments.prometheus, metrics(document, found_in(document)), MODE)
     if arguments.junit is not None:
-        write_asked(arguments.junit, junit(document))
+        write_output(arguments.junit, junit(document))
     if arguments.html is not None:
-        write_asked(arguments.html, _page(folder, document, nights, hider).encode())
+        write_output(arguments.html, _page(folder, document, nights, hider).encode())
     if arguments.json:
         sys.stdout.write(encode(document).decode("ascii"))
     files = (arguments.prometheus, arguments.junit, arguments.html)
@@ -157,7 +157,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _page(folder: Path, report: Report, nights: tuple[RunSummary, ...], hider: Hider | None) -> str:
     earlier_nights = hider.all_of(nights) if hider else nights
     fabric = fabric_of(folder, report.blames, hider)
-    return page(report, found_in(report), fabric, earlier=earlier_nights, drains=draining())
+    return page(report, found_in(report), fabric, earlier=earlier_nights, drains=draining_ids())
 
 
 def _lines(report: Report, width: int) -> list[str]:
@@ -178,16 +178,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.epilog = _EXAMPLE
     add = parser.add_argument
-    add("folder", metavar="RUN_DIR", type=some_path,
+    add("folder", metavar="RUN_DIR", type=path_type,
         help="a run's folder; for a killed run, "
         "the report holds what was known by then")  # fmt: skip
-    add("--html", metavar="FILE", type=some_path, help="the HTML page; - is standard output")
+    add("--html", metavar="FILE", type=path_type, help="the HTML page; - is standard output")
     add("--json", action="store_true", help="print report.json")
-    add("--junit", metavar="FILE", type=some_path, help="the verdicts as JUnit XML")
+    add("--junit", metavar="FILE", type=path_type, help="the verdicts as JUnit XML")
     add(
         "--prometheus",
         metavar="FILE",
-        type=some_path,
+        type=path_type,
         help="the numbers for node_exporter (*.prom)",
     )
     add("--text", action="store_true", help="print the summary (default)")

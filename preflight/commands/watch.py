@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from preflight.commands import add_ras
-from preflight.core.command_line import Parser, decimal_number, some_path
+from preflight.core.command_line import Parser, decimal_number, path_type
 from preflight.core.files import file_errors, typed_path
 from preflight.errors import UsageError
 from preflight.hang.watch.evidence import (
@@ -53,7 +53,7 @@ def add_watch_options(watch: argparse.ArgumentParser) -> None:
         help=f"largest size of each debug file, in MiB (default: {CAP_MIB})")  # fmt: skip
     add("--stalled-after", metavar="SECONDS", help="examine the job after this long without "
         f"progress (default: {STALLED_AFTER_S:g})")  # fmt: skip
-    add("--folder", metavar="DIR", type=some_path, default=Path(),
+    add("--folder", metavar="DIR", type=path_type, default=Path(),
         help="parent of the folder watch-DATE-TIME-HOST (default: the working folder)")  # fmt: skip
     add("--tee", action="store_true", help="keep a copy of the launch's output, which then goes "
         "to a pipe, not to a terminal")  # fmt: skip

@@ -25,17 +25,16 @@ FINE, FOUND, INTERRUPTED, UNCLEAR, USAGE, EMPTY = range(6)
 
 WIDTH: Final = 80
 """Columns of the narrowest terminal that people use, and of output that is no terminal."""
-_WIDEST: Final = 100
-_BLANK: Final = "\N{OPEN BOX}"
-_MOST: Final = 80
+_MOST_COLUMNS: Final = 100
+_KEPT_BLANK: Final = "\N{OPEN BOX}"
+_MOST_QUOTED: Final = 80
 """Characters of a typed word that an error quotes."""
 
+_WHOLE_NUMBER: Final = re.compile(r"[+-]?[0-9]{1,18}")
+_DECIMAL: Final = re.compile(r"[+-]?[0-9]{0,18}\.?[0-9]{1,18}(?:[eE][+-]?[0-9]{1,3})?")
 
-_WHOLE: Final = re.compile(r"[+-]?[0-9]{1,18}")
-_NUMBER: Final = re.compile(r"[+-]?[0-9]{0,18}\.?[0-9]{1,18}(?:[eE][+-]?[0-9]{1,3})?")
 
-
-def some_path(text: str) -> Path:
+def path_type(text: str) -> Path:
     """Read a typed path, a type of argparse; an empty one would be the current folder."""
     if not text:
         raise argparse.ArgumentTypeError("it is empty; give a path")
@@ -44,7 +43,7 @@ def some_path(text: str) -> Path:
 
 def whole_number(text: str) -> int:
     """Read a typed whole number, a type of argparse; int() also reads other alphabets, and 5_0."""
-    if not _WHOLE.fullmatch(text):
+    if not _WHOLE_NUMBER.fullmatch(text):
         size = " of at most 18 digits" if re.fullmatch("[+-]?[0-9]+", text) else ""
         raise argparse.ArgumentTypeError(f"give a whole number{size}, not {text[:40]!a}")
     return int(text)
@@ -52,7 +51,7 @@ def whole_number(text: str) -> int:
 
 def decimal_number(text: str) -> float:
     """Read a typed number, a type of argparse; float() also reads nan, other alphabets, and 5_0."""
-    if not _NUMBER.fullmatch(text):
+    if not _DECIMAL.fullmatch(text):
         raise argparse.ArgumentTypeError(f"give a number, not {text[:40]!a}")
     return float(text)
 
@@ -61,7 +60,7 @@ def columns() -> int:
     """Return the columns for lines that a person reads."""
     import shutil  # with bz2 and lzma
 
-    return min(shutil.get_terminal_size((WIDTH, 24)).columns, _WIDEST)
+    return min(shutil.get_terminal_size((WIDTH, 24)).columns, _MOST_COLUMNS)
 
 
 def message(words: str, first: str = "", indent: str = "  ") -> str:
@@ -69,18 +68,18 @@ def message(words: str, first: str = "", indent: str = "  ") -> str:
 
     In a pipe or a log it is one line, so that it can be searched for.
     """
-    from preflight.core.text import printable, visible, wrapped
+    from preflight.core.text import printable, sanitize, wrapped
 
     if not sys.stderr.isatty():
         return first + printable(words)
     about, mark, command = words.rpartition("; type: ")
     if not mark or len(first) + len(words) <= columns():
-        about, mark, command = words.partition("ee: ")  # the words of the command stay together
-        words = about + mark + command.replace(" ", _BLANK)
+        about, mark, command = words.partition("ee: ")  # "see: COMMAND", which is not wrapped
+        words = about + mark + command.replace(" ", _KEPT_BLANK)
         lines = wrapped(words, first=first, indent=indent, width=columns())
-        return "\n".join(lines).replace(_BLANK, " ")
+        return "\n".join(lines).replace(_KEPT_BLANK, " ")
     lines = wrapped(f"{about}; type:", first=first, indent=indent, width=columns())
-    return "\n".join([*lines, f"{indent}{visible(command)}"])
+    return "\n".join([*lines, f"{indent}{sanitize(command)}"])
 
 
 def say(words: str) -> None:
@@ -100,24 +99,21 @@ class Parser(argparse.ArgumentParser):
         super().__init__(formatter_class=formatter_class, **settings)
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse all words; the verb's own parser refuses those that are left over."""
+        """Parse all words; the parser of the verb refuses those that no option takes."""
         arguments, words = self.parse_known_args(args, namespace)
         if words:
-            self._of_verb(arguments).refuse(words)
+            self._parser_of_verb(arguments).refuse(words)
         return arguments
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Refuse unknown options before missing words, and `--option=--`.
-
-        Of the latter argparse makes an empty list.
-        """
+        """Refuse unknown options before missing words, and `--option=--`, argparse's empty list."""
         words = list(sys.argv[1:] if args is None else args)
         for word in words if self._subparsers is None else ():
             name, _, value = word.partition("=")
             if word == "--":
                 break
             if value == "--" and name.startswith("-"):
-                self.error(f"{name[:_MOST]}=--: give a value")
+                self.error(f"{name[:_MOST_QUOTED]}=--: give a value")
             if name.startswith("--") and not self._knows(name):
                 self.error(unknown_option(name, self._option_string_actions))
         return super().parse_known_args(words, namespace)
@@ -134,85 +130,89 @@ class Parser(argparse.ArgumentParser):
         say(f"{self.prog}: {message}{see}: {self.prog} --help")
         raise SystemExit(USAGE)
 
-    def _of_verb(self, arguments: argparse.Namespace) -> Parser:
+    def _parser_of_verb(self, arguments: argparse.Namespace) -> Parser:
         for action in self._actions:
             if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001  argparse has no other way
                 verb: Parser | None = action.choices.get(getattr(arguments, action.dest))
                 return verb or self
         return self
 
-    def refuse(self, left: Sequence[str]) -> NoReturn:
+    def refuse(self, words: Sequence[str]) -> NoReturn:
         """Exit 4 for words that no option takes."""
-        option = next((word for word in left if word.startswith("-")), "")
+        option = next((word for word in words if word.startswith("-")), "")
         self.error(unknown_option(option, self._option_string_actions) if option
-                   else f"{left[0][:_MOST]!a} is one word too many")  # fmt: skip
+                   else f"{words[0][:_MOST_QUOTED]!a} is one word too many")  # fmt: skip
 
 
 def unknown_option(word: str, known: Sequence[str] | dict[str, Any]) -> str:
     """Say that there is no such option, and which known one is nearest."""
     import difflib
 
-    name = word.partition("=")[0][:_MOST]
+    name = word.partition("=")[0][:_MOST_QUOTED]
     names = [option.removeprefix("--") for option in known if option.startswith("--")]
     near = difflib.get_close_matches(name.lstrip("-"), names, n=1)
     return f"unknown option {name!a}" + (f"; did you mean '--{near[0]}'?" if near else "")
 
 
-_SAME_S = 0.5
+_REPEAT_S = 0.5
 """One Ctrl-C may arrive twice: from the terminal, and from a wrapper such as timeout(1)."""
 
-_LEFT_AT_ONCE = 130
+_EXIT_WITHOUT_REPORT = 130
 _NO_REPORT = b"\npreflight: left at once, without a report; the nodes end what runs there\n"
 _LATE = b"\npreflight: interrupted: finishing the report; Ctrl-C again leaves without it\n"
 
 
 class Interrupts:
-    """Handles these signals until `let_go`, unless other code or nohup already does."""
+    """Ends a run on SIGINT, SIGTERM and SIGHUP, unless other code or nohup handles them.
+
+    The first signal raises KeyboardInterrupt, so that a report is written; a later Ctrl-C exits
+    without one.
+    """
 
     def __init__(self) -> None:
-        self._first: float | None = None
-        self._is_ending = False
+        self._first_at: float | None = None
+        self._is_reporting = False
         self.came_late = False
         """A signal came while the results were written: it does not stop that."""
-        self._before: dict[signal.Signals, Callable[..., object] | int | None] = {}
+        self._replaced: dict[signal.Signals, Callable[..., object] | int | None] = {}
 
     def __enter__(self) -> None:
-        self.hold()
+        self.install()
 
     def __exit__(self, *_: object) -> None:
-        self.let_go()
+        self.restore()
 
-    def hold(self) -> None:
-        """Take the signals that have Python's own handling; only the main thread can."""
+    def install(self) -> None:
+        """Handle the signals that have Python's own handler; only the main thread can."""
         if threading.current_thread() is not threading.main_thread():
             return
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            now = signal.getsignal(number)
-            if now in (signal.SIG_DFL, signal.default_int_handler):
-                self._before[number] = now
+            handler = signal.getsignal(number)
+            if handler in (signal.SIG_DFL, signal.default_int_handler):
+                self._replaced[number] = handler
                 signal.signal(number, self._on_signal)
 
-    def only_note(self) -> None:
-        """From now on the first signal is noted: what was measured is being written."""
-        self._is_ending = True
+    def protect_report(self) -> None:
+        """Let the report be written: from now on the first signal only sets `came_late`."""
+        self._is_reporting = True
 
-    def let_go(self) -> None:
-        """Give the signals back."""
-        while self._before:
-            number, handler = self._before.popitem()
+    def restore(self) -> None:
+        """Put back the handlers that `install` replaced."""
+        while self._replaced:
+            number, handler = self._replaced.popitem()
             signal.signal(number, handler)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         del frame
         now = time.monotonic()
-        if self._first is None:
-            self._first = now
-            if self._is_ending:
+        if self._first_at is None:
+            self._first_at = now
+            if self._is_reporting:
                 self.came_late = True
                 os.write(2, _LATE)
                 return
             raise KeyboardInterrupt
-        if number == signal.SIGINT and now - self._first > _SAME_S:
+        if number == signal.SIGINT and now - self._first_at > _REPEAT_S:
             # The agents' input ends with this process: they exit by themselves.
             os.write(2, _NO_REPORT)
-            os._exit(_LEFT_AT_ONCE)
+            os._exit(_EXIT_WITHOUT_REPORT)

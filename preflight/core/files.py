@@ -21,13 +21,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from preflight.core.text import decoded
+from preflight.core.text import decode_text
 from preflight.core.trust import (
-    close,
-    code_beside,
-    entry,
+    close_handles,
+    code_loaded_with,
     folders_below,
-    straight,
+    open_step,
+    path_without_dots,
     user_name,
     walk,
     who_may_plant,
@@ -67,9 +67,10 @@ def write_typed(
     make: bool = False,
     folders: int = FOLDER_MODE,
 ) -> None:
-    """The same for a path that the operator typed: replaces no link, makes folders only on `make`.
+    """Write a path that the operator typed: replaces no link, makes folders only on `make`.
 
-    `folders`: their mode, before the umask. FileNotFoundError if the folder is missing.
+    Else as `write_atomically`. `folders`: the mode of new folders, before the umask.
+    FileNotFoundError if the folder is missing.
     """
     with open_folder(path.parent, make=make, mode=folders) as folder:
         _refuse_irregular(folder, path.name, links=False)
@@ -77,7 +78,7 @@ def write_typed(
 
 
 def refuse_typed(path: Path) -> None:
-    """OSError for what `write_typed` would refuse; no error if the folder is missing."""
+    """Raise the OSError of `write_typed` before a run; none if the folder is missing."""
     with suppress(FileNotFoundError), open_folder(path.parent, make=False) as folder:
         _refuse_irregular(folder, path.name, links=False)
 
@@ -156,26 +157,26 @@ def open_folder(path: Path, *, make: bool, mode: int = FOLDER_MODE) -> Iterator[
     """
     handles: list[int] = []
     try:
-        for place, status, _ in walk(path, handles, partial(_enter, mode) if make else entry):
+        for place, status, _ in walk(path, handles, partial(_enter, mode) if make else open_step):
             _refuse_planted(place, status, handles[:-1])
         status = os.fstat(handles[-1])
         if not stat.S_ISDIR(status.st_mode):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-        if _open_to_all(status) and not status.st_mode & stat.S_ISVTX:
+        if _is_world_writable(status) and not status.st_mode & stat.S_ISVTX:
             raise OSError(errno.EPERM, f"every user may replace the files in {place}")
         yield handles[-1]
     finally:
-        close(handles)
+        close_handles(handles)
 
 
 def _enter(mode: int, folder: int, name: str) -> int:
     """Open the entry of that name; if there is none, make a folder and open that very folder."""
     with suppress(FileNotFoundError):
-        return entry(folder, name)
+        return open_step(folder, name)
     try:
         os.mkdir(name, mode, dir_fd=folder)
     except FileExistsError:
-        return entry(folder, name)
+        return open_step(folder, name)
     handle = os.open(name, _STEP, dir_fd=folder)
     # On some shared file systems a new folder belongs to the owner of the folder above.
     if os.fstat(handle).st_uid not in (os.geteuid(), os.fstat(folder).st_uid):
@@ -184,38 +185,38 @@ def _enter(mode: int, folder: int, name: str) -> int:
     return handle
 
 
-def _refuse_planted(place: Path, status: os.stat_result, above: list[int]) -> None:
-    """Refuse a step that another user has put there, or could have; `above`: the open folders."""
-    ours = status.st_uid in (0, os.geteuid())
+def _refuse_planted(place: Path, status: os.stat_result, folders: list[int]) -> None:
+    """Refuse a step that another user has put there, or could have; `folders`: the open folders."""
+    is_ours = status.st_uid in (0, os.geteuid())
     if stat.S_ISLNK(status.st_mode):
-        if not ours:
+        if not is_ours:
             link = f"a symbolic link of {user_name(status.st_uid)}"
             raise OSError(errno.ELOOP, f"{place} is {link}, which is not followed")
         # Another user can move a link of root's into any folder that he can write to.
-        for folder, handle in zip(reversed(place.parents), above, strict=True):
+        for folder, handle in zip(reversed(place.parents), folders, strict=True):
             writer = who_may_write(folder, handle, sticky_too=folder == place.parent)
             if writer and os.geteuid() == 0:
                 link = f"a symbolic link, which is not followed where {writer}"
                 raise OSError(errno.ELOOP, f"{place} is {link}")
-    elif above and not ours and _open_to_all(os.fstat(above[-1])):
+    elif folders and not is_ours and _is_world_writable(os.fstat(folders[-1])):
         raise OSError(
             errno.EPERM,
             f"{place} belongs neither to us nor to root, and every user may write there",
         )
 
 
-def _open_to_all(status: os.stat_result) -> bool:
+def _is_world_writable(status: os.stat_result) -> bool:
     return bool(status.st_mode & stat.S_IWOTH)
 
 
 _MOST_DOTS = 64
-_TEXT_OF_TOML = re.compile(
+_TOML_QUOTED_OR_COMMENT = re.compile(
     r'''"""(?:[^"\\]|\\.|"(?!""))*+"{0,5}|"(?:[^"\\\n]|\\[^\n])*+"?|#[^\n]*'''
     r"""|'''(?:[^']|'(?!''))*+'{0,5}|'[^'\n]*+'?""",
     re.DOTALL,
 )
 
-_KERNELS_INPUTS = re.compile(r"/proc/\d+/(task/\d+/)?environ")
+_READABLE_IN_PROC = re.compile(r"/proc/\d+/(task/\d+/)?environ")
 """The one generated file of /proc that commands read: see docs/reference/read.md."""
 
 PIPE_S = 60
@@ -238,7 +239,7 @@ def read_regular(path: Path, largest: int) -> bytes:
         os.close(path_handle)
     with open(handle, "rb") as file:  # noqa: PTH123  a descriptor, not a path
         opened = os.fstat(handle)
-        _refuse_kernels_text(handle)
+        _refuse_generated(handle)
         # A file may grow meanwhile or show no size (/proc), so one byte more is read; read() is
         # None if no data are there yet.
         content = b"" if opened.st_size > largest else file.read(largest + 1) or b""
@@ -262,7 +263,7 @@ def _reopen(path_handle: int, path: Path) -> int:
 def read_text(path: Path, largest: int, what: str, advice: str) -> str:
     """Read a UTF-8 file; UsageError "cannot read WHAT: why; ADVICE"."""
     try:
-        return decoded(read_regular(path, largest))
+        return decode_text(read_regular(path, largest))
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read {what}: {unreadable(error)}; {advice}") from error
 
@@ -286,12 +287,13 @@ def file_errors(what: str, advice: str) -> Iterator[None]:
         raise UsageError(f"{what}: {reason_of(error)}; {advice}") from error
 
 
-ANYWAY, SWELLS = 32 << 20, 100
+UNPACKED_ALWAYS, UNPACK_RATIO = 32 << 20, 100
+"""Bytes that any file may unpack to, and how many times its size a larger one may."""
 
 
-def unpacks_to(packed: int) -> int:
-    """Bytes that `packed` bytes of gzip may unpack to: more is a decompression bomb."""
-    return ANYWAY + SWELLS * packed
+def unpacked_limit(packed: int) -> int:
+    """The most bytes that `packed` bytes of gzip may unpack to: more is a decompression bomb."""
+    return UNPACKED_ALWAYS + UNPACK_RATIO * packed
 
 
 def parse_toml(text: str) -> dict[str, Any]:
@@ -301,8 +303,8 @@ def parse_toml(text: str) -> dict[str, Any]:
     """
     import tomllib
 
-    bare = _TEXT_OF_TOML.sub(lambda quoted: "\n" * quoted[0].count("\n"), text)
-    for number, line in enumerate(bare.split("\n"), 1):
+    unquoted = _TOML_QUOTED_OR_COMMENT.sub(lambda quoted: "\n" * quoted[0].count("\n"), text)
+    for number, line in enumerate(unquoted.split("\n"), 1):
         if line.count(".") > _MOST_DOTS:
             raise ValueError(f"line {number} has more than {_MOST_DOTS} dots outside of quotes")
     return tomllib.loads(text)
@@ -318,37 +320,37 @@ def shipped_table(module: str, name: str) -> dict[str, Any]:
     return tomllib.loads(Path(module).with_name(name).read_text(encoding="utf-8"))
 
 
-class _WithoutHoles(io.FileIO):
+class _SparseFile(io.FileIO):
     """Reads a regular file and skips its holes: a file of 7 EiB may take no disk space at all.
 
     OSError (EFBIG) if it yields more than its disk space can hold: not every file system reports
     holes, and the file's owner may make some meanwhile.
     """
 
-    _at = _hole = _read = 0
+    _position = _next_hole = _bytes_read = 0
 
     def readinto(self, buffer: Any) -> int | None:
         """Read data up to the next hole."""
-        if self._at >= self._hole and not self._skip():
+        if self._position >= self._next_hole and not self._skip_hole():
             return 0
-        count = super().readinto(memoryview(buffer)[: self._hole - self._at]) or 0
-        self._at += count
-        self._read += count
-        if self._read > unpacks_to(os.fstat(self.fileno()).st_blocks * 512):
-            reason = f"it holds over {SWELLS} times its disk space; if that is right, use a pipe"
-            raise OSError(errno.EFBIG, reason)
+        count = super().readinto(memoryview(buffer)[: self._next_hole - self._position]) or 0
+        self._position += count
+        self._bytes_read += count
+        if self._bytes_read > unpacked_limit(os.fstat(self.fileno()).st_blocks * 512):
+            why = f"it holds over {UNPACK_RATIO} times its disk space; if that is right, use a pipe"
+            raise OSError(errno.EFBIG, why)
         return count
 
-    def _skip(self) -> bool:
+    def _skip_hole(self) -> bool:
         """Seek to the next data, and find their end; False if no data are left."""
         try:
-            self._at = os.lseek(self.fileno(), self._at, os.SEEK_DATA)
-            self._hole = os.lseek(self.fileno(), self._at, os.SEEK_HOLE)
+            self._position = os.lseek(self.fileno(), self._position, os.SEEK_DATA)
+            self._next_hole = os.lseek(self.fileno(), self._position, os.SEEK_HOLE)
         except OSError as error:
-            if error.errno == errno.ENXIO and self._at < os.fstat(self.fileno()).st_size:
+            if error.errno == errno.ENXIO and self._position < os.fstat(self.fileno()).st_size:
                 return False
-            self._hole = sys.maxsize  # the file system reports no holes, or no size (/proc)
-        os.lseek(self.fileno(), self._at, os.SEEK_SET)
+            self._next_hole = sys.maxsize  # the file system reports no holes, or no size (/proc)
+        os.lseek(self.fileno(), self._position, os.SEEK_SET)
         return True
 
 
@@ -368,17 +370,17 @@ def open_stream(path: Path) -> io.FileIO:
         os.close(path_handle)
     try:
         if is_pipe:
-            _await_text(handle)
+            _await_data(handle)
             os.set_blocking(handle, True)
         else:
-            _refuse_kernels_text(handle)
+            _refuse_generated(handle)
     except OSError:
         os.close(handle)
         raise
-    return io.FileIO(handle) if is_pipe else _WithoutHoles(handle)
+    return io.FileIO(handle) if is_pipe else _SparseFile(handle)
 
 
-def _await_text(pipe: int) -> None:
+def _await_data(pipe: int) -> None:
     """Wait for data: until a program has opened the other end, read() would report the end."""
     waiting = select.poll()
     waiting.register(pipe, select.POLLIN)
@@ -386,13 +388,13 @@ def _await_text(pipe: int) -> None:
         raise OSError(errno.ETIMEDOUT, f"nothing was written into this pipe in {PIPE_S} s")
 
 
-def refuse_others(path: Path, *, is_run: bool = False) -> Path:
-    """Return the path that was checked: open it, or give it to another program.
+def refuse_untrusted(path: Path, *, is_run: bool = False) -> Path:
+    """As root, raise UsageError if another user could change a file.
 
-    As root: UsageError if another user could change it. `is_run`: also if he could put code
-    beside it that Python loads by itself.
+    Returns the path that was checked: open that one, or give it to another program. `is_run`: also
+    refuse it if he could put code beside it that Python loads by itself.
     """
-    path = straight(path)
+    path = path_without_dots(path)
     if os.geteuid() != 0:
         return path
     reason = who_may_plant(path)
@@ -400,7 +402,7 @@ def refuse_others(path: Path, *, is_run: bool = False) -> Path:
         reason = "its path holds a $, after which Ansible and shells expand a variable"
     if is_run and not reason and path.is_file():
         try:
-            reason = next(filter(None, map(who_may_plant, code_beside(path))), "")
+            reason = next(filter(None, map(who_may_plant, code_loaded_with(path))), "")
         except OSError as error:
             reason = f"the files beside it cannot be checked ({error})"
     if reason:
@@ -411,18 +413,18 @@ def refuse_others(path: Path, *, is_run: bool = False) -> Path:
     return path
 
 
-def refuse_all_below(top: Path) -> None:
-    """The same for a folder and everything in it, whose files are read or run together."""
+def refuse_untrusted_folder(top: Path) -> None:
+    """Refuse a folder as `refuse_untrusted` does, with everything in it."""
     if os.geteuid() != 0:
         return
-    places: set[tuple[Path, str]] = set()
-    why = f"{top} is not used: not every file in it could be checked"
-    with file_errors(why, "name another folder, or try again"):
+    checked: set[tuple[Path, str]] = set()
+    what = f"{top} is not used: not every file in it could be checked"
+    with file_errors(what, "name another folder, or try again"):
         for file in (top, *(file for _, inside in folders_below(top) for file in inside)):
             folders = (file.parent, os.path.dirname(os.path.realpath(file)))  # noqa: PTH120  loops
-            is_run = folders not in places and os.access(file, os.X_OK) and file.is_file()
-            refuse_others(file, is_run=is_run)
-            places |= {folders} if is_run else set()
+            is_run = folders not in checked and os.access(file, os.X_OK) and file.is_file()
+            refuse_untrusted(file, is_run=is_run)
+            checked |= {folders} if is_run else set()
 
 
 def _refuse_irregular_input(
@@ -434,14 +436,14 @@ def _refuse_irregular_input(
         raise OSError(errno.EINVAL, reason)
 
 
-def _refuse_kernels_text(handle: int) -> None:
+def _refuse_generated(handle: int) -> None:
     """OSError for a file that the kernel generates as it is read (/proc, /sys).
 
     Reading may block for ever, take messages from their reader (/proc/kmsg), or yield petabytes.
     """
     path = str(Path(f"/proc/self/fd/{handle}").readlink())
     on_no_disk = os.fstat(handle).st_blocks == 0 == os.fstatvfs(handle).f_blocks
-    if on_no_disk and not _KERNELS_INPUTS.fullmatch(path):
+    if on_no_disk and not _READABLE_IN_PROC.fullmatch(path):
         raise OSError(errno.EINVAL, "it is not a file on a disk: the kernel generates its text")
 
 
@@ -469,7 +471,7 @@ def typed_path(text: str | Path, *, is_printed: bool = False) -> Path:
         ) from None
 
 
-def write_asked(path: Path, content: bytes, mode: int = FILE_MODE) -> None:
+def write_output(path: Path, content: bytes, mode: int = FILE_MODE) -> None:
     """Write a file, or to standard output for `-`; UsageError (exit 4) says what to type."""
     if str(path) == "-":
         sys.stdout.flush()

@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Struct
 
 from preflight.check import STAGES, TIERS, Check, is_check_id, subject
-from preflight.core.text import either
+from preflight.core.text import join_or
 from preflight.errors import UsageError
 from preflight.verdict import Conclude, Outcome, Verdict, not_run
 
@@ -39,7 +39,7 @@ class Registered(Struct, frozen=True):
     function: Callable[..., None]
     path: Path
     about: str
-    """Its author's description: the docstring of its file, or of its function among several."""
+    """Its author's description: the docstring of its file, or of its function in `CHECKS`."""
 
     def conclude(self, subject: Any) -> Verdict:
         """Judge one subject. An exception of the check is `broken`, never a failure of the node."""
@@ -62,10 +62,10 @@ class Registered(Struct, frozen=True):
             return broken(
                 f"{self.check.id} concluded with {type(verdicts[0]).__name__}, expected a Verdict"
             )
-        return _writable(verdicts[0])
+        return _json_safe(verdicts[0])
 
 
-def _writable(verdict: Verdict) -> Verdict:
+def _json_safe(verdict: Verdict) -> Verdict:
     """Make a verdict writable as JSON: evidence that is not is dropped, the outcome stays."""
     try:
         for names in (verdict.culprits, verdict.suspects):
@@ -77,7 +77,7 @@ def _writable(verdict: Verdict) -> Verdict:
         msgspec.json.encode(verdict)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         words = {
-            name: _legible(str(getattr(verdict, name)))
+            name: _utf8(str(getattr(verdict, name)))
             for name in ("sentence", "advice", "cause", "grant", "blame")
         }
         left_out = {"left_out": f"the check's evidence cannot be written: {error}"}
@@ -89,18 +89,18 @@ def broken(sentence: str, **evidence: str) -> Verdict:
     """The check itself is at fault: the verdict says nothing about the node."""
     return Verdict(
         outcome=Outcome.BROKEN,
-        sentence=_legible(sentence),
+        sentence=_utf8(sentence),
         advice="this is a fault of the check, not of the node: report it with the evidence",
-        evidence={name: _legible(text) for name, text in evidence.items()},
+        evidence={name: _utf8(text) for name, text in evidence.items()},
     )
 
 
-def _legible(text: str) -> str:
+def _utf8(text: str) -> str:
     """Replace what UTF-8 cannot hold, such as half of a surrogate pair, by a question mark."""
     return text.encode("utf-8", "replace").decode()
 
 
-_DECLARES = re.compile(r"^(CHECK\s*=\s*Check\(|CHECKS\s*=\s*\()", re.MULTILINE)
+_DECLARATION = re.compile(r"^(CHECK\s*=\s*Check\(|CHECKS\s*=\s*\()", re.MULTILINE)
 _PARAMETERS: dict[str, Subject] = {
     "node": "node", "pair": "pair", "fleet": "fleet",
     "preflight_node": "node", "preflight_pair": "pair", "preflight_fleet": "fleet",
@@ -145,16 +145,16 @@ class Registry:
 
     def _refuse_bad_gate(self, registered: Registered, required: str) -> None:
         """A gate must be a check of nodes, judged no later than the checks that require it."""
-        says = f"{registered.path}: requires {required!r}"
+        start = f"{registered.path}: requires {required!r}"
         if required not in self._by_id:
-            raise UsageError(f"{says}, which no check declares: correct the id")
+            raise UsageError(f"{start}, which no check declares: correct the id")
         gate = self._by_id[required]
         if gate.subject != "node":
-            what = "pairs" if gate.subject == "pair" else "the whole fleet"
-            raise UsageError(f"{says}, which judges {what}: require a check of nodes")
+            subjects = "pairs" if gate.subject == "pair" else "the whole fleet"
+            raise UsageError(f"{start}, which judges {subjects}: require a check of nodes")
         if _order(gate)[0] > _order(registered)[0]:
             raise UsageError(
-                f"{says} of the later stage {gate.check.stage}: require one of the stage "
+                f"{start} of the later stage {gate.check.stage}: require one of the stage "
                 f"{registered.check.stage} or before it"
             )
 
@@ -164,9 +164,9 @@ class Registry:
         try:
             TopologicalSorter({entry.check.id: entry.check.requires for entry in self}).prepare()
         except CycleError as error:
-            ring: list[str] = error.args[1][::-1]
-            path, words = self._by_id[ring[0]].path, " requires ".join(ring)
-            raise UsageError(f"{path}: {words}: break the circle") from error
+            circle: list[str] = error.args[1][::-1]
+            path, chain = self._by_id[circle[0]].path, " requires ".join(circle)
+            raise UsageError(f"{path}: {chain}: break the circle") from error
 
     def select(self, typed: str) -> frozenset[str]:
         """Read the value of --preflight-checks, ids with commas between them."""
@@ -181,7 +181,7 @@ class Registry:
             import difflib
 
             near = [repr(name) for name in difflib.get_close_matches(check_id, self._by_id)]
-            hint = f"did you mean {either(near)}?" if near else "see: preflight list-checks"
+            hint = f"did you mean {join_or(near)}?" if near else "see: preflight list-checks"
             subject = check_id.rstrip(".*") + "."
             if family := [name for name in self._by_id if name.startswith(subject)]:
                 hint = f"give one of {', '.join(sorted(family))}"
@@ -199,7 +199,7 @@ def shipped_checks() -> Registry:
     return Registry(load_folder(shipped_folder()))
 
 
-def draining() -> frozenset[str]:
+def draining_ids() -> frozenset[str]:
     """Ids of the shipped checks that a scheduler may take a node out of service for."""
     return frozenset(entry.check.id for entry in shipped_checks() if entry.check.drains)
 
@@ -226,7 +226,7 @@ def shipped_path(name: str) -> Path:
 def declares_check(path: Path) -> bool:
     """Whether a Python file declares a check, judged by its text without running it."""
     try:
-        return bool(_DECLARES.search(path.read_text(encoding="utf-8")))
+        return bool(_DECLARATION.search(path.read_text(encoding="utf-8")))
     except (OSError, UnicodeDecodeError):
         return False
 
@@ -248,15 +248,15 @@ def load_file(path: Path) -> list[Registered]:
     tests = {name: value for name, value in vars(module).items() if name.startswith("test_")}
     several = getattr(module, "CHECKS", None)
     if several is not None:
-        return [_one_of_several(path, check, tests) for check in several]
-    check = _sound_check(path, getattr(module, "CHECK", None))
+        return [_register_one(path, check, tests) for check in several]
+    check = _valid_check(path, getattr(module, "CHECK", None))
     if len(tests) != 1 or not callable(next(iter(tests.values()))):
         raise UsageError(f"{path}: has {len(tests)} test functions, a check file has one")
     return [_register(path, check, next(iter(tests.values())), module.__doc__)]
 
 
-def _one_of_several(path: Path, check: Any, tests: dict[str, Any]) -> Registered:
-    check = _sound_check(path, check)
+def _register_one(path: Path, check: Any, tests: dict[str, Any]) -> Registered:
+    check = _valid_check(path, check)
     name = "test_" + check.id.replace(".", "_")
     if not callable(tests.get(name)):
         raise UsageError(f"{path}: {check.id} has no test function: write def {name}(...)")
@@ -275,7 +275,7 @@ def _register(path: Path, check: Check, test: Any, about: str | None) -> Registe
     return Registered(check, subject, subjects[0], test, path, about or check.id)
 
 
-def _sound_check(path: Path, check: Any) -> Check:
+def _valid_check(path: Path, check: Any) -> Check:
     """Refuse what is no check, a malformed id, which everything shows, and an unknown stage."""
     if not isinstance(check, Check):
         raise UsageError(
@@ -340,7 +340,7 @@ class Ledger:
         """Add a verdict that arrived; one that was not expected is kept as well."""
         self._arrived[check, nodes] = verdict
 
-    def lose(self, keys: Iterable[tuple[str, tuple[str, ...]]], why: str) -> None:
+    def mark_missing(self, keys: Iterable[tuple[str, tuple[str, ...]]], why: str) -> None:
         """Mark these as never going to arrive; those that have arrived stand."""
         for key in keys:
             self._arrived.setdefault(key, _missing(why))
@@ -348,11 +348,9 @@ class Ledger:
     def __contains__(self, key: object) -> bool:
         return key in self._expected
 
-    def settle(self, stopped: str = "") -> tuple[Entry, ...]:
-        """List all verdicts; missing ones are `missing`, or `not_run` if the operator stopped."""
-        missing = (
-            not_run(stopped, stopped=True) if stopped else _missing("its verdict never arrived")
-        )
+    def settle(self, reason: str = "") -> tuple[Entry, ...]:
+        """List all verdicts; a missing one is `missing`, or `not_run` with the reason of a stop."""
+        missing = not_run(reason, stopped=True) if reason else _missing("its verdict never arrived")
         keys = dict.fromkeys([*self._expected, *self._arrived])
         return tuple(
             Entry(check, subject(nodes), nodes, self._arrived.get((check, nodes), missing))

@@ -133,17 +133,17 @@ class OutputBuffer:
 
     def take_line(self) -> bytes | None:
         """The next whole line without its newline, if there is one."""
-        at = self._out.find(b"\n", self._searched)
-        if at < 0:
+        newline = self._out.find(b"\n", self._searched)
+        if newline < 0:
             self._searched = len(self._out)
             return None
-        line = bytes(self._out[:at])
-        del self._out[: at + 1]
+        line = bytes(self._out[:newline])
+        del self._out[: newline + 1]
         self._searched = 0
         return line
 
     def answer(self, status: int | None, seconds: float) -> Answer:
-        """Everything that `take_line` has not taken."""
+        """The finished command's answer, with all output that `take_line` has not taken."""
         return Answer(status, bytes(self._out), bytes(self._err), self.overflow, seconds)
 
 
@@ -164,7 +164,7 @@ TIMED_OUT = 124
 """Exit status of timeout(1), which may come before a clock that was started later runs out."""
 
 
-def deadlined(argv: Sequence[str], timeout_s: float) -> list[str]:
+def with_deadline(argv: Sequence[str], timeout_s: float) -> list[str]:
     """Put a command under timeout(1), which ends it even when no process waits for it."""
     return ["timeout", "-k", str(KILL_AFTER_S), str(max(1, math.ceil(timeout_s))), *argv]
 
@@ -174,9 +174,9 @@ class Remote(ABC):
 
     def __init__(self, timeout_s: float, limit: int) -> None:
         self._buffer = OutputBuffer(limit)
-        self._began = time.monotonic()
-        self._expires = self._began + timeout_s + SLACK_S
-        self._left = False
+        self._started_at = time.monotonic()
+        self._expires_at = self._started_at + timeout_s + SLACK_S
+        self._is_released = False
         self._status: int | None = None
 
     @abstractmethod
@@ -184,7 +184,7 @@ class Remote(ABC):
         """Write what fits without blocking, 0 if nothing does; OSError if the reader is gone."""
 
     @abstractmethod
-    def _move(self, wait_s: float, *, writing: bool) -> bool:
+    def _transfer(self, wait_s: float, *, writing: bool) -> bool:
         """Move what has arrived into the buffer; wait at most `wait_s` for something to arrive.
 
         `writing`: stop waiting also when there is room to write. Returns whether anything arrived.
@@ -202,24 +202,24 @@ class Remote(ABC):
     def finish_input(self) -> None:
         """Close the command's standard input. Never raises."""
 
-    def _leave(self) -> int | None:
-        """Release the command, once; return its status."""
-        if not self._left:
+    def _release_once(self) -> int | None:
+        """Release the command unless that is done already; return its status."""
+        if not self._is_released:
             self._status = self._release()  # again, if a Ctrl-C cuts it short
-            self._left = True
+            self._is_released = True
             self._buffer.ended = True
         return self._status
 
     def kill(self) -> None:
         """Close the channel, and end the process where we can. Never raises."""
-        self._leave()
+        self._release_once()
 
     def send(self, data: bytes, deadline_s: float = SEND_S) -> None:
         """Write to its standard input, and drain its output meanwhile.
 
         ReachError("answer") if it is gone; TimeoutError if it does not read for that long.
         """
-        ends = self._ends(deadline_s)
+        deadline = self._deadline(deadline_s)
         unsent = memoryview(data)
         while unsent:
             try:
@@ -230,7 +230,7 @@ class Remote(ABC):
                 raise ReachError("answer", sentence, advice) from error
             unsent = unsent[count:]
             if not count:
-                self._take(ends, writing=True)
+                self._transfer_once(deadline, writing=True)
 
     def read_line(self, deadline_s: float) -> bytes | None:
         """Return the next line of standard output without its newline; None at its end.
@@ -238,49 +238,49 @@ class Remote(ABC):
         Raises TimeoutError when the deadline (seconds from now) passes first, and
         ReachError("answer") when the output exceeds the limit.
         """
-        ends = self._ends(deadline_s)
+        deadline = self._deadline(deadline_s)
         quiet_since: float | None = None
         while (line := self._buffer.take_line()) is None:
             if self._buffer.overflow:
                 raise self._too_much()
             if self._buffer.ended or _past(quiet_since, GRACE_S):
                 return None
-            quiet_since = self._advance(ends, quiet_since)
+            quiet_since = self._transfer_until_quiet(deadline, quiet_since)
         return line
 
     def wait(self, deadline_s: float) -> Answer:
         """Collect the remaining output and the exit status; ends the command at the deadline."""
-        ends = self._ends(deadline_s)
+        deadline = self._deadline(deadline_s)
         quiet_since: float | None = None
         try:
             while not (self._buffer.ended or self._buffer.overflow or _past(quiet_since, GRACE_S)):
-                quiet_since = self._advance(ends, quiet_since)
+                quiet_since = self._transfer_until_quiet(deadline, quiet_since)
             if not self._buffer.overflow:
-                self._exited(max(0.0, ends - time.monotonic()))
+                self._exited(max(0.0, deadline - time.monotonic()))
         except TimeoutError:
             pass  # a status of None says that the deadline passed
-        status = self._leave()
-        return self._buffer.answer(status, time.monotonic() - self._began)
+        status = self._release_once()
+        return self._buffer.answer(status, time.monotonic() - self._started_at)
 
-    def _ends(self, deadline_s: float) -> float:
-        return min(time.monotonic() + deadline_s, self._expires)
+    def _deadline(self, deadline_s: float) -> float:
+        return min(time.monotonic() + deadline_s, self._expires_at)
 
-    def _take(self, ends: float, *, writing: bool = False) -> bool:
+    def _transfer_once(self, deadline: float, *, writing: bool = False) -> bool:
         """Move bytes once; TimeoutError if no time is left and nothing has arrived.
 
         If this machine was suspended, the time may be over although the answer is waiting.
         """
-        left_s = max(0.0, ends - time.monotonic())
-        moved = self._move(min(left_s, TICK_S), writing=writing)
+        left_s = max(0.0, deadline - time.monotonic())
+        moved = self._transfer(min(left_s, TICK_S), writing=writing)
         if not (left_s or moved):
-            raise TimeoutError(f"no answer after {time.monotonic() - self._began:.0f} s")
+            raise TimeoutError(f"no answer after {time.monotonic() - self._started_at:.0f} s")
         if self._buffer.overflow:
-            self._leave()
+            self._release_once()
         return moved
 
-    def _advance(self, ends: float, quiet_since: float | None) -> float | None:
-        """Move bytes once; the time since which the command is gone and silent, None if not."""
-        if self._take(ends) or not self._exited(0.0):
+    def _transfer_until_quiet(self, deadline: float, quiet_since: float | None) -> float | None:
+        """Move bytes once; the time since which the command has exited and is silent, or None."""
+        if self._transfer_once(deadline) or not self._exited(0.0):
             return None
         return quiet_since if quiet_since is not None else time.monotonic()
 
@@ -297,7 +297,7 @@ def _past(since: float | None, seconds: float) -> bool:
 
 
 CHUNK = 1 << 16
-ASK_S = 0.5
+TERM_S = 0.5
 """The time between SIGTERM and SIGKILL for a command that we end."""
 
 REAP_S = 1.0
@@ -308,7 +308,7 @@ _STARTED: weakref.WeakSet[PipeRemote] = weakref.WeakSet()
 
 
 @atexit.register
-def end_what_is_left() -> None:
+def end_leftover_commands() -> None:
     """End commands whose threads an interrupted run leaves behind.
 
     In a session of their own they get no Ctrl-C, and would run on until their deadline.
@@ -317,7 +317,7 @@ def end_what_is_left() -> None:
         end_group(remote.process)
 
 
-def ask_here(
+def run_here(
     argv: Sequence[str], timeout_s: float, environ: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[bytes] | None:
     """Run a short command here; None if it cannot be started or does not end in time."""
@@ -348,12 +348,12 @@ def spawn(argv: Sequence[str]) -> subprocess.Popen[bytes]:
 
 def has_exited(process: subprocess.Popen[bytes], wait_s: float = 0.0) -> bool:
     """Check without reaping: the kernel does not reuse the process group of an unreaped process."""
-    ends = time.monotonic() + wait_s
+    deadline = time.monotonic() + wait_s
     nap_s = 0.0005
     while not _is_gone(process):
-        if time.monotonic() >= ends:
+        if time.monotonic() >= deadline:
             return False
-        nap_s = min(nap_s * 2, 0.02, max(0.0, ends - time.monotonic()))
+        nap_s = min(nap_s * 2, 0.02, max(0.0, deadline - time.monotonic()))
         time.sleep(nap_s)
     return True
 
@@ -361,9 +361,9 @@ def has_exited(process: subprocess.Popen[bytes], wait_s: float = 0.0) -> bool:
 def _is_gone(process: subprocess.Popen[bytes]) -> bool:
     if process.returncode is not None:
         return True
-    how = os.WEXITED | os.WNOHANG | os.WNOWAIT
+    options = os.WEXITED | os.WNOHANG | os.WNOWAIT
     try:
-        return os.waitid(os.P_PID, process.pid, how) is not None
+        return os.waitid(os.P_PID, process.pid, options) is not None
     except ChildProcessError:  # this process ignores SIGCHLD, so the kernel has reaped the child
         return True
 
@@ -381,7 +381,7 @@ def end_group(process: subprocess.Popen[bytes]) -> None:
         # On SIGTERM, timeout(1) reaps the command before it exits. Killed, it would leave a
         # zombie to an init that may not reap: in a container it often does not.
         signal_group(process, signal.SIGTERM)
-        has_exited(process, ASK_S)
+        has_exited(process, TERM_S)
     signal_group(process, signal.SIGKILL)
 
 
@@ -397,21 +397,21 @@ class PipeRemote(Remote):
         self._stdin, self._stdout, self._stderr = pipes
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._stdout, selectors.EVENT_READ, self._buffer.add_stdout)
-        self._selector.register(self._stderr, selectors.EVENT_READ, self._took_stderr)
-        self._using = threading.Lock()
+        self._selector.register(self._stderr, selectors.EVENT_READ, self._add_stderr)
+        self._lock = threading.Lock()
         """Any thread may end the command while another one reads or writes."""
         _STARTED.add(self)
 
-    def _took_stderr(self, data: bytes) -> None:
+    def _add_stderr(self, data: bytes) -> None:
         self._buffer.add_stderr(data)
 
     def finish_input(self) -> None:
         """Close our end of its standard input."""
-        with self._using, suppress(OSError):
+        with self._lock, suppress(OSError):
             self._stdin.close()
 
     def _write(self, data: memoryview) -> int:
-        with self._using:
+        with self._lock:
             if self._stdin.closed:
                 raise BrokenPipeError
             try:
@@ -419,9 +419,9 @@ class PipeRemote(Remote):
             except BlockingIOError:
                 return 0
 
-    def _move(self, wait_s: float, *, writing: bool) -> bool:
-        with self._using:
-            if self._left:
+    def _transfer(self, wait_s: float, *, writing: bool) -> bool:
+        with self._lock:
+            if self._is_released:
                 return False
             if writing:
                 self._selector.register(self._stdin, selectors.EVENT_WRITE)
@@ -443,11 +443,11 @@ class PipeRemote(Remote):
         return bool(data)
 
     def _exited(self, wait_s: float) -> bool:
-        return self._left or has_exited(self.process, wait_s)
+        return self._is_released or has_exited(self.process, wait_s)
 
-    def _leave(self) -> int | None:
-        with self._using:
-            return super()._leave()
+    def _release_once(self) -> int | None:
+        with self._lock:
+            return super()._release_once()
 
     def _release(self) -> int | None:
         exited = has_exited(self.process)
@@ -469,7 +469,7 @@ class LocalConnection:
     ) -> PipeRemote:
         """Start a command in a process group of its own, to end it as a whole."""
         try:
-            process = spawn(deadlined(argv, timeout_s))
+            process = spawn(with_deadline(argv, timeout_s))
         except OSError as error:
             raise ReachError(
                 "python", f"cannot start a process here: {error}", "install coreutils' timeout"

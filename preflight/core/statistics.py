@@ -50,46 +50,46 @@ class LeaveOut:
     Sorted once: for every pair of 4,096 nodes a query is a short walk, not a sort.
     """
 
-    def __init__(self, owned: Iterable[tuple[float, Collection[Hashable]]]) -> None:
-        ranked = sorted(owned, key=lambda entry: entry[0])
+    def __init__(self, values: Iterable[tuple[float, Collection[Hashable]]]) -> None:
+        ranked = sorted(values, key=lambda entry: entry[0])
         self._values = [value for value, _ in ranked]
         self._places = grouped(
             (owner, place) for place, (_, owners) in enumerate(ranked) for owner in owners
         )
 
-    def median(self, without: Iterable[Hashable], between: float = 0.5) -> float | None:
+    def median(self, without: Iterable[Hashable], position: float = 0.5) -> float | None:
         """Median of the values that belong to none of `without`; None if there are none.
 
-        `between`: for an even number of values, where between the middle two (0: the lower, 1:
+        `position`: for an even number of values, where between the middle two (0: the lower, 1:
         the higher).
         """
-        out = self._out(without)
-        count = len(self._values) - len(out)
+        places = self._left_out_places(without)
+        count = len(self._values) - len(places)
         if not count:
             return None
-        high = self._value(count // 2, out)
+        high = self._value(count // 2, places)
         if count % 2:
             return high
-        return (1 - between) * self._value(count // 2 - 1, out) + between * high
+        return (1 - position) * self._value(count // 2 - 1, places) + position * high
 
-    def _out(self, without: Iterable[Hashable]) -> list[int]:
+    def _left_out_places(self, without: Iterable[Hashable]) -> list[int]:
         return sorted({place for owner in without for place in self._places.get(owner, ())})
 
-    def _value(self, rank: int, out: list[int]) -> float:
-        """The value at `rank` once the places in `out` (ascending) are skipped."""
+    def _value(self, rank: int, left_out: list[int]) -> float:
+        """The value at `rank` once the places in `left_out` (ascending) are skipped."""
         place = rank
-        for skipped in out:
-            if skipped > place:
+        for omitted in left_out:
+            if omitted > place:
                 break
             place += 1
         return self._values[place]
 
 
-FEWEST: Final = 5
+FEWEST_NIGHTS: Final = 5
 """Nights; with fewer, median and scatter are too uncertain to blame a node."""
 
 DEVIATIONS: Final = 6.0
-SIGMA: Final = 1.4826
+SIGMA_MAD: Final = 1.4826
 """Standard deviations below the median; one is 1.4826 MAD for normal noise (in log time). Six, as
 in the comparison with peers: 8,000 GPUs and 365 nights are 3 million measurements."""
 
@@ -104,10 +104,10 @@ def healthy_share(mad: float, *, effect: float, scatter: float) -> float:
 
     `mad`: the median distance from the middle, in log time; `scatter`: the least scatter assumed.
     """
-    return min(1 - effect, math.exp(-DEVIATIONS * max(SIGMA * mad, scatter)))
+    return min(1 - effect, math.exp(-DEVIATIONS * max(SIGMA_MAD * mad, scatter)))
 
 
-class Usual(NamedTuple):
+class UsualSpeed(NamedTuple):
     """A part's usual speed over its nights (more is better)."""
 
     middle: float
@@ -121,28 +121,28 @@ class Usual(NamedTuple):
         return self.middle * self.share
 
 
-def usual(speeds: Sequence[float], *, effect: float, scatter: float) -> Usual | None:
+def usual_speed(speeds: Sequence[float], *, effect: float, scatter: float) -> UsualSpeed | None:
     """The median night and how far below it a night may be; None for too few nights.
 
     `effect`: the least loss that counts, as a share. `scatter`: the least scatter of nights
     assumed, in log time. Of an even number of nights the slower of the middle two counts.
     """
     ranked = sorted(speed for speed in speeds if speed > 0 and math.isfinite(speed))
-    if len(ranked) < FEWEST:
+    if len(ranked) < FEWEST_NIGHTS:
         return None
     middle = ranked[(len(ranked) - 1) // 2]
     logs = [math.log(speed) for speed in ranked]
     mad = median([abs(log - math.log(middle)) for log in logs])
     cut = len(ranked) // 10
-    apart = logs[-1 - cut] - logs[cut]
+    spread = logs[-1 - cut] - logs[cut]
     share = healthy_share(mad, effect=effect, scatter=scatter)
-    return Usual(middle, min(share, math.exp(-RANGES * apart)), len(ranked))
+    return UsualSpeed(middle, min(share, math.exp(-RANGES * spread)), len(ranked))
 
 
-SHARE, LEAST = 0.25, 3
+SYSTEMIC_SHARE, SYSTEMIC_NODES = 0.25, 3
 """More than a quarter of the nodes, and at least three."""
 
 
 def shared_cause(blamed: int, nodes: int) -> bool:
     """Whether so many of `nodes` are blamed that one common cause is likelier; never of pairs."""
-    return blamed >= LEAST and blamed > SHARE * nodes
+    return blamed >= SYSTEMIC_NODES and blamed > SYSTEMIC_SHARE * nodes

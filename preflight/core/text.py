@@ -26,27 +26,27 @@ def printable(text: str) -> str:
 
     Nodes may be hostile: an escape sequence in a process name must not reach the terminal.
     """
-    clean = visible(text[: LONGEST * 4])
+    clean = sanitize(text[: LONGEST * 4])
     return clean if len(clean) <= LONGEST else clean[: LONGEST - 3] + "..."
 
 
-def visible(text: str) -> str:
+def sanitize(text: str) -> str:
     """Drop unprintable characters from a text of any length; line ends and tabs become blanks."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else " " if c.isspace() else "" for c in text)
 
 
-def shortened(words: Sequence[str], most: int) -> list[str]:
-    """At most `most` of the words; if some are left out, the last one counts them: "and 3 more"."""
-    if len(words) <= most:
-        return list(words)
-    return [*words[: most - 1], f"and {len(words) - most + 1} more"]
+def cut_list(items: Sequence[str], most: int) -> list[str]:
+    """At most `most` of the items; if some are left out, the last one counts them: "and 3 more"."""
+    if len(items) <= most:
+        return list(items)
+    return [*items[: most - 1], f"and {len(items) - most + 1} more"]
 
 
-def and_more(left: int, what: str = "") -> str:
-    """The end of a list that was cut: " and 3 more nodes"; empty if nothing was left out."""
-    return f" and {left} more{what}" if left > 0 else ""
+def and_more(omitted: int, noun: str = "") -> str:
+    """The end of a cut list: " and 3 more nodes"; empty if nothing was left out."""
+    return f" and {omitted} more{noun}" if omitted > 0 else ""
 
 
 def wrapped(text: str, *, first: str, indent: str, width: int) -> list[str]:
@@ -66,7 +66,7 @@ def wrapped(text: str, *, first: str, indent: str, width: int) -> list[str]:
 _LINK = re.compile(r"\[([^][]{1,200})\]\([^][)(\s]{1,200}\.md(?:#[^][)(\s]{1,200})?\)")
 
 
-def for_terminal(markdown: str, width: int) -> str:
+def markdown_for_terminal(markdown: str, width: int) -> str:
     """Wrap the paragraphs, lists and tables of a page; headings and code stay as they are.
 
     Of a link to another page, its text.
@@ -101,9 +101,9 @@ def _block_for_terminal(block: str, width: int) -> str:
             else:
                 items[-1] += f" {line.strip()}"
     return "\n".join(
-        piece
+        line
         for item in items
-        for piece in textwrap.wrap(
+        for line in textwrap.wrap(
             item,
             width,
             subsequent_indent="  " * item.startswith(("- ", "* ")),
@@ -120,29 +120,29 @@ def one_line(text: str, width: int) -> str:
     line = " ".join(printable(text).split())
     if len(line) <= width:
         return line
-    room = width - len(_CUT)
-    cut = textwrap.shorten(line, room, placeholder="", break_on_hyphens=False) or line[:room]
+    limit = width - len(_ELLIPSIS)
+    cut = textwrap.shorten(line, limit, placeholder="", break_on_hyphens=False) or line[:limit]
     clause = max(cut.rfind("; "), cut.rfind(", "))
-    part = cut[:clause] if clause * 2 > len(cut) else cut
-    return part.rstrip(" ;,:(") + _CUT
+    kept = cut[:clause] if clause * 2 > len(cut) else cut
+    return kept.rstrip(" ;,:(") + _ELLIPSIS
 
 
-_CUT: Final = " ..."
+_ELLIPSIS: Final = " ..."
 
-_MARKS: Final = {
+_BYTE_ORDER_MARKS: Final = {
     codecs.BOM_UTF8: "utf-8",
     codecs.BOM_UTF16_LE: "utf-16-le",
     codecs.BOM_UTF16_BE: "utf-16-be",
 }
 
 
-def decoded(content: bytes, errors: Literal["strict", "replace"] = "strict") -> str:
+def decode_text(content: bytes, errors: Literal["strict", "replace"] = "strict") -> str:
     """Decode UTF-8 with or without a byte-order mark, or UTF-16 with one.
 
     PowerShell writes marks; if a mark stays in the text, no parser recognises the first line.
     """
-    mark = next(filter(content.startswith, _MARKS), b"")
-    return content[len(mark) :].decode(_MARKS.get(mark, "utf-8"), errors)
+    mark = next(filter(content.startswith, _BYTE_ORDER_MARKS), b"")
+    return content[len(mark) :].decode(_BYTE_ORDER_MARKS.get(mark, "utf-8"), errors)
 
 
 WIDTH = 200
@@ -151,32 +151,32 @@ WIDTH = 200
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)?")
 
 
-def legible(text: bytes | str, width: int = WIDTH) -> str:
+def excerpt(text: bytes | str, width: int = WIDTH) -> str:
     """One line of printable characters, no longer than `width`, without escape sequences."""
     raw = text if isinstance(text, str) else text[: 16 * width].decode("utf-8", "replace")
-    plain = _ESCAPES.sub("", raw)
-    words = " ".join("".join(c if c.isprintable() else " " for c in plain).split())
+    unescaped = _ESCAPES.sub("", raw)
+    words = " ".join("".join(c if c.isprintable() else " " for c in unescaped).split())
     return words if len(words) <= width else words[: width - 3] + "..."
 
 
 def last_line(text: bytes, width: int = WIDTH) -> str:
     """The last line that is not empty: programs print there why they gave up."""
     for line in reversed(text[-65536:].splitlines()):
-        if words := legible(line, width):
+        if words := excerpt(line, width):
             return words
     return ""
 
 
-_LONG: Final = re.compile(r"\d{21}")
-_ENDLESS: Final = re.compile(r"(?<![\d.])\d{21,}|(?<!\d)\d{301,}")
+_TOO_LONG: Final = re.compile(r"\d{21}")
+_TOO_LONG_NUMBER: Final = re.compile(r"(?<![\d.])\d{21,}|(?<!\d)\d{301,}")
 
 
-def countable(text: str) -> str:
+def cut_long_numbers(text: str) -> str:
     """Cut out numbers that are too long: 64 bits have 20 digits, and a float 300 at most.
 
     int() refuses some of them, and thousands of numbers beyond 64 bits can share one hash.
     """
-    return _ENDLESS.sub("...", text) if _LONG.search(text) else text
+    return _TOO_LONG_NUMBER.sub("...", text) if _TOO_LONG.search(text) else text
 
 
 def whole(text: str, most: int = 10**18) -> int | None:
@@ -184,11 +184,11 @@ def whole(text: str, most: int = 10**18) -> int | None:
 
     int() also accepts other alphabets' digits, signs and underscores, and raises at 4,300 digits.
     """
-    number = int(text) if _COUNT.fullmatch(text) else most + 1
+    number = int(text) if _WHOLE_NUMBER.fullmatch(text) else most + 1
     return number if number <= most else None
 
 
-_COUNT: Final = re.compile(r"[0-9]{1,20}")
+_WHOLE_NUMBER: Final = re.compile(r"[0-9]{1,20}")
 _DIGITS: Final = re.compile(r"([0-9]{1,18})")
 
 
@@ -202,25 +202,26 @@ def natural(name: str) -> Natural:
     return tuple((-1, part) if number is None else (number, "") for number, part in numbers)
 
 
-_ESCAPE: Final = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+_CSI_ESCAPE: Final = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 
-def plain(text: str) -> str:
+def printable_lines(text: str) -> str:
     """Keep printable characters and tabs; every kind of line end becomes a newline."""
-    return "\n".join(map(_line, _ESCAPE.sub("", text).splitlines())) + "\n" * text.endswith("\n")
+    lines = map(_printable_line, _CSI_ESCAPE.sub("", text).splitlines())
+    return "\n".join(lines) + "\n" * text.endswith("\n")
 
 
-def _line(text: str) -> str:
+def _printable_line(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(char for char in text if char.isprintable() or char == "\t")
 
 
-_UNKNOWN = "\\ufffd"
-_CONTROL = re.compile(r"(?<!\\)((?:\\\\)*)\\(?:u00[01][0-9a-f]|b|f|r)")
+_REPLACEMENT = "\\ufffd"
+_CONTROL_ESCAPE = re.compile(r"(?<!\\)((?:\\\\)*)\\(?:u00[01][0-9a-f]|b|f|r)")
 """As JSON writes it; not a backslash that stands before a "u" of the text itself."""
-_NOT_PLAIN = re.compile(r"[^\n -~]")
-_DRIVES = ("Cc", "Cf", "Cs", "Zl", "Zp")
+_NOT_ASCII = re.compile(r"[^\n -~]")
+_UNSAFE_CATEGORIES = ("Cc", "Cf", "Cs", "Zl", "Zp")
 """Control, bidirectional and formatting characters, halves of a pair, line ends."""
 
 
@@ -229,24 +230,24 @@ def plain_json(document: Struct, indent: int = 1) -> str:
     import msgspec  # `preflight check` reads this module before it is isolated
 
     text = msgspec.json.format(msgspec.json.encode(document), indent=indent).decode()
-    return escaped(text) + "\n"
+    return escape_json(text) + "\n"
 
 
-def escaped(text: str) -> str:
+def escape_json(text: str) -> str:
     """Make JSON text safe to print: control characters become U+FFFD, non-ASCII JSON escapes.
 
     Line ends and tabs stay.
     """
     if "\\" in text:
-        text = _CONTROL.sub(rf"\1\{_UNKNOWN}", text)
+        text = _CONTROL_ESCAPE.sub(rf"\1\{_REPLACEMENT}", text)
     if text.isascii() and text.isprintable():  # nearly every line of events
         return text
-    return _NOT_PLAIN.sub(_escape, text)
+    return _NOT_ASCII.sub(_escape, text)
 
 
 def _escape(match: re.Match[str]) -> str:
-    if unicodedata.category(match[0]) in _DRIVES:
-        return _UNKNOWN
+    if unicodedata.category(match[0]) in _UNSAFE_CATEGORIES:
+        return _REPLACEMENT
     units = match[0].encode("utf-16-be")
     return "".join(f"\\u{units[i : i + 2].hex()}" for i in range(0, len(units), 2))
 
@@ -254,8 +255,8 @@ def _escape(match: re.Match[str]) -> str:
 _STEP = 1024
 _UNITS = ("B", "KiB", "MiB", "GiB")
 _MS = 1000
-_FEW = 4
-_MOST_COMPARED, _MOST_COMPARED_WITH = 80, 4096
+_MOST_NAMED = 4
+_MOST_COMPARED_CHARS, _MOST_COMPARED_WORDS = 80, 4096
 """Characters of a word, and words: difflib takes time with the square of a word, and more."""
 _MINUTE_S, _HOUR_S, _DAY_S, _TWO_DAYS_H = 60, 3600, 86400, 48
 
@@ -312,9 +313,9 @@ def memory(mib: float) -> str:
     return f"{mib:.0f} MiB" if mib < _STEP else f"{mib / _STEP:.1f} GiB"
 
 
-def either(names: Sequence[str]) -> str:
+def join_or(names: Sequence[str]) -> str:
     """Write "h1 or h2", "h1, h2 or h3"; many are counted."""
-    if len(names) > _FEW:
+    if len(names) > _MOST_NAMED:
         return f"one of {names[0]}, {names[1]} and {len(names) - 2} more"
     return " or ".join((", ".join(names[:-1]), names[-1])) if len(names) > 1 else names[0]
 
@@ -329,7 +330,7 @@ def count(number: int, noun: str, plural: str = "") -> str:
     return f"{number} {noun if number == 1 else plural or noun + 's'}"
 
 
-def first_of(sentences: Sequence[str]) -> str:
+def first_finding(sentences: Sequence[str]) -> str:
     """The first sentence, and how many there are besides: "GPU 3 is lost (and 2 more)"."""
     more = f" (and {len(sentences) - 1} more)" if len(sentences) > 1 else ""
     return sentences[0] + more
@@ -340,14 +341,14 @@ def did_you_mean(word: str, known: Any) -> str:
     import difflib
 
     names = list(known)
-    near = difflib.get_close_matches(word[:_MOST_COMPARED], names[:_MOST_COMPARED_WITH], n=1)
+    near = difflib.get_close_matches(word[:_MOST_COMPARED_CHARS], names[:_MOST_COMPARED_WORDS], n=1)
     if near:
         return f"; did you mean '{near[0]}'?"
     return f"; known: {', '.join(sorted(names))}" if 0 < len(names) <= 20 else ""  # noqa: PLR2004  a line
 
 
 # Most are compiled on first use: that takes 4 ms, and many a start masks nothing.
-_ENCODED: Final = r"(?i)(?<!\S)\S*%(?:3[AD]|40)\S*"
+_ENCODED_WORD: Final = r"(?i)(?<!\S)\S*%(?:3[AD]|40)\S*"
 """A word with an encoded : = or @."""
 _URL_LOGIN: Final = re.compile(
     r"(://)(?:[^/\s]*|[^\s:]*:\S*)@"
@@ -356,16 +357,16 @@ _URL_LOGIN: Final = re.compile(
 """Of a URL, user:password@host and Oracle's user/password@host."""
 _UP_TO_AT: Final = r"(?<!\S)\S*@"
 """Each word up to its last @: what follows holds no login."""
-_HARMLESS: Final = r"(?:/|(?:[-+.\d]{1,20}|true|false|on|off|yes|no|[yn])(?![^&;,\s\"']))"
-_ASSIGNED: Final = (
+_HARMLESS_VALUE: Final = r"(?:/|(?:[-+.\d]{1,20}|true|false|on|off|yes|no|[yn])(?![^&;,\s\"']))"
+_ASSIGNMENT: Final = (
     # Cookie: x y; a header's value may have several words.
-    rf"(?i)([a-z][\w-]{{0,60}}[\"']?:\s+)(?!{_HARMLESS})[^\n]+"
+    rf"(?i)([a-z][\w-]{{0,60}}[\"']?:\s+)(?!{_HARMLESS_VALUE})[^\n]+"
     # password=x, "pw": x, pw => x, pass('x'), <pwd>x, and any other name=x, unless x is a number
     # or a path, or all is a path.
     r"|((?:(?:token|secret|passw(?:or)?d|passphrase|passcode|pwd|api[-_]?key|access[-_]?key|private[-_]?key"
     r"|credential|bearer|cookie|jwt)\w{0,20}|(?<![a-z])(?:pass|pw|auth|psk|otp|sas|sig|key))"
     r"[\\\"']{0,2}\s*(?:->|[=>|(\[<]|:(?!\s*/))[=:>]*\s*[\\\"']{0,2}"
-    rf"|(?<![\w./-])[-+]{{0,2}}[a-z_][\w.-]{{0,60}}[\"']?=[\"']?(?!{_HARMLESS})"
+    rf"|(?<![\w./-])[-+]{{0,2}}[a-z_][\w.-]{{0,60}}[\"']?=[\"']?(?!{_HARMLESS_VALUE})"
     r"|(?<![a-z])(?:token|secret|passw(?:or)?d|passphrase|api[-_]key|bearer|basic)\s+[\"']?)"
     r"(?:(?<=\")[^\"\n]+|(?<=')[^'\n]+|[^&;,\s\"']+)"
 )
@@ -386,12 +387,12 @@ TOKEN: Final = re.compile(
 """Prefixes that issuers give their tokens; the payload has the same expression."""
 
 
-def starred(value: str) -> str:
+def mask_secrets(value: str) -> str:
     """Mask logins, assigned words, tokens by their prefix, and what looks random or is encoded.
 
-    >>> starred("http://ann:hunter2@proxy:3128")
+    >>> mask_secrets("http://ann:hunter2@proxy:3128")
     'http://***@proxy:3128'
     """
-    plain = re.sub(_ENCODED, "***", value)
-    bare = re.sub(_UP_TO_AT, lambda match: _URL_LOGIN.sub(r"\1***@", match[0]), plain)
-    return re.sub(_RANDOM, "***", TOKEN.sub("***", re.sub(_ASSIGNED, r"\1\2***", bare)))
+    masked = re.sub(_ENCODED_WORD, "***", value)
+    masked = re.sub(_UP_TO_AT, lambda match: _URL_LOGIN.sub(r"\1***@", match[0]), masked)
+    return re.sub(_RANDOM, "***", TOKEN.sub("***", re.sub(_ASSIGNMENT, r"\1\2***", masked)))

@@ -67,12 +67,12 @@ def _read(file: Path) -> dict[str, Limit]:
     return dict(_flatten(tomllib.loads(file.read_text(encoding="utf-8")), ""))
 
 
-def _flatten(tables: dict[str, dict[str, object]], above: str) -> Iterator[tuple[str, Limit]]:
+def _flatten(tables: dict[str, dict[str, object]], prefix: str) -> Iterator[tuple[str, Limit]]:
     for name, table in tables.items():
         if "value" in table:
-            yield above + name, Limit(**table)  # type: ignore[arg-type]  # tests hold the file to it
+            yield prefix + name, Limit(**table)  # type: ignore[arg-type]  # tests hold the file to it
         else:
-            yield from _flatten(table, f"{above}{name}.")  # type: ignore[arg-type]
+            yield from _flatten(table, f"{prefix}{name}.")  # type: ignore[arg-type]
 
 
 class Thresholds:
@@ -96,7 +96,7 @@ class Thresholds:
         """The same; None if preflight ships none of that name."""
         return self(name) if name in shipped() else None
 
-    def of(self, backend: str) -> Callable[[str], float]:
+    def for_backend(self, backend: str) -> Callable[[str], float]:
         """The numbers of a backend; NCCL's, the stricter ones, where nothing was measured."""
         return lambda name: self(f"{backend or 'nccl'}.{name}")
 
@@ -106,7 +106,7 @@ SHIPPED: Final = Thresholds()
 
 def describe_override(name: str, override: Override) -> str:
     """Name an override and what it replaces: "zombie_age_s 600 s by fleet.toml (shipped: 300)"."""
-    instead = shipped().get(name)
-    unit = f" {instead.unit}" if instead and len(instead.unit) <= 12 else ""  # noqa: PLR2004  a word
-    was = f" (shipped: {instead.value:g})" if instead else ""
-    return f"{name} {override.value:g}{unit} by {override.where}{was}"
+    shipped_limit = shipped().get(name)
+    unit = f" {shipped_limit.unit}" if shipped_limit and len(shipped_limit.unit) <= 12 else ""  # noqa: PLR2004  a word
+    replaced = f" (shipped: {shipped_limit.value:g})" if shipped_limit else ""
+    return f"{name} {override.value:g}{unit} by {override.where}{replaced}"

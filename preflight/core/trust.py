@@ -32,16 +32,16 @@ _PACKAGES = "lib*/python*/*-packages"
 _CODE_ABOVE = ("pyvenv.cfg", _PACKAGES, f"{_PACKAGES}/*.pth", f"{_PACKAGES}/*custom*.py")
 """site runs the lines of a *.pth, and sitecustomize.py."""
 
-_PARTED = {"PATH": ":", "LD_LIBRARY_PATH": "[:;]"}
+_PATH_LISTS = {"PATH": ":", "LD_LIBRARY_PATH": "[:;]"}
 """Variables that hold several paths, and their separators; the loader (ld.so) accepts two."""
-_PATHS = (*_PARTED, "TMPDIR", "XDG_RUNTIME_DIR", "SLURM_CONF")
+_PATH_NAMES = (*_PATH_LISTS, "TMPDIR", "XDG_RUNTIME_DIR", "SLURM_CONF")
 """Variables whose value is always a path; any other value is one if it holds a slash."""
-_PLAIN = re.compile(r"/[^\s:;,$\"'`\\]*")
+_PLAIN_PATH = re.compile(r"/[^\s:;,$\"'`\\]*")
 """The loader expands $ORIGIN, and other programs split a list at other characters."""
 _ZONE = re.compile(r"[A-Za-z][\w+-]*(/[A-Za-z][\w+-]*)*")
 """Europe/Berlin."""
 
-_OF_PROCESSES = re.compile(r"/+(proc|dev/(fd|std\w+))(/|\Z)")
+_PROCESS_FILES = re.compile(r"/+(proc|dev/(fd|std\w+))(/|\Z)")
 """Each program finds another file there."""
 
 _ENTRY = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -51,20 +51,20 @@ _MOST_LINKS = 40
 """The kernel's own limit on symbolic links in one path (MAXSYMLINKS)."""
 
 
-def who_may_change(path: Path, ours: Path | None = None, *, and_slurm: bool = False) -> str:
+def who_may_change(path: Path, trusted: Path | None = None, *, and_slurm: bool = False) -> str:
     """Say who besides root could change a file or replace a folder above it; empty if no user can.
 
-    `and_slurm`: the user `slurm` may; he starts programs as root on every node anyway. `ours`: a
-    folder whose owner is trusted, with all folders above. A sticky folder above that every user
+    `and_slurm`: the user `slurm` may; he starts programs as root on every node anyway. `trusted`:
+    a folder whose owner is trusted, with all folders above. A sticky folder above that every user
     can write to, such as /tmp, is harmless: only root can move root's files there. A missing
     file belongs to any user who can make it.
     """
     handles: list[int] = []
     try:
         for place, status, is_last in walk(path, handles):
-            if ours and (place.is_relative_to(ours) or ours.is_relative_to(place)):
+            if trusted and (place.is_relative_to(trusted) or trusted.is_relative_to(place)):
                 continue
-            if and_slurm and _is_slurms(status):
+            if and_slurm and _belongs_to_slurm(status):
                 risk = (
                     _who_mounted(place, status)
                     or _who_is_listed(place, handles[-1], "access")
@@ -76,18 +76,18 @@ def who_may_change(path: Path, ours: Path | None = None, *, and_slurm: bool = Fa
                 return risk
     except (FileNotFoundError, NotADirectoryError):
         folder = place.parent if stat.S_ISLNK(status.st_mode) else place
-        if ours and (folder.is_relative_to(ours) or ours.is_relative_to(folder)):
+        if trusted and (folder.is_relative_to(trusted) or trusted.is_relative_to(folder)):
             return ""
         risk = who_may_write(folder, handles[-1], sticky_too=True)
         return risk and f"it is missing, and {risk}"
     except OSError as error:
         return f"{path} cannot be checked ({error.strerror})"
     finally:
-        close(handles)
+        close_handles(handles)
     return ""
 
 
-def _is_slurms(status: os.stat_result) -> bool:
+def _belongs_to_slurm(status: os.stat_result) -> bool:
     """Whether only the user `slurm` may write to it; of groups, only his own."""
     try:
         slurm = pwd.getpwnam("slurm")
@@ -103,15 +103,15 @@ def who_may_add(folder: Path) -> str:
     For root also who may replace a folder above. A folder that is missing is safe. A group that
     has the account's name, as many systems make one for each user, counts as the account.
     """
-    mine = os.geteuid()
-    if mine == 0:
+    account = os.geteuid()
+    if account == 0:
         return who_may_change(folder)
     try:
         opened = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
         return ""
     try:
-        return who_may_write(folder, opened, sticky_too=True, mine=mine)
+        return who_may_write(folder, opened, sticky_too=True, account=account)
     finally:
         os.close(opened)
 
@@ -126,24 +126,24 @@ def _own_group(user: int) -> int:
     return 0
 
 
-def who_may_write(place: Path, opened: int, *, sticky_too: bool, mine: int = 0) -> str:
+def who_may_write(place: Path, opened: int, *, sticky_too: bool, account: int = 0) -> str:
     """Say who besides root may write to an open folder or file; empty if no user may.
 
     `sticky_too`: files will be made in it, so the access list that they inherit counts, too.
-    `mine`: a user who may write, and so may his own group.
+    `account`: a user who may write, and so may his own group.
     """
     status = os.fstat(opened)
-    if status.st_uid not in (0, mine):
+    if status.st_uid not in (0, account):
         return f"{place} belongs to {user_name(status.st_uid)}"
-    if mounted := _who_mounted(place, status):
-        return mounted
+    if mount_risk := _who_mounted(place, status):
+        return mount_risk
     if stat.S_ISLNK(status.st_mode) or (status.st_mode & stat.S_ISVTX and not sticky_too):
         return ""
     if status.st_mode & stat.S_IWOTH:
         return f"every user may write to {place}"
     if status.st_mode & stat.S_IWGRP:  # for a file with an access list, these bits are its mask
         listed = _who_is_listed(place, opened, "access")
-        if listed or (listed is None and status.st_gid not in (0, _own_group(mine))):
+        if listed or (listed is None and status.st_gid not in (0, _own_group(account))):
             return listed or f"its group may write to {place}"
     inherits = sticky_too and stat.S_ISDIR(status.st_mode)
     return (inherits and _who_is_listed(place, opened, "default")) or ""
@@ -151,18 +151,18 @@ def who_may_write(place: Path, opened: int, *, sticky_too: bool, mine: int = 0) 
 
 def _who_mounted(place: Path, status: os.stat_result) -> str:
     """Say which user has mounted it by FUSE: his program decides who owns each file."""
-    user = _mounted(status.st_dev).user
+    user = _mount_of(status.st_dev).user
     return f"{place} lies in a file system that {user_name(user)} mounted (FUSE)" if user else ""
 
 
-class _Mounted(NamedTuple):
+class _Mount(NamedTuple):
     kind: bytes
     user: int
     """The user who mounted it by FUSE; 0 for root, and for other file systems."""
 
 
 @cache
-def _mounted(device: int) -> _Mounted:
+def _mount_of(device: int) -> _Mount:
     """Read how a device is mounted. Every walk empties the cache: numbers are used again."""
     device_id = f"{os.major(device)}:{os.minor(device)}".encode()
     # The kernel escapes blank, tab and newline in a mount point, but not the other characters at
@@ -172,12 +172,12 @@ def _mounted(device: int) -> _Mounted:
         if device_id in mount.split(b" ")[2:3]:
             kind, _, options = rest.split(b" ")[:3]
             user = re.search(rb"(?:\A|,)user_id=(\d+)", options)
-            return _Mounted(kind, int(user[1]) if user and kind.startswith(b"fuse") else 0)
-    return _Mounted(b"", 0)
+            return _Mount(kind, int(user[1]) if user and kind.startswith(b"fuse") else 0)
+    return _Mount(b"", 0)
 
 
 def _who_is_listed(place: Path, opened: int, kind: str) -> str | None:
-    """Say who may write by a Linux access list (acl(5)); None if there is no such list."""
+    """Say who may write by a Linux access list (acl(5)); None if it has no such list."""
     try:
         listed = os.getxattr(f"/proc/self/fd/{opened}", f"system.posix_acl_{kind}")
     except OSError as error:
@@ -208,40 +208,37 @@ def who_may_plant(path: Path) -> str:
     Files of preflight's installation or checkout are exempt: a user who can write there (the owner
     of a folder that a container mounts) already has his code run by this very process.
     """
-    return who_may_change(path, _of_a_user(__file__))
+    return who_may_change(path, _users_installation(__file__))
 
 
 @cache
-def _of_a_user(module: str) -> Path | None:
+def _users_installation(module: str) -> Path | None:
     """The installation or checkout that holds this module if another user can write there."""
     package = Path(module).resolve().parent.parent
     checkout = package.parent if (package.parent / "checks").is_dir() else package
     return checkout if who_may_change(package / "__init__.py") else None
 
 
-def roots_paths(name: str, value: str) -> tuple[str, list[str]]:
-    """Return the part of an environment variable that is safe for root, and why not the rest.
+def safe_paths_for_root(name: str, value: str) -> tuple[str, list[str]]:
+    """Return the paths in an environment variable that root may use, and why not the others.
 
     A path is safe if it is absolute and plain, exists, and no other user can change it.
     """
-    if name not in _PATHS and ("/" not in value or (name == "TZ" and _ZONE.fullmatch(value))):
+    if name not in _PATH_NAMES and ("/" not in value or (name == "TZ" and _ZONE.fullmatch(value))):
         return value, []
-    parts = re.split(_PARTED[name], value) if name in _PARTED else [value]
+    parts = re.split(_PATH_LISTS[name], value) if name in _PATH_LISTS else [value]
     risks = {part: _path_risk(part, name) for part in parts}
-    if name not in _PARTED and not (risks[value] or Path(value).exists()):
+    if name not in _PATH_LISTS and not (risks[value] or Path(value).exists()):
         return "", [f"{value} is missing"]
     safe = (part for part, risk in risks.items() if not risk and Path(part).exists())
     return os.pathsep.join(safe), [risk for risk in risks.values() if risk]
 
 
 def _path_risk(part: str, name: str) -> str:
-    """Say why root must not use a path; "" if it is safe, or missing.
-
-    The owner of the Python that runs this process has his code run already.
-    """
+    """Say why root must not use a path; "" if it is safe, or missing."""
     if part == str(Path(sys.executable).parent):
-        return ""
-    is_plain = _PLAIN.fullmatch(part) and not _OF_PROCESSES.match(str(Path(part)))
+        return ""  # this process runs the code that lies there
+    is_plain = _PLAIN_PATH.fullmatch(part) and not _PROCESS_FILES.match(str(Path(part)))
     if not is_plain or ".." in Path(part).parts:
         return f"{part!a:.80} is not a plain absolute path"
     if name != "SLURM_CONF":
@@ -251,8 +248,8 @@ def _path_risk(part: str, name: str) -> str:
     return next(filter(None, (who_may_change(place, and_slurm=True) for place in places)), "")
 
 
-def straight(path: Path) -> Path:
-    """Return the same file by a path that all programs resolve alike.
+def path_without_dots(path: Path) -> Path:
+    """Return the same file by a path without `..`, which all programs resolve alike.
 
     Ansible, pytest and others remove `..` from the text, even after a link that leads elsewhere.
     """
@@ -298,14 +295,14 @@ def code_in(folder: Path, *, packages: bool = False) -> Iterator[Path]:
         yield from folder.glob(pattern)
 
 
-def code_beside(file: Path) -> Iterator[Path]:
+def code_loaded_with(file: Path) -> Iterator[Path]:
     """The code that a script loads from its folder, and a Python also from the folder above."""
-    for way in (file.absolute(), file.resolve()):
-        yield from code_in(way.parent, packages=True)
-        if os.access(way, os.X_OK):
-            yield way.parent.parent
+    for path in (file.absolute(), file.resolve()):
+        yield from code_in(path.parent, packages=True)
+        if os.access(path, os.X_OK):
+            yield path.parent.parent
             for pattern in _CODE_ABOVE:
-                yield from way.parent.parent.glob(pattern)
+                yield from path.parent.parent.glob(pattern)
 
 
 class Step(NamedTuple):
@@ -316,7 +313,7 @@ class Step(NamedTuple):
     is_last: bool
 
 
-def entry(folder: int, name: str) -> int:
+def open_step(folder: int, name: str) -> int:
     """Open an entry of a folder, whatever it is, without following a link. OSError."""
     try:
         return os.open(name, _ENTRY | os.O_DIRECTORY, dir_fd=folder)  # has autofs mount it
@@ -324,38 +321,38 @@ def entry(folder: int, name: str) -> int:
         return os.open(name, _ENTRY, dir_fd=folder)
 
 
-def walk(path: Path, held: list[int], enter: Callable[[int, str], int] = entry) -> Iterator[Step]:
+def walk(path: Path, fds: list[int], step: Callable[[int, str], int] = open_step) -> Iterator[Step]:
     """Walk a path as the kernel does, so that no user can replace a step that was checked.
 
     Each step is opened relative to the folder before it, and only when the caller asks for it.
-    `held` receives the open folders from / to the last step; the caller must `close` them.
-    `enter` opens the next step. OSError, also for what another process shows in /proc.
+    `fds` receives the steps from / to the last one; the caller must close them (`close_handles`).
+    `step` opens the next step. OSError, also for what another process shows in /proc.
     """
-    _mounted.cache_clear()
+    _mount_of.cache_clear()
     todo, links = deque(_absolute(path).parts[1:]), 0
     names: list[str] = []
-    held.append(os.open("/", _ENTRY))
-    yield Step(Path("/"), os.fstat(held[0]), not todo)
+    fds.append(os.open("/", _ENTRY))
+    yield Step(Path("/"), os.fstat(fds[0]), not todo)
     while todo:
         part = todo.popleft()
         if part == "..":
-            close(held, len(names) or 1)
+            close_handles(fds, len(names) or 1)
             del names[-1:]
             continue
         names.append(part)
         if part.isdecimal():
-            _refuse_other_process(held[-1], part, Path("/", *names))
-        held.append(enter(held[-1], part))
-        status = os.fstat(held[-1])
+            _refuse_other_process(fds[-1], part, Path("/", *names))
+        fds.append(step(fds[-1], part))
+        status = os.fstat(fds[-1])
         yield Step(Path("/", *names), status, not todo)
         if stat.S_ISLNK(status.st_mode):
             links += 1
             if links > _MOST_LINKS:
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
-            target = Path(os.readlink("", dir_fd=held[-1]))
-            _refuse_false_text(held[-2], part, target, Path("/", *names))
+            target = Path(os.readlink("", dir_fd=fds[-1]))
+            _refuse_false_text(fds[-2], part, target, Path("/", *names))
             depth = 0 if target.is_absolute() else len(names) - 1
-            close(held, depth + 1)
+            close_handles(fds, depth + 1)
             del names[depth:]
             todo.extendleft(part for part in reversed(target.parts) if part != "/")
 
@@ -382,7 +379,7 @@ def _refuse_other_process(folder: int, name: str, place: Path) -> None:
     lead into the mount namespace of that process.
     """
     above = os.fstat(folder)
-    if above.st_ino != _PROC_ROOT or _mounted(above.st_dev).kind != b"proc":
+    if above.st_ino != _PROC_ROOT or _mount_of(above.st_dev).kind != b"proc":
         return
     with suppress(FileNotFoundError):
         if os.path.samestat(os.stat(name, dir_fd=folder), Path("/proc/self").stat()):
@@ -393,7 +390,7 @@ def _refuse_other_process(folder: int, name: str, place: Path) -> None:
 def _refuse_false_text(folder: int, name: str, target: Path, place: Path) -> None:
     """OSError for a link of this process in /proc that leads to another file than its text."""
     above = os.fstat(folder)
-    if _mounted(above.st_dev).kind != b"proc" or above.st_ino == _PROC_ROOT:
+    if _mount_of(above.st_dev).kind != b"proc" or above.st_ino == _PROC_ROOT:
         return
     reached = os.stat(name, dir_fd=folder)
     if stat.S_ISREG(reached.st_mode) or stat.S_ISDIR(reached.st_mode):
@@ -403,10 +400,10 @@ def _refuse_false_text(folder: int, name: str, target: Path, place: Path) -> Non
         raise OSError(errno.EPERM, f"{place} leads to another file than its text says")
 
 
-def close(held: list[int], depth: int = 0) -> None:
+def close_handles(fds: list[int], depth: int = 0) -> None:
     """Close the descriptors of a walk, except the first `depth`."""
-    while len(held) > depth:
-        os.close(held.pop())
+    while len(fds) > depth:
+        os.close(fds.pop())
 
 
 def user_name(uid: int) -> str:

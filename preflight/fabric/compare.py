@@ -56,7 +56,7 @@ class Peers:
         speeds = self._speeds[size_bytes]
         ends = pair.nodes
         # One of two peers may be bad itself: compare with the better one.
-        gbs = speeds.median(ends, between=1.0)
+        gbs = speeds.median(ends, position=1.0)
         if gbs is not None:
             return gbs, INDEPENDENT
         rails: list[float] = []
@@ -84,7 +84,7 @@ class Peers:
 
     def latency(self, pair: PairJudgement, size_bytes: int) -> float | None:
         """Median of the peers' median times, us."""
-        return self._times[size_bytes].median(pair.nodes, between=0.0)
+        return self._times[size_bytes].median(pair.nodes, position=0.0)
 
 
 _ABSOLUTE_FROM = 1 << 20
@@ -301,7 +301,7 @@ def compare(
     ]
     measured = [pair for pair in unjudged if pair.state == "measured"]
     backend = sweep.pairs[0].backend if sweep.pairs else ""
-    limit = thresholds.of(backend)
+    limit = thresholds.for_backend(backend)
     yardstick = Yardstick(
         Peers(measured),
         {host.name: host.expected for host in hosts},

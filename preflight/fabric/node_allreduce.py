@@ -110,7 +110,7 @@ def measure_inside(samples: InsideSamples, limit: Thresholds = SHIPPED) -> NodeA
         rails=len(ends),
         state=state,
         sizes=sizes,
-        events=_events(limit.of(samples.backend), columns, sizes, tuple(samples.numbered)),
+        events=_events(limit.for_backend(samples.backend), columns, sizes, tuple(samples.numbered)),
         net=" / ".join(dict.fromkeys(end.net for end in accounts if end.net)),
         cpu_wait_us=sum(m.by * 1e6 for end in accounts for m in end.moved if m.name == CPU_WAIT),
     )
@@ -187,7 +187,7 @@ class PeerNodes:
 
         And the larger size that the peers reached, if that alone makes the node slow; else 0.
         """
-        limit = self.limit.of(node.backend)
+        limit = self.limit.for_backend(node.backend)
         top = node.sizes[-1].size_bytes
         furthest = self._largest.median([node.name]) or 0
         further = int(furthest) if self.count(node) >= MIN_PEERS and furthest > top else 0
@@ -228,7 +228,7 @@ class PeerNodes:
 
     def _share(self, node: NodeAllreduce, size_bytes: int, middle: float) -> float:
         """Return the share of the peers' median that is still good: within scatter and effect."""
-        limit = self.limit.of(node.backend)
+        limit = self.limit.for_backend(node.backend)
         mad = self._median(
             node, size_bytes, middle, lambda summary: abs(math.log(summary.best_gbs) - middle)
         )
@@ -443,7 +443,7 @@ def _bandwidth_words(node: NodeAllreduce, bound: Bound, further: int) -> str:
 
 def _latency_words(node: NodeAllreduce, peers: PeerNodes) -> str:
     least, usual_us = node.sizes[0], peers.latency_us(node)
-    limit_us = latency_limit_us(peers.limit.of(node.backend), usual_us)
+    limit_us = latency_limit_us(peers.limit.for_backend(node.backend), usual_us)
     if least.size_bytes >= LATENCY_BELOW or limit_us is None or least.p50_us <= limit_us:
         return ""
     return (

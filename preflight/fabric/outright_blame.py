@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec.structs import replace
 
 from preflight.core.files import shipped_table
-from preflight.core.statistics import LEAST, shared_cause
-from preflight.core.text import either, gbs, size, time_us
+from preflight.core.statistics import SYSTEMIC_NODES, shared_cause
+from preflight.core.text import gbs, join_or, size, time_us
 from preflight.fabric.decoding.culprit import Component, Culprit
 from preflight.fabric.observed import STOOD_STILL
 from preflight.fabric.phrases import (
@@ -189,7 +189,7 @@ def _advice(
         return path_advice if advice else _PATH_ADVICE.format(nodes)
     advice = advice or (_SLOW_ADVICE if worst.slow else after_signal(worst.error))
     advice = (advice or _STATES[worst.state]["advice"]).format(
-        either(names), ports(nets) or "its link"
+        join_or(names), ports(nets) or "its link"
     )
     return unresolved_advice(advice, names, more)
 
@@ -237,7 +237,7 @@ def _systemic(
 ) -> list[Blame]:
     """Say that so many faults at once are more likely one cause; counted on nodes, not pairs."""
     most = max((causes.count(cause) for cause in causes if cause), default=0)
-    affected = bool(blames) and nodes >= LEAST and {n for pair in bad for n in pair.nodes}
+    affected = bool(blames) and nodes >= SYSTEMIC_NODES and {n for pair in bad for n in pair.nodes}
     if shared_cause(most, nodes):
         sentence = f"{most} of {nodes} nodes are blamed at once"
     elif affected and not most and len(affected) == nodes:

@@ -8,7 +8,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from preflight.core.text import either
+from preflight.core.text import join_or
 from preflight.fabric.decoding.culprit import NODE_KINDS, Component, Culprit
 from preflight.fabric.schedule import Pairing
 from preflight.fleet.nodeset import fold
@@ -45,7 +45,7 @@ class Blame(Struct, frozen=True, kw_only=True):
         if self.kind == "systemic":
             return "fleet"
         if self.kind == "unresolved":
-            return either([part.words for part in self.among])
+            return join_or([part.words for part in self.among])
         if self.kind == "path":
             return f"pair {'-'.join(self.among[0].nodes)}"
         return self.among[0].name if self.kind == "leaf_rail" else self.node or fold(self.nodes)

@@ -311,7 +311,7 @@ def _stop_early(backend: str) -> list[float]:
     For Wald's sequential test: ten times the usual rate, false alarm in 1 of a million sizes, miss
     in 1 of a thousand.
     """
-    limit = SHIPPED.of(backend)
+    limit = SHIPPED.for_backend(backend)
     usual = max(limit("usual_events"), _RAREST)
     return [limit("spike_us"), usual, _TIMES_USUAL * usual, math.log((1 - _MISS) / _FALSE_ALARM)]
 

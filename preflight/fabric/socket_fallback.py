@@ -10,7 +10,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from preflight.core.statistics import grouped, shared_cause
-from preflight.core.text import either
+from preflight.core.text import join_or
 from preflight.fabric.decoding.culprit import Component, Culprit
 from preflight.fabric.decoding.hard_failures import decode
 from preflight.fabric.phrases import Blame, with_partners
@@ -164,7 +164,7 @@ def _blame(culprit: Culprit, rails: list[int], context: _Context) -> Blame:
     endpoint = kind == "node" and len(rails) < context.rails
     rail = rails[0] if endpoint and len(rails) == 1 else None
     parts = [part for part in culprit.among if kind != "unresolved" or part.kind == "node"]
-    between, contrast = either(culprit.nodes), ""
+    between, contrast = join_or(culprit.nodes), ""
     advice = _NODE_ADVICE.format(between)
     if kind == "node":
         partners = {name for pair in pairs for name in pair.nodes} - names

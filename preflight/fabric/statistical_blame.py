@@ -300,7 +300,7 @@ def transient_paths(
             yield _blame_recovered(far, len(readings), rest, multirail=multirail)
     for path, counters in retested_counters(observed).items():
         if path in by_path and path[:2] not in pairs:
-            effect = limit.of(observed.backend)("slow_effect")
+            effect = limit.for_backend(observed.backend)("slow_effect")
             slow, retests = _slow_and_recovered(by_path[path], observed.retested, effect)
             if slow:
                 peers = f"peers' median {gbs(slow[0].bound.peers_gbs or 0.0)}"

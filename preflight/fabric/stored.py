@@ -18,7 +18,7 @@ from typing import Literal, TypeVar
 import msgspec
 from msgspec import Raw, Struct
 
-from preflight.core.files import read_regular, unpacks_to
+from preflight.core.files import read_regular, unpacked_limit
 from preflight.errors import UsageError
 from preflight.fabric.impossible_samples import refuse_absurd, refuse_absurd_sweep
 from preflight.fabric.observed import EndResult, Observed, PairResult, StallTotal, observe
@@ -139,7 +139,7 @@ def _in_folder(folder: Path) -> Path:
 def _decompress(path: Path, content: bytes) -> bytes:
     """Decompress piece by piece: a small file can expand to more than all memory."""
     buffer = io.BytesIO()
-    most = min(LARGEST, unpacks_to(len(content)))
+    most = min(LARGEST, unpacked_limit(len(content)))
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
             while piece := file.read1(_CHUNK):  # keeps what comes before the damage

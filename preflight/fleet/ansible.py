@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from preflight.core.files import read_regular, refuse_all_below, shipped_table, typed_path
+from preflight.core.files import read_regular, refuse_untrusted_folder, shipped_table, typed_path
 from preflight.core.text import did_you_mean
 from preflight.errors import UsageError
 from preflight.fleet.ansible_list import LARGEST, Listing, decode, list_inventory, members, plain
@@ -282,7 +282,7 @@ class AnsibleInventory:
 def read_ansible(path: Path) -> AnsibleInventory:
     """Ask Ansible about a file, a folder or a script; UsageError that names it."""
     for top in (path, path.parent / "group_vars", path.parent / "host_vars"):
-        refuse_all_below(top)
+        refuse_untrusted_folder(top)
     return _inventory(path, list_inventory(path))
 
 

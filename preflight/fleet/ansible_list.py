@@ -17,9 +17,9 @@ from typing import Any
 import msgspec
 from msgspec import Raw, Struct
 
-from preflight.core.files import refuse_all_below, typed_path
+from preflight.core.files import refuse_untrusted_folder, typed_path
 from preflight.core.remote_command import TIMED_OUT, Answer, LocalConnection
-from preflight.core.text import legible
+from preflight.core.text import excerpt
 from preflight.errors import UsageError
 from preflight.fleet.nodeset import MOST_NODES, check_host_name, expand
 
@@ -236,7 +236,7 @@ def _refuse_settings(program: Path) -> None:
         value = setting.get("value") if _LOADS.search(str(setting.get("name"))) else None
         for text in value if isinstance(value, list) else [value]:
             if path := _PATH.fullmatch(str(text)):
-                refuse_all_below(typed_path(path[1]))
+                refuse_untrusted_folder(typed_path(path[1]))
 
 
 def _run(program: str, *words: str) -> Answer:
@@ -257,6 +257,6 @@ def _reason(stderr: bytes) -> str:
     match = _TROUBLE.search(text)
     complaint = (match[1] if match else text).split("The offending line")[0]
     return (
-        legible(re.split(r"\n(?:[^\S\n]*(?=\[?(?:ERROR|WARNING))|\n)", complaint)[0], 160)
+        excerpt(re.split(r"\n(?:[^\S\n]*(?=\[?(?:ERROR|WARNING))|\n)", complaint)[0], 160)
         or "no reason"
     )

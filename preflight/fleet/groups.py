@@ -20,9 +20,9 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from preflight.core.files import refuse_all_below
+from preflight.core.files import refuse_untrusted_folder
 from preflight.core.remote_command import TIMED_OUT, LocalConnection
-from preflight.core.text import did_you_mean, last_line, legible
+from preflight.core.text import did_you_mean, excerpt, last_line
 from preflight.errors import UsageError
 from preflight.fleet.nodeset import (
     MOST_NODES,
@@ -81,7 +81,7 @@ class _Resolution(Struct, frozen=True):
 def groups_in(text: str) -> str:
     """Return the words of a node list that name groups, for the header; '' if none does."""
     words = [word for word in split(text) if "@" in word]
-    return legible(",".join(words), 60)
+    return excerpt(",".join(words), 60)
 
 
 def expand_written(
@@ -95,7 +95,7 @@ def expand_written(
     if "@" not in text:
         return expand(text)
     if not text.isprintable():
-        raise UsageError(f"{legible(text, 60)!a} holds a control character: remove it")
+        raise UsageError(f"{excerpt(text, 60)!a} holds a control character: remove it")
     refuse_bombs(text)
     groups = own.groups if own and f"@{OURS}:" in text else None
     resolution = _ask(text, groups, may_be_empty=may_be_empty)
@@ -104,7 +104,7 @@ def expand_written(
     for name in resolution.names:
         check_host_name(name)
     if not resolution.names and not may_be_empty:
-        raise UsageError(f"{legible(text, 60)} comes out empty: name other nodes or groups")
+        raise UsageError(f"{excerpt(text, 60)} comes out empty: name other nodes or groups")
     return tuple(resolution.names)
 
 
@@ -121,7 +121,7 @@ def _ask(text: str, own: Mapping[str, Sequence[str]] | None, *, may_be_empty: bo
         answer = remote.wait(UPCALL_S)
     finally:
         remote.kill()
-    pattern = legible(text, 60)
+    pattern = excerpt(text, 60)
     if answer.status in (None, TIMED_OUT) or answer.seconds >= UPCALL_S:
         raise UsageError(
             f"ClusterShell has not resolved {pattern} in {UPCALL_S:g} s: "
@@ -147,7 +147,7 @@ def _fold_groups(own: Mapping[str, Sequence[str]], text: str) -> dict[str, str]:
             room -= len(nodes)
             if room < 0:
                 raise UsageError(
-                    f"the groups of {legible(text, 60)} name nodes more than {MOST_MEMBERS} times: "
+                    f"the groups of {excerpt(text, 60)} name nodes more than {MOST_MEMBERS} times: "
                     "name fewer groups"
                 )
             folded[name] = fold(nodes)
@@ -157,23 +157,23 @@ def _fold_groups(own: Mapping[str, Sequence[str]], text: str) -> dict[str, str]:
 def _sentence(resolution: _Resolution, text: str) -> str:
     """Say what is wrong with the group, and where to correct it."""
     if resolution.trouble == "refused":
-        return legible(resolution.group, 400)
-    group, source = legible(resolution.group, 80), legible(resolution.source, 60)
+        return excerpt(resolution.group, 400)
+    group, source = excerpt(resolution.group, 80), excerpt(resolution.source, 60)
     full = f"@{source}:{group}"
     where = _where(resolution, source)
     look = f"look at {where}"
     if resolution.trouble == "source" and not source:
-        return f"no groups are configured, so {legible(text, 60)} cannot be read: write {where}"
+        return f"no groups are configured, so {excerpt(text, 60)} cannot be read: write {where}"
     names = resolution.known
     sentences = {
         "source": f"no group source is called '{source}'{did_you_mean(source, names)}: {look}",
         "unknown": f"no group is called {full}{did_you_mean(group, names)}: {look}",
         "empty": f"group {full} has no nodes: {look}",
         "upcall": f"the command of groups.conf that looks up {full} failed: {look}",
-        "large": f"{legible(text, 60)} names more than {MOST_NODES} nodes: {look}",
+        "large": f"{excerpt(text, 60)} names more than {MOST_NODES} nodes: {look}",
     }
     other = (
-        f"ClusterShell cannot read {legible(text, 60)} ({legible(resolution.group, 160)}): {look}"
+        f"ClusterShell cannot read {excerpt(text, 60)} ({excerpt(resolution.group, 160)}): {look}"
     )
     return sentences.get(resolution.trouble, other)
 
@@ -182,7 +182,7 @@ def _where(resolution: _Resolution, source: str) -> str:
     if source == OURS:
         return "the inventory"
     there = [path for path in resolution.files if Path(path).is_file()]
-    return " and ".join(legible(path, 120) for path in there or resolution.files[:1])
+    return " and ".join(excerpt(path, 120) for path in there or resolution.files[:1])
 
 
 MOST_MEMORY = 4 << 30
@@ -208,7 +208,7 @@ def answer() -> None:
     question = msgspec.json.decode(sys.stdin.buffer.read(), type=_Question)
     try:
         for path in filter(os.path.exists, _configs()):
-            refuse_all_below(Path(path).parent)
+            refuse_untrusted_folder(Path(path).parent)
         resolution = _Resolution(names=_resolve(question))
     except _Trouble as trouble:
         resolution = trouble.resolution

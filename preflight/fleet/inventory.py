@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
-from preflight.core.files import parse_toml, read_regular, read_text, refuse_others, typed_path
+from preflight.core.files import parse_toml, read_regular, read_text, refuse_untrusted, typed_path
 from preflight.core.text import did_you_mean
 from preflight.errors import UsageError
 from preflight.fleet.groups import expand_written
@@ -378,7 +378,7 @@ def open_inventory(path: Path) -> AnyInventory:
     """
     from preflight.fleet.ansible import read_ansible, read_listed
 
-    path = refuse_others(path, is_run=os.access(path, os.X_OK))
+    path = refuse_untrusted(path, is_run=os.access(path, os.X_OK))
     suffix = path.suffix.lower()
     if suffix == ".toml":
         return read_inventory(path)

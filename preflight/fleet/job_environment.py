@@ -7,7 +7,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from preflight.core.files import read_text, shipped_table, typed_path
-from preflight.core.text import starred
+from preflight.core.text import mask_secrets
 from preflight.core.trust import NAMES_CODE
 from preflight.errors import UsageError
 
@@ -34,7 +34,7 @@ _LARGEST_FILE = 1 << 20
 def public(environ: Mapping[str, str]) -> dict[str, str]:
     """Keep the variables that checks may read, none that looks like a credential, none inside."""
     return {
-        key: starred(value)
+        key: mask_secrets(value)
         for key, value in environ.items()
         if key.startswith(_PUBLIC) and not re.search(HIDDEN_NAMES, key)
     }

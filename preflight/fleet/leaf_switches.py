@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from preflight.core.files import read_text, typed_path
-from preflight.core.remote_command import ask_here
+from preflight.core.remote_command import run_here
 from preflight.errors import UsageError
 from preflight.fleet.job_environment import for_slurm
 from preflight.fleet.nodeset import expand, fold
@@ -149,7 +149,7 @@ def with_leaves(
 
 
 def _by_slurm(fleet: Fleet, environ: Mapping[str, str]) -> Fleet:
-    answer = ask_here(_SCONTROL.split(), _ASK_S, for_slurm(os.environ))
+    answer = run_here(_SCONTROL.split(), _ASK_S, for_slurm(os.environ))
     listing = answer.stdout.decode(errors="replace") if answer and answer.returncode == 0 else ""
     if "SwitchName=" in listing:
         return _set_leaves(fleet, parse_switches(listing, _SCONTROL), _SCONTROL)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import Struct
 
-from preflight.core.files import read_regular, refuse_others, typed_path
+from preflight.core.files import read_regular, refuse_untrusted, typed_path
 from preflight.core.text import did_you_mean, whole
 from preflight.core.trust import who_may_change
 from preflight.errors import UsageError
@@ -210,7 +210,7 @@ def _refuse_strangers(hosts: Sequence[Host]) -> None:
         files |= dict.fromkeys(_run_here(host.python) if host.transport == "local" else (), True)
     files.pop(os.devnull, None)
     for file, is_run in files.items():
-        refuse_others(Path(file), is_run=is_run)
+        refuse_untrusted(Path(file), is_run=is_run)
 
 
 def _run_here(python: tuple[str, ...]) -> list[str]:

@@ -21,7 +21,7 @@ from preflight.core.files import (
     open_folder,
     read_regular,
     reason_of,
-    refuse_others,
+    refuse_untrusted,
     remove,
     write_atomically,
 )
@@ -143,7 +143,7 @@ def recall(folder: Path) -> DrainRecord | None:
 def remember(folder: Path, drained: DrainRecord) -> str:
     """Record a drain before Slurm is asked for it; return what went wrong, "" if nothing did."""
     try:
-        refuse_others(folder)
+        refuse_untrusted(folder)
         write_atomically(folder / NAME, msgspec.json.encode(drained))
     except (OSError, UsageError) as error:
         why = reason_of(error)
@@ -154,7 +154,7 @@ def remember(folder: Path, drained: DrainRecord) -> str:
 def forget(folder: Path) -> None:
     """Remove the record: the drain was undone or replaced."""
     with suppress(OSError, UsageError):
-        refuse_others(folder)
+        refuse_untrusted(folder)
         remove(folder / NAME)
 
 
@@ -172,7 +172,7 @@ def _lock_node(folder: Path, until_s: float) -> Iterator[bool]:
     """
     with ExitStack() as stack:
         try:
-            refuse_others(folder)
+            refuse_untrusted(folder)
             inside = stack.enter_context(open_folder(folder, make=True))
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
             lock = os.open(_LOCK, flags, 0o600, dir_fd=inside)

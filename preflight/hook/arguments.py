@@ -6,7 +6,7 @@ from argparse import ArgumentTypeError
 from math import inf
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
-from preflight.core.command_line import Parser, decimal_number, some_path
+from preflight.core.command_line import Parser, decimal_number, path_type
 
 if TYPE_CHECKING:
     import argparse
@@ -59,7 +59,7 @@ def option_parser(occasion: Occasion) -> argparse.ArgumentParser:
         description=_PROLOG if occasion == "prolog" else _HEALTHCHECK,
     )
     parser.add_argument(
-        "--config", metavar="FILE", type=some_path,
+        "--config", metavar="FILE", type=path_type,
         help="the hook's configuration (default: /etc/preflight/hook.toml)",
     )  # fmt: skip
     parser.add_argument(

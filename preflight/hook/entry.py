@@ -206,7 +206,7 @@ def _exit_child(*_: object) -> NoReturn:
     with contextlib.suppress(BaseException):
         pipes = sys.modules.get("preflight.core.remote_command")
         if pipes is not None:
-            pipes.end_what_is_left()  # as atexit would
+            pipes.end_leftover_commands()  # as atexit would
     os._exit(0)
 
 

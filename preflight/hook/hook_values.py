@@ -11,7 +11,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from preflight.core.files import parse_toml, read_regular, refuse_others
+from preflight.core.files import parse_toml, read_regular, refuse_untrusted
 from preflight.errors import UsageError
 from preflight.verdict import Outcome
 
@@ -256,7 +256,7 @@ def _path(kind: type, value: object) -> Path:
 
 def read_trusted(path: Path, largest: int = _LARGEST) -> bytes:
     """Read a file that decides drains; UsageError where a user other than root may write it."""
-    refuse_others(path)
+    refuse_untrusted(path)
     try:
         return read_regular(path, largest)
     except OSError as error:

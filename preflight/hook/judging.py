@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from preflight.checks.gpu.driver_log import gpu_faults, missing_slots, root_causes, slot_of
 from preflight.checks.gpu.readings import MAY_PASS
-from preflight.core.files import refuse_others, remove, write_atomically
+from preflight.core.files import refuse_untrusted, remove, write_atomically
 from preflight.errors import UsageError
 from preflight.facts.model import DRIVER_S, WIRE, Facts
 from preflight.facts.node import Reach
@@ -101,14 +101,14 @@ def save_look(folder: Path, saw: Mapping[str, bool]) -> None:
     for check_id, bad in saw.items():
         path = folder / FILES[check_id]
         if bad:
-            refuse_others(folder)
+            refuse_untrusted(folder)
             age_s, here = _age_s(path), now()
             if age_s is None or age_s >= APART_S:
                 # After a second look each later one counts, however soon.
                 up_s = here.up_s - (APART_S if age_s else 0)
                 write_atomically(path, msgspec.json.encode(Moment(here.boot_id, up_s)))
         elif os.path.lexists(path):
-            refuse_others(folder)
+            refuse_untrusted(folder)
             with suppress(FileNotFoundError):  # another hook that saw the same was quicker
                 remove(path)
 

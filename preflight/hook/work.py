@@ -15,7 +15,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from preflight import __version__
-from preflight.core.files import read_text, reason_of, refuse_others, remove, write_atomically
+from preflight.core.files import read_text, reason_of, refuse_untrusted, remove, write_atomically
 from preflight.core.remote_command import OUTPUT_LIMIT, LocalConnection, PipeRemote, ReachError
 from preflight.core.text import plain_json
 from preflight.errors import PreflightError, UsageError, WireError
@@ -73,7 +73,7 @@ class Document(Struct, frozen=True, kw_only=True):
 
 def write(folder: Path, document: Document) -> None:
     """Write last.json, and a copy for the job; OSError or UsageError where that is not safe."""
-    refuse_others(folder)
+    refuse_untrusted(folder)
     content = document.text().encode()
     write_atomically(folder / LAST, content)
     if _NUMBER.fullmatch(document.call.job):
@@ -82,7 +82,7 @@ def write(folder: Path, document: Document) -> None:
         if jobs.is_symlink():
             problem = f"{jobs} is a symbolic link, which preflight does not follow"
             raise UsageError(f"{problem}; make it a folder")
-        refuse_others(jobs)
+        refuse_untrusted(jobs)
         write_atomically(jobs / f"{document.call.job}.json", content)
         _prune(jobs)
 
@@ -155,7 +155,7 @@ def _save_findings(
     try:
         save_look(config.state_dir, look.saw)
         if options.periodic and look.facts is not None:
-            refuse_others(config.state_dir)
+            refuse_untrusted(config.state_dir)
             save_facts(config.state_dir, look.facts)
         if _worth_a_file(assessment):
             write(config.state_dir, Document(call=call, assessment=assessment))
@@ -370,6 +370,6 @@ def _names_in(path: Path) -> tuple[str, ...]:
     """Return the nodes of the inventory; UsageError that names hook.toml, not the command line."""
     from preflight.fleet.inventory import LARGEST, inventory_of
 
-    refuse_others(path)
+    refuse_untrusted(path)
     what = f"the inventory of hook.toml, {path}"
     return inventory_of(path, read_text(path, LARGEST, what, "give a readable TOML file")).names

@@ -20,7 +20,7 @@ from preflight.core.command_line import INTERRUPTED
 from preflight.core.files import file_errors, open_new, read_regular
 from preflight.core.registry import Entry, Ledger
 from preflight.core.statistics import grouped
-from preflight.core.text import escaped
+from preflight.core.text import escape_json
 from preflight.errors import UsageError
 from preflight.report.document import SCHEMA as DOCUMENT_SCHEMA
 from preflight.report.document import Report, VerdictRow, moment, refuse_odd_names, row_of
@@ -136,7 +136,7 @@ class Events:
 
 
 def _line(event: Event) -> bytes:
-    return escaped(msgspec.json.encode(event).decode()).encode("ascii") + b"\n"
+    return escape_json(msgspec.json.encode(event).decode()).encode("ascii") + b"\n"
 
 
 def _reached(entry: Entry) -> Reached:

@@ -88,7 +88,7 @@ def fabric_section(
     compared = cells(observed, located, limits)
     figures, charts_left = charts(observed, located, sweep)
     best = best_of(compared)
-    usual = panels(limits.of(observed.backend)("spike_us"))
+    usual = panels(limits.for_backend(observed.backend)("spike_us"))
     rows = worst(compared, (*usual, LATE))
     parts = macros(_TEMPLATE)
     most_cells = CELLS

@@ -10,7 +10,7 @@ from msgspec import Struct
 from preflight import __version__
 from preflight.check import STAGES, Stage
 from preflight.core.statistics import grouped
-from preflight.core.text import count, shortened
+from preflight.core.text import count, cut_list
 from preflight.core.thresholds import Override, describe_override, shipped
 from preflight.facts.basics import Count
 from preflight.fleet.model import Fleet, Host, today
@@ -248,7 +248,7 @@ def plan_lines(fleet: Fleet, verdicts: Iterable[tuple[Stage, str]]) -> list[str]
     if elsewhere := [
         f"{host.name} at {host.address}" for host in logins if host.address != host.name
     ]:
-        lines.append(f"address  {'; '.join(shortened(elsewhere, _MOST_PARTS))}")
+        lines.append(f"address  {'; '.join(cut_list(elsewhere, _MOST_PARTS))}")
     if not logins:
         lines.append("login    to no node")
     return [*lines, "list     each verdict: the same command with -v, or ids alone: with -q"]
@@ -313,4 +313,4 @@ def _ssh(by_ssh: Mapping[tuple[str, str], Sequence[str]]) -> str:
         _WORDS[name] + (f" for {fold(names)}" if several else "") + (f": {why}" if why else "")
         for (name, why), names in by_ssh.items()
     ]
-    return "; ".join(shortened(parts, _MOST_PARTS))
+    return "; ".join(cut_list(parts, _MOST_PARTS))

@@ -18,7 +18,7 @@ from markupsafe import Markup
 from msgspec import Struct
 
 from preflight.core.files import shipped_table
-from preflight.core.text import printable, shortened, visible
+from preflight.core.text import cut_list, printable, sanitize
 from preflight.fleet.nodeset import fold
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def escaped(words: object) -> Markup:
     """Escape for an element or a quoted attribute; no control or direction character is left."""
     if isinstance(words, Markup):
         return words
-    return Markup(html.escape(visible(str(words))))  # noqa: S704  escaped
+    return Markup(html.escape(sanitize(str(words))))  # noqa: S704  escaped
 
 
 def many(number: int, word: str) -> str:
@@ -83,7 +83,7 @@ def folded(subjects: Iterable[str]) -> str:
     rest: list[str] = []
     for name in subjects:
         (plain if _PLAIN.fullmatch(name) else rest).append(name)
-    return ", ".join([*([fold(plain)] if plain else []), *shortened(rest, _MOST_NAMED)])
+    return ", ".join([*([fold(plain)] if plain else []), *cut_list(rest, _MOST_NAMED)])
 
 
 class Step(Struct, frozen=True):

@@ -11,10 +11,10 @@ from preflight.core.command_line import EMPTY
 from preflight.core.statistics import grouped
 from preflight.core.text import (
     count,
+    cut_list,
     one_line,
     percent,
     printable,
-    shortened,
     size,
     time_us,
     wrapped,
@@ -152,7 +152,7 @@ def _subjects(subjects: Sequence[str], nodes: Collection[str]) -> str:
     """Fold node names; leave pairs and sets as they are."""
     plain = [name for name in subjects if name in nodes]
     rest = [printable(name) for name in subjects if name not in plain]
-    return ", ".join(([fold(plain)] if plain else []) + shortened(rest, _MOST_NAMED))
+    return ", ".join(([fold(plain)] if plain else []) + cut_list(rest, _MOST_NAMED))
 
 
 def _nodes(report: Report, width: int) -> list[str]:

@@ -176,7 +176,7 @@ class Session:
             self.run.progress = TerminalProgress(terminal)
             if is_very_quiet(session.config):
                 send_to_stderr(session.config, terminal)
-        self._interrupts.hold()
+        self._interrupts.install()
         if handoff := xdist.Handoff.to(session.config):
             handoff.take(self.run)
 
@@ -188,7 +188,7 @@ class Session:
 
     def pytest_unconfigure(self) -> None:
         """Restore the signal handlers for a program that runs pytest inside itself."""
-        self._interrupts.let_go()
+        self._interrupts.restore()
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_setupnodes(self) -> None:
@@ -233,7 +233,7 @@ class Session:
 
         A Ctrl-C that comes from here on changes only the exit code.
         """
-        self._interrupts.only_note()
+        self._interrupts.protect_report()
         yield
         conclusion = self._collector.conclusion
         if conclusion is not None and conclusion.report.verdicts:

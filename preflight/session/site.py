@@ -24,7 +24,7 @@ from _pytest.config.findpaths import locate_config
 
 from preflight.core.files import file_errors, read_regular
 from preflight.core.registry import load_folder
-from preflight.core.trust import code_in, folders_below, roots_paths, who_may_plant
+from preflight.core.trust import code_in, folders_below, safe_paths_for_root, who_may_plant
 from preflight.errors import UsageError
 from preflight.fleet.inventory_tables import refuse_unknown_transport
 from preflight.fleet.model import Host
@@ -231,7 +231,7 @@ def refuse_strangers(config: pytest.Config) -> None:
     # xdist starts its workers as `python -c`, which would look for modules here first.
     os.environ["PYTHONSAFEPATH"] = "1"
     for name in {"PATH", "LD_LIBRARY_PATH"} & os.environ.keys():  # as for every verb
-        os.environ[name] = roots_paths(name, os.environ[name])[0]
+        os.environ[name] = safe_paths_for_root(name, os.environ[name])[0]
     # doctest runs text files of any name, in any folder.
     config.pluginmanager.set_blocked("doctest")
     for place in map(Path, config.getini("preflight_checks")):

@@ -273,7 +273,7 @@ class VerdictCollector:
             self._ledger.record(row.check, row.nodes, row.verdict)
         if report.failed and not hasattr(report, "preflight_verdicts"):
             # A worker that died, another plugin's set-up, or an ordinary test of the operator.
-            self._ledger.lose(self._keys_of.get(report.nodeid, ()), _last_line(report))
+            self._ledger.mark_missing(self._keys_of.get(report.nodeid, ()), _last_line(report))
             self._strangers_failed |= report.nodeid not in self._keys_of
 
     @pytest.hookimpl(tryfirst=True)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
-from preflight.core.remote_command import OUTPUT_LIMIT, PipeRemote, ReachError, deadlined, spawn
+from preflight.core.remote_command import OUTPUT_LIMIT, PipeRemote, ReachError, spawn, with_deadline
 from preflight.core.trust import who_may_change
 from preflight.transport import reach_error
 from preflight.transport.openssh_logins import JumpHosts, Master, hop, trouble
@@ -138,16 +138,16 @@ class OpenSSHRemote(PipeRemote):
         self._master = master
         self._node_status: int | None = None
 
-    def _took_stderr(self, data: bytes) -> None:
-        super()._took_stderr(data)
+    def _add_stderr(self, data: bytes) -> None:
+        super()._add_stderr(data)
         if self._node_status is None and (match := self._buffer.cut_stderr(self._mark)):
             self._node_status = int(match[1])
 
     def _exited(self, wait_s: float) -> bool:
         return self._node_status is not None or super()._exited(wait_s)
 
-    def _leave(self) -> int | None:
-        status = super()._leave()
+    def _release_once(self) -> int | None:
+        status = super()._release_once()
         if self._node_status is not None or status != SSH_FAILED:
             return status if self._node_status is None else self._node_status
         return SIGNALLED if self._master.serves else None
@@ -330,7 +330,7 @@ class OpenSSHConnection:
         if not self._master.serves:
             raise reach_error("lost")
         mark = f"@preflight-{secrets.token_hex(8)}"
-        command = shlex.join(marked(deadlined(argv, timeout_s), mark))
+        command = shlex.join(marked(with_deadline(argv, timeout_s), mark))
         ssh = shutil.which("ssh") or "ssh"
         try:
             process = spawn(guest_argv(ssh, self._master.socket, "--", "node", command))

@@ -21,7 +21,7 @@ from io import BufferedReader, FileIO
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from preflight.core.remote_command import ReachError, signal_group
-from preflight.core.text import legible
+from preflight.core.text import excerpt
 from preflight.fleet.model import Host
 from preflight.transport import reach_error
 from preflight.transport.host_keys import (
@@ -106,13 +106,13 @@ class JumpHost:
             advice = "look at AllowTcpForwarding and PermitOpen in its sshd_config"
             return in_the_way(self._host, f"it forwards no connection: {reason}", advice)
         if re.search(r"not known|resol|nodename|No address", detail):
-            return no_name(route.hostname, f"{legible(detail)} (asked on {self.name})")
+            return no_name(route.hostname, f"{excerpt(detail)} (asked on {self.name})")
         return no_connection(route.where, detail, seconds)
 
     def _reason(self, host: str, port: int) -> str:
         with self._news:
             self._news.wait_for(lambda: (host, str(port)) in self._reasons, NEWS_S)
-            return legible(self._reasons.get((host, str(port)), "no reason given"))
+            return excerpt(self._reasons.get((host, str(port)), "no reason given"))
 
     def _listen(self) -> None:
         """Read the master's log until it ends; with a full pipe it would stop."""
@@ -299,9 +299,9 @@ def refused_key(log: str, route: Route) -> ReachError:
     key = _KEY.search(log)
     if key is None:
         words = [line for line in log.splitlines() if line and not line.startswith("debug")]
-        reason = legible(words[-2] if len(words) > 1 else "no reason given")
+        reason = excerpt(words[-2] if len(words) > 1 else "no reason given")
         return reach_error("key_not_seen", where=route.where, reason=reason)
-    shown = HostKey(legible(key[1], 60), key[2])
+    shown = HostKey(excerpt(key[1], 60), key[2])
     why = refusal(lines, shown, route)
     is_revoked = "is marked as revoked" in log or "was revoked" in log or "revoked by" in log
     if is_revoked and "revokes" not in why.sentence:
@@ -316,9 +316,9 @@ _WHERE: Final = "configuration revokes (RevokedHostKeys)"
 def _refused_certificate(
     log: str, certificate: re.Match[str], route: Route, lines: tuple[KnownHost, ...]
 ) -> ReachError:
-    shown = HostKey(legible(certificate[1], 60), certificate[2])
-    authority = HostKey(legible(certificate[4], 60), certificate[5])
-    whose = f"its host certificate {legible(certificate[3], 60)!a}, signed by {authority.kind} "
+    shown = HostKey(excerpt(certificate[1], 60), certificate[2])
+    authority = HostKey(excerpt(certificate[4], 60), certificate[5])
+    whose = f"its host certificate {excerpt(certificate[3], 60)!a}, signed by {authority.kind} "
     whose += authority.fingerprint
     for line in lines:
         if line.marker == REVOKED and line.fingerprint == authority.fingerprint:
@@ -331,7 +331,7 @@ def _refused_certificate(
     if invalid := _INVALID.search(log):
         name = route.known_names[0]
         sign = shlex.join(("ssh-keygen", "-s", "CA", "-I", "ID", "-h", "-n", name, "HOST_KEY.pub"))
-        reason = legible(invalid[1])
+        reason = excerpt(invalid[1])
         return reach_error("invalid_certificate", whose=whose, name=name, reason=reason, sign=sign)
     if any(not line.marker for line in lines):
         return refusal(lines, shown, route)
@@ -383,11 +383,11 @@ def _before_greeting(
     """Yield the errors that fit, best first, before the SSH greeting."""
     connected = "debug1: Connection established." in log
     if match := _NO_NAME.search(log):
-        yield no_name(match[1], legible(match[2]))
+        yield no_name(match[1], excerpt(match[2]))
     if match := _NO_CONNECT.search(log):
         yield no_connection(route.where, match[1], seconds)
     if match := _BANNER.search(log) or _OTHER_TONGUE.search(log):
-        yield reach_error("not_ssh", where=route.where, why=legible(match[match.lastindex or 0]))
+        yield reach_error("not_ssh", where=route.where, why=excerpt(match[match.lastindex or 0]))
     if timed_out or _LATE.search(log):
         kind = "never_speaks" if connected else "no_answer"
         yield reach_error(kind, where=route.where, seconds=seconds)
@@ -404,7 +404,7 @@ def _after_greeting(
     if "Host key verification failed." in log:
         yield refused_key(log, route)
     if match := _NO_DEAL.search(log):
-        yield reach_error("no_handshake", where=route.where, why=legible(match[1]))
+        yield reach_error("no_handshake", where=route.where, why=excerpt(match[1]))
     if not _KEY_ACCEPTED.search(log):
         why = f"not finished in {seconds:.0f} s" if timed_out else _last_line(log)
         why = why or "the connection was closed"
@@ -426,12 +426,12 @@ def _keys(log: str) -> tuple[list[str], list[str]]:
     tried = [key for key in dict.fromkeys(_OFFERED.findall(log)) if key not in accepted]
     unusable = dict(_UNUSABLE.findall(log)) | dict.fromkeys(accepted, _CANNOT_SIGN)
     return (
-        [legible(key, 80) for key in tried],
-        [f"{legible(key, 80)} ({legible(why, 80)})" for key, why in unusable.items()],
+        [excerpt(key, 80) for key in tried],
+        [f"{excerpt(key, 80)} ({excerpt(why, 80)})" for key, why in unusable.items()],
     )
 
 
 def _last_line(log: str) -> str:
     """Return the last line of the log that is not a debug line."""
     lines = [line for line in log.splitlines() if line.strip() and not _NO_NEWS.match(line)]
-    return legible(lines[-1]) if lines else ""
+    return excerpt(lines[-1]) if lines else ""

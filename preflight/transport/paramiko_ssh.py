@@ -17,8 +17,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from preflight.core.remote_command import OUTPUT_LIMIT, ReachError, Remote, deadlined
-from preflight.core.text import legible
+from preflight.core.remote_command import OUTPUT_LIMIT, ReachError, Remote, with_deadline
+from preflight.core.text import excerpt
 from preflight.transport import reach_error
 from preflight.transport.host_keys import kinds_known, read_known_hosts, verify
 from preflight.transport.ssh_config import (
@@ -79,7 +79,7 @@ def _keys(route: Route, unusable: list[str], ends: float) -> Iterator[_Key]:
         try:
             yield _Key(file, _load(file, Path(file).stat().st_mtime_ns))
         except Exception as error:  # noqa: BLE001 (cryptography raises whatever it likes)
-            unusable.append(f"{file} ({legible(str(error), 80)})")
+            unusable.append(f"{file} ({excerpt(str(error), 80)})")
             yield from _agent_twin(file, ends)
     if route.use_agent:
         yield from _agent_keys(ends)
@@ -140,7 +140,7 @@ def _agent_keys(ends: float) -> Iterator[_Key]:
         kind, answer = agent._send_message(_LIST_KEYS)  # noqa: SLF001
         link.ends = ends
         for _ in range(min(answer.get_int(), MOST_LISTED) if kind == _KEYS_LISTED else 0):
-            blob, comment = answer.get_binary(), legible(answer.get_binary(), 60)
+            blob, comment = answer.get_binary(), excerpt(answer.get_binary(), 60)
             try:
                 secret = paramiko.AgentKey(agent, blob)
             except Exception:  # noqa: BLE001, S112  the same for a key as for a key's file
@@ -302,7 +302,7 @@ def _no_handshake(transport: paramiko.Transport, route: Route, seconds: float) -
 def _words(error: BaseException | None, seconds: float) -> str:
     if error is None:
         return f"not finished in {seconds:.0f} s"
-    return legible(str(error)) or "the connection was closed"
+    return excerpt(str(error)) or "the connection was closed"
 
 
 CHUNK = 1 << 21
@@ -376,9 +376,9 @@ class ParamikoConnection:
         try:
             channel = self._transport.open_session(timeout=OPEN_S)
             with _closed_when_late(channel):
-                channel.exec_command(shlex.join(deadlined(argv, timeout_s)))
+                channel.exec_command(shlex.join(with_deadline(argv, timeout_s)))
         except (paramiko.SSHException, EOFError, OSError) as error:
-            reason = legible(str(error)) or "connection lost"
+            reason = excerpt(str(error)) or "connection lost"
             raise reach_error("no_command", reason=reason) from error
         return ParamikoRemote(channel, timeout_s, limit)
 
@@ -416,7 +416,7 @@ class ParamikoRemote(Remote):
             raise BrokenPipeError
         return sent
 
-    def _move(self, wait_s: float, *, writing: bool) -> bool:
+    def _transfer(self, wait_s: float, *, writing: bool) -> bool:
         if self._drain():
             return True
         if writing:
@@ -459,7 +459,7 @@ def refuse_jump_hosts(config: SshSettings) -> None:
     for way in ("proxyjump", "proxycommand"):
         through = config.one(way)
         if through not in ("", "none"):
-            raise reach_error("jump_host", way=way, through=legible(through, 80))
+            raise reach_error("jump_host", way=way, through=excerpt(through, 80))
 
 
 @contextmanager

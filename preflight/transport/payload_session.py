@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import msgspec
 
 from preflight.core.remote_command import ReachError
-from preflight.core.text import last_line, legible
+from preflight.core.text import excerpt, last_line
 from preflight.transport import reach_error
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class PayloadSession:
 
     def __init__(self, remote: Remote, python: Sequence[str], nonce: str, timeout_s: float) -> None:
         self._remote = remote
-        self._python = legible(" ".join(python), 80)
+        self._python = excerpt(" ".join(python), 80)
         self._program = python[0]
         self._mark = f"@preflight {nonce} ".encode()
         self._timeout_s = timeout_s
@@ -128,13 +128,13 @@ class PayloadSession:
 
     def _late(self, deadline_s: float) -> ReachError:
         """Return the error for no answer in time; its last output may say what it waits for."""
-        output = last_line(self._remote.wait(0.0).stderr) or legible(self._noise)
+        output = last_line(self._remote.wait(0.0).stderr) or excerpt(self._noise)
         where = "its payload" if self._booted else self._python
         return reach_error("late", where=where, deadline_s=deadline_s, output=_quoted(output))
 
     def _ended(self, answer: Answer) -> ReachError:
         """Return the error that says what came instead of an answer."""
-        output = last_line(answer.stderr) or last_line(answer.stdout) or legible(self._noise)
+        output = last_line(answer.stderr) or last_line(answer.stdout) or excerpt(self._noise)
         status = answer.status
         killed = status is not None and (status < 0 or status == KILLED)
         if status is None:

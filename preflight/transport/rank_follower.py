@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from preflight import __version__
-from preflight.core.remote_command import deadlined, end_group, spawn
+from preflight.core.remote_command import end_group, spawn, with_deadline
 from preflight.errors import WireError
 from preflight.fleet.job_environment import public
 from preflight.transport import job_store as notes
@@ -80,7 +80,7 @@ def spawn_entry(
 ) -> tuple[subprocess.Popen[bytes], bytes]:
     """Start an entry of the payload here; return its process and what it must read first."""
     packed = bundle(entry, beside=beside if entry == "probe" else ())
-    return spawn(deadlined(boot((sys.executable,), entry, len(packed)), timeout_s)), packed
+    return spawn(with_deadline(boot((sys.executable,), entry, len(packed)), timeout_s)), packed
 
 
 class Child:

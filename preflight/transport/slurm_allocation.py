@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from preflight.core.remote_command import ReachError, ask_here
-from preflight.core.text import legible
+from preflight.core.remote_command import ReachError, run_here
+from preflight.core.text import excerpt
 from preflight.errors import UsageError
 from preflight.fleet.job_environment import for_slurm
 from preflight.fleet.nodeset import expand, fold
@@ -71,7 +71,7 @@ class Launcher:
 
 def ask(argv: Sequence[str], environ: Mapping[str, str]) -> str:
     """Return the output of one of Slurm's commands; "" if it does not end in time."""
-    result = ask_here(argv, ASK_S, environ)
+    result = run_here(argv, ASK_S, environ)
     return result.stdout.decode("utf-8", "replace") if result else ""
 
 
@@ -160,10 +160,10 @@ def parse_nodes(text: str) -> dict[str, NodeUse]:
     for line in text.splitlines():
         name, _, rest = line.strip().partition("|")
         state, _, reason = rest.partition("|")
-        state = legible(state.strip().lower(), 40)
+        state = excerpt(state.strip().lower(), 40)
         if not name or not state:
             continue
-        cause = legible(reason.strip(), 100)
+        cause = excerpt(reason.strip(), 100)
         use = NodeUse(name=name, state=state, reason="" if cause in ("none", "(null)") else cause)
         if name not in uses or uses[name].free:
             uses[name] = use
@@ -186,7 +186,7 @@ def parse_reservation(text: str) -> Reservation | None:
     return Reservation(
         nodes=nodes,
         active=words.get("State") == "ACTIVE",
-        starts=legible(words.get("StartTime", "an unknown time"), 40),
+        starts=excerpt(words.get("StartTime", "an unknown time"), 40),
         ends=ends,
     )
 
@@ -223,7 +223,7 @@ def _errors_of(match: re.Match[str] | None, kind: str) -> dict[str, ReachError]:
         names = expand(match[1])
     except UsageError:
         names = (match[1],)
-    return dict.fromkeys(names, reach_error(kind, reason=legible(match[2], 120)))
+    return dict.fromkeys(names, reach_error(kind, reason=excerpt(match[2], 120)))
 
 
 def missing_python(line: str, python: str) -> ReachError | None:
@@ -231,9 +231,9 @@ def missing_python(line: str, python: str) -> ReachError | None:
     match = _EXECVE.search(line)
     if match is None:
         return None
-    return reach_error("no_python", python=python, reason=legible(match[1], 120))
+    return reach_error("no_python", python=python, reason=excerpt(match[1], 120))
 
 
 def complaint(lines: Iterable[str]) -> str:
     """Return the first error of srun: the later ones follow from it."""
-    return next((legible(match[1]) for line in lines if (match := _ERROR.match(line))), "")
+    return next((excerpt(match[1]) for line in lines if (match := _ERROR.match(line))), "")

@@ -29,10 +29,10 @@ from preflight.core.remote_command import (
     OUTPUT_LIMIT,
     ReachError,
     Remote,
-    deadlined,
     signal_group,
+    with_deadline,
 )
-from preflight.core.text import legible
+from preflight.core.text import excerpt
 from preflight.transport import reach_error, relay
 from preflight.transport import slurm_allocation as slurm
 from preflight.transport.bundle import BOOT, bundle
@@ -67,7 +67,7 @@ class RelayConnection:
             raise reach_error("relay_fault", fault=self._link.fault)
         if self._link.lost:
             raise reach_error("relay_gone")
-        return RelayRemote(self._link, deadlined(argv, timeout_s), timeout_s, limit)
+        return RelayRemote(self._link, with_deadline(argv, timeout_s), timeout_s, limit)
 
     def close(self) -> None:
         """Do nothing: the relay serves this node until the run is over."""
@@ -91,7 +91,7 @@ class RelayRemote(Remote):
 
     def _write(self, data: memoryview) -> int:
         channel = self._channel
-        if channel.input_closed or self._finished or self._left:
+        if channel.input_closed or self._finished or self._is_released:
             raise BrokenPipeError
         piece = bytes(data[: min(CHUNK, channel.granted - channel.sent)])
         if piece:
@@ -99,7 +99,7 @@ class RelayRemote(Remote):
             self._link.send(relay.STDIN, self._number, piece)
         return len(piece)
 
-    def _move(self, wait_s: float, *, writing: bool) -> bool:
+    def _transfer(self, wait_s: float, *, writing: bool) -> bool:
         channel = self._channel
         channel.changed.clear()
         if self._drain():
@@ -210,7 +210,7 @@ class SrunStep:
         """Why srun gave up, if it did and named no node."""
         if not self.ended.is_set():
             return None
-        complaint = slurm.complaint(self._lines) or legible("".join(self._lines[-1:])) or "nothing"
+        complaint = slurm.complaint(self._lines) or excerpt("".join(self._lines[-1:])) or "nothing"
         return reach_error("srun_gave_up", complaint=complaint)
 
     def close(self) -> None:
@@ -264,7 +264,7 @@ class SrunStep:
             return
         with suppress(msgspec.DecodeError, RecursionError):
             report = msgspec.json.decode(line[len(self._mark) :], type=_Trouble)
-            why = reach_error("no_way_back", trouble=legible(report.trouble, 150))
+            why = reach_error("no_way_back", trouble=excerpt(report.trouble, 150))
             self._explain({report.node: why})
 
     def _read_error(self, line: bytes) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 from msgspec import Struct
 
 from preflight.core.files import read_regular, typed_path
-from preflight.core.text import legible
+from preflight.core.text import excerpt
 from preflight.transport import reach_error
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def _ask(host: Host, timeout_s: float) -> SshSettings:
     except subprocess.TimeoutExpired as error:
         raise _unreadable(host, f"no answer in {timeout_s:g} s") from error
     except subprocess.CalledProcessError as error:
-        raise _unreadable(host, legible(error.stderr) or f"exit {error.returncode}") from error
+        raise _unreadable(host, excerpt(error.stderr) or f"exit {error.returncode}") from error
     settings: dict[str, tuple[str, ...]] = {}
     for line in result.stdout.decode("utf-8", "replace").splitlines():
         key, _, value = line.partition(" ")
@@ -261,7 +261,7 @@ def _is_silent(place: str) -> bool:
 
 def no_name(name: str, reason: str) -> ReachError:
     """Return the error for a name that does not resolve."""
-    return reach_error("no_name", name=legible(name, 80), reason=reason)
+    return reach_error("no_name", name=excerpt(name, 80), reason=reason)
 
 
 def no_connection(where: str, reason: str, seconds: float) -> ReachError:
@@ -270,12 +270,12 @@ def no_connection(where: str, reason: str, seconds: float) -> ReachError:
         return reach_error("refuses", where=where)
     if "timed out" in reason:
         return reach_error("no_answer", where=where, seconds=seconds)
-    return reach_error("unreachable", where=where, why=legible(reason))
+    return reach_error("unreachable", where=where, why=excerpt(reason))
 
 
 def login_wants_more(route: Route, methods: Sequence[str]) -> ReachError:
     """Return the error for a login that needs more than a key."""
-    return reach_error("wants_more", login=route.login, methods=legible(", ".join(methods), 80))
+    return reach_error("wants_more", login=route.login, methods=excerpt(", ".join(methods), 80))
 
 
 def login_refused(route: Route, tried: Sequence[str], unusable: Sequence[str]) -> ReachError:

@@ -192,20 +192,20 @@ class RankRemote(Remote):
             raise self._gone_error(str(error)) from error
 
     def _write(self, data: memoryview) -> int:
-        if self._left or self._ended or self._hub.why_lost(self._rank):
+        if self._is_released or self._ended or self._hub.why_lost(self._rank):
             raise BrokenPipeError
         chunk = bytes(data[:CHUNK])
         self._send_order(Feed(self._child, chunk))
         return len(chunk)
 
-    def _move(self, wait_s: float, *, writing: bool) -> bool:
+    def _transfer(self, wait_s: float, *, writing: bool) -> bool:
         del writing  # the store takes whatever there is
         try:
             reply = self._replies.get(timeout=wait_s)
         except queue.Empty:
             return False
         if isinstance(reply, str):
-            self._left = True
+            self._is_released = True
             raise self._gone_error(reply)
         if isinstance(reply, Unable):
             raise ReachError("answer", f"{self._words}: {reply.sentence}", reply.advice)
@@ -222,7 +222,7 @@ class RankRemote(Remote):
 
     def _exited(self, wait_s: float) -> bool:
         if self._ended is None and wait_s > 0:
-            self._move(wait_s, writing=False)
+            self._transfer(wait_s, writing=False)
         return self._ended is not None
 
     def _release(self) -> int | None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
 
 from msgspec import Struct
 
-from preflight.core.remote_command import LocalConnection, ReachError, ask_here
+from preflight.core.remote_command import LocalConnection, ReachError, run_here
 from preflight.core.statistics import grouped
 from preflight.errors import PreflightError, UsageError
 from preflight.transport.host_keys import vouching
@@ -140,7 +140,7 @@ def _is_on_a_token(key_file: Path) -> bool:
 def has_ticket() -> bool:
     """Whether the user has a Kerberos ticket; Debian's ssh enables Kerberos for everyone."""
     klist = shutil.which("klist")
-    result = ask_here([klist, "-s"], KLIST_S) if klist else None
+    result = run_here([klist, "-s"], KLIST_S) if klist else None
     return result is not None and result.returncode == 0
 
 

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from preflight.commands import cli
-from preflight.core.trust import roots_paths, who_may_change
+from preflight.core.trust import safe_paths_for_root, who_may_change
 from preflight.session.site import refuse_strangers
 
 pytestmark = pytest.mark.slow
@@ -118,7 +118,7 @@ def test_no_value_is_a_path_of_a_stranger_to_anybody(
         (top / folder).mkdir(parents=True, exist_ok=True)
     os.chown(top / "his", 65534, 65534)
     value = "".join(pieces).format(his=top / "his", own=top / "own", LIB="${LIB}")
-    kept, _ = roots_paths(name, value)
+    kept, _ = safe_paths_for_root(name, value)
     for part in re.split("[:;, ]", kept) if "/" in kept else ():
         assert part.startswith("/")
         assert Path(part).exists()
@@ -126,7 +126,7 @@ def test_no_value_is_a_path_of_a_stranger_to_anybody(
         assert ".." not in part.split("/")
         assert who_may_change(Path(part)) == ""
     whole = str(top / "own")
-    assert roots_paths(name, whole) == (whole, [])
+    assert safe_paths_for_root(name, whole) == (whole, [])
 
 
 @root_only

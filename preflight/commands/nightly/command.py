@@ -47,9 +47,9 @@ from preflight.commands.nightly.state import (
     nodes_of,
 )
 from preflight.commands.nightly.wave_runner import LEAVE_S, WaveRunner, locked
-from preflight.core.command_line import EMPTY, UNCLEAR, USAGE, Interrupts, some_path, whole_number
+from preflight.core.command_line import EMPTY, UNCLEAR, USAGE, Interrupts, path_type, whole_number
 from preflight.core.files import typed_path
-from preflight.core.text import legible, plain_json
+from preflight.core.text import excerpt, plain_json
 from preflight.errors import PreflightError, UsageError
 from preflight.fleet.nodeset import fold
 from preflight.fleet.sources import FleetRequest, resolve
@@ -124,7 +124,7 @@ def _why_stopped(runner: WaveRunner, *, interrupted: bool) -> str:
         return "the nightly run was interrupted"
     if runner.time_up:
         return "the time was up"
-    return f"the nightly run stopped: {legible(runner.trouble, 80)}" if runner.trouble else ""
+    return f"the nightly run stopped: {excerpt(runner.trouble, 80)}" if runner.trouble else ""
 
 
 def _show_plan(arguments: NightlyArguments, ends: datetime | None, into: Path) -> int:
@@ -275,7 +275,7 @@ def _add_own(parser: argparse.ArgumentParser) -> None:
     add("--resume", action="store_true",
         help="continue the latest nightly run if it was interrupted; else begin one")  # fmt: skip
     add("--plan", action="store_true", help="show the waves and exit; contact no node")
-    add("--into", metavar="DIR", default=INTO, type=lambda text: str(some_path(text)),
+    add("--into", metavar="DIR", default=INTO, type=lambda text: str(path_type(text)),
         help=f"folder for nightly runs and their lock (default: {INTO})")  # fmt: skip
 
 

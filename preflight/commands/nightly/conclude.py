@@ -16,9 +16,9 @@ from preflight.commands.nightly.state import WAVE, read_nightly_run, sweeps_in
 from preflight.commands.nightly.united import fabric_of_waves, unite, wave_words
 from preflight.commands.nightly.wave_runner import SCREEN, read_report
 from preflight.core.files import open_folder
-from preflight.core.registry import draining
+from preflight.core.registry import draining_ids
 from preflight.core.statistics import grouped
-from preflight.core.text import legible, shortened
+from preflight.core.text import cut_list, excerpt
 from preflight.errors import UsageError
 from preflight.fleet.nodeset import fold
 from preflight.report.document import Report, row_of
@@ -65,7 +65,7 @@ def _list_by_check(bad: Iterable[Bad], nodes: Collection[str]) -> str:
     """List findings by check, folded: "gpu.count gpu[003,005]; net.ports gpu001"."""
     by_check = grouped((row.check, row.subject) for row in bad)
     parts = [f"{check} {_fold(names, nodes)}" for check, names in by_check.items()]
-    return "; ".join(shortened(parts, _MOST_CHANGES))
+    return "; ".join(cut_list(parts, _MOST_CHANGES))
 
 
 def _fold(names: Sequence[str], nodes: Collection[str]) -> str:
@@ -151,7 +151,7 @@ def _trouble(screen: Path) -> str:
     except OSError:
         return ""
     lines = _HISTORY_LINE.findall(text)
-    return legible(" ".join(lines[-1].split()), 300) if lines else ""
+    return excerpt(" ".join(lines[-1].split()), 300) if lines else ""
 
 
 def conclude(
@@ -197,7 +197,7 @@ def _write_outputs(
     report = outputs.write_report(report)
     waves = [outputs.path / wave.folder for wave in nightly.waves if wave.folder]
     drawn = fabric_of_waves(waves, report.blames)
-    html = page(report, all_findings, drawn, earlier=earlier(outputs.path), drains=draining())
+    html = page(report, all_findings, drawn, earlier=earlier(outputs.path), drains=draining_ids())
     outputs.write(PAGE, html.encode())
     # What later nights compare with; single verdicts only if they are in no wave.
     outputs.events.begin(row_of(Began, report, report.fleet, schema=SCHEMA, expected={}))

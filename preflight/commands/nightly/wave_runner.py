@@ -35,7 +35,7 @@ from preflight.commands.nightly.state import (
 )
 from preflight.core.command_line import EMPTY, USAGE
 from preflight.core.files import file_errors, open_folder, open_new, read_regular, reason_of
-from preflight.core.text import legible
+from preflight.core.text import excerpt
 from preflight.core.trust import who_may_plant
 from preflight.errors import UsageError
 from preflight.fleet.nodeset import fold
@@ -145,7 +145,7 @@ class WaveProcess:
                 text = screen.read(_TAIL).decode("utf-8", "replace")
         except OSError:
             return []
-        return [legible(line, 160) for line in text.splitlines()]
+        return [excerpt(line, 160) for line in text.splitlines()]
 
 
 _PR_SET_PDEATHSIG: Final = 1
@@ -384,7 +384,7 @@ def locked(folder: Path, *, wait_s: float = 0.0) -> Iterator[int]:
         ends = time.monotonic() + wait_s
         while not _try_lock(lock, folder):
             if time.monotonic() >= ends:
-                holder = f" ({words})" if (words := legible(os.pread(lock, 200, 0), 100)) else ""
+                holder = f" ({words})" if (words := excerpt(os.pread(lock, 200, 0), 100)) else ""
                 raise UsageError(
                     f"another nightly run is active{holder} in {folder}: wait for its end, or end "
                     "it"

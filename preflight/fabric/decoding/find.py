@@ -237,7 +237,7 @@ def find(
 
     `judgements`: of every pair by itself; a pair that is slow beyond doubt then counts as failed.
     """
-    limit = thresholds.of(observed.backend)
+    limit = thresholds.for_backend(observed.backend)
     meetings = read_meetings(observed)
     searches = list(_searches(observed, meetings, limit))
     outright = bad_by_themselves(

@@ -92,7 +92,7 @@ def sensitivity(
 
     `most`: at most so many.
     """
-    meetings, limit = read_meetings(observed), thresholds.of(observed.backend)
+    meetings, limit = read_meetings(observed), thresholds.for_backend(observed.backend)
     counts = count_events(meetings, limit("spike_us"))
     wire = counts.wire
     if not wire.places:
@@ -310,7 +310,7 @@ class HeatmapValues(NamedTuple):
 
 def heatmap_values(observed: Observed, thresholds: Thresholds = SHIPPED) -> HeatmapValues:
     """Return each pair's values, by the same rules as blame."""
-    meetings, limit = read_meetings(observed), thresholds.of(observed.backend)
+    meetings, limit = read_meetings(observed), thresholds.for_backend(observed.backend)
     keys = [(*place, turn) for place, turn in zip(meetings.places, meetings.rounds, strict=True)]
     return HeatmapValues(
         events=_events(meetings, keys, limit("spike_us")),

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, cast
 import msgspec
 from msgspec import Struct
 
-from preflight.core.files import SWELLS, open_stream, unpacks_to
-from preflight.core.text import countable
+from preflight.core.files import UNPACK_RATIO, open_stream, unpacked_limit
+from preflight.core.text import cut_long_numbers
 from preflight.errors import UsageError
 from preflight.hang.watch.evidence import LEFT, files_of
 
@@ -146,10 +146,10 @@ def _unzipped(raw: Iterator[bytes], path: Path) -> Iterator[bytes]:
     """Decompress member by member; zlib.error or EOFError after all readable text."""
     member = zlib.decompressobj(_ANY_GZIP)
     complete = False
-    budget = unpacks_to(0)
+    budget = unpacked_limit(0)
     for block in raw:
         rest = block
-        budget += len(block) * SWELLS
+        budget += len(block) * UNPACK_RATIO
         while True:
             if member.eof:
                 rest = rest.lstrip(b"\0")  # tapes and block devices pad
@@ -169,7 +169,7 @@ def _unzipped(raw: Iterator[bytes], path: Path) -> Iterator[bytes]:
             budget -= len(text)
             if budget < 0:
                 raise EOFError(
-                    f"it unpacks to over {SWELLS} times its size, or has thousands of parts; "
+                    f"it unpacks to over {UNPACK_RATIO} times its size, or has thousands of parts; "
                     "if you trust it: "
                     f"zcat {shlex.quote(str(path))} | preflight explain -"
                 )
@@ -449,7 +449,7 @@ def text_of(line: bytes) -> str:
     text = _cut(line).decode("utf-8", "replace").rstrip()
     if not text.isprintable():
         text = "".join(char for char in text.replace("\t", " ") if char.isprintable())
-    return countable(text)
+    return cut_long_numbers(text)
 
 
 def _cut(line: bytes) -> bytes:

@@ -8,7 +8,7 @@ from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from preflight.core.text import visible, whole
+from preflight.core.text import sanitize, whole
 from preflight.hang.watch import signals
 from preflight.hang.watch.evidence import (
     FOUND,
@@ -405,7 +405,7 @@ def report(text: str) -> None:
 
     Control characters, which names of files and processes can contain, do not reach the terminal.
     """
-    message = "".join(f"preflight: {visible(line)}".rstrip() + "\n" for line in text.splitlines())
+    message = "".join(f"preflight: {sanitize(line)}".rstrip() + "\n" for line in text.splitlines())
     if os.isatty(2):
         message = "\n" + message  # after a progress bar
     with suppress(OSError):

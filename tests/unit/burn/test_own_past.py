@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from preflight.burn.comparison import judge_burn
 from preflight.burn.units import conditions, history_key, series_of_node
-from preflight.core.statistics import FEWEST, usual
+from preflight.core.statistics import FEWEST_NIGHTS, usual_speed
 from preflight.fleet.model import Expected, Host
 from tests.unit.burn.builders import UNKNOWN, USUAL, burned
 from tests.unit.facts.builders import facts
@@ -64,7 +64,7 @@ def test_as_it_always_was_is_fine() -> None:
 def test_too_few_nights_say_nothing() -> None:
     """Four are no past; neither are those of another torch."""
     slow = burned({("gemm_tflops", 0): 0.5}, gpus=1, model=UNKNOWN)
-    few = nights(ALONE, *STEADY[: FEWEST - 1])
+    few = nights(ALONE, *STEADY[: FEWEST_NIGHTS - 1])
     assert judge(slow, few).of("gemm_tflops")[0].held == "unheld"
     other = {key.replace("torch 2.9.0", "torch 2.8.0"): own for key, own in
              nights(ALONE, *STEADY).items()}  # fmt: skip
@@ -89,7 +89,7 @@ def test_a_healthy_gpu_is_not_blamed_for_its_past(seed: int, noise: float) -> No
     """Thirty nights of log-normal noise: the thirty-first of the same kind is like them."""
     dice = random.Random(seed)  # noqa: S311  noise
     past = [dice.lognormvariate(0, noise) for _ in range(30)]
-    found = usual(past, effect=0.12, scatter=0.01)
+    found = usual_speed(past, effect=0.12, scatter=0.01)
     assert found is not None
     assert dice.lognormvariate(0, noise) >= found.least
     assert found.least <= 0.88 * found.middle
@@ -98,7 +98,7 @@ def test_a_healthy_gpu_is_not_blamed_for_its_past(seed: int, noise: float) -> No
 @given(st.lists(st.floats(allow_nan=True, allow_infinity=True), max_size=40))
 def test_any_numbers_give_a_yardstick_or_none(values: list[float]) -> None:
     """What is no speed does not count, and the limit is below the middle."""
-    found = usual(values, effect=0.05, scatter=0.01)
+    found = usual_speed(values, effect=0.05, scatter=0.01)
     if found is not None:
         assert 0 <= found.least <= found.middle
-        assert found.nights >= FEWEST
+        assert found.nights >= FEWEST_NIGHTS

@@ -15,7 +15,7 @@ _PROGRAM = """
 import signal, sys, time
 from preflight.core.command_line import Interrupts
 interrupts = Interrupts()
-interrupts.hold()
+interrupts.install()
 try:
     print("held", flush=True)
     time.sleep(60)
@@ -25,7 +25,7 @@ except KeyboardInterrupt:
         time.sleep(0.1)
         if sys.stdin.read(1):
             break
-interrupts.let_go()
+interrupts.restore()
 print("in order", signal.getsignal(signal.SIGINT) is signal.default_int_handler, flush=True)
 """
 

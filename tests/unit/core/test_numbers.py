@@ -31,8 +31,12 @@ def test_a_number_that_is_set_stands_in_for_the_shipped_one_and_its_use_is_known
     assert of_node("stuck_s") == SHIPPED("stuck_s")
     assert of_node.used == {"zombie_age_s": TOLD["zombie_age_s"]}
     of_sweep = Thresholds(TOLD)
-    assert of_sweep.of("nccl")("peers_ratio") == 0.5 != SHIPPED.of("nccl")("peers_ratio")
-    assert of_sweep.of("")("slow_effect") == SHIPPED("nccl.slow_effect")
+    assert (
+        of_sweep.for_backend("nccl")("peers_ratio")
+        == 0.5
+        != SHIPPED.for_backend("nccl")("peers_ratio")
+    )
+    assert of_sweep.for_backend("")("slow_effect") == SHIPPED("nccl.slow_effect")
     assert of_sweep.used == {"nccl.peers_ratio": TOLD["nccl.peers_ratio"]}
     assert describe_override("zombie_age_s", of_node.used["zombie_age_s"]) == (
         "zombie_age_s 600 s by fleet.toml [group.train] (shipped: 300)"

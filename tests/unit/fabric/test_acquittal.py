@@ -35,7 +35,7 @@ def looked_again(times: int) -> Observed:
 
 def second_look(observed: Observed) -> Culprit | None:
     """What is left of the finding after it."""
-    least_us = SHIPPED.of(observed.backend)("spike_us")
+    least_us = SHIPPED.for_backend(observed.backend)("spike_us")
     return RetestComparison(observed, read_meetings(observed), least_us).remaining(SEEN)
 
 

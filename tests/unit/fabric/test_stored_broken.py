@@ -82,7 +82,7 @@ def test_a_gzip_may_unpack_to_100_times_its_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Samples and archives alike, as logs are; a small file may always hold 32 MiB."""
-    monkeypatch.setattr(files, "ANYWAY", 1 << 20)
+    monkeypatch.setattr(files, "UNPACKED_ALWAYS", 1 << 20)
     bomb = gzip.compress(b" " * (9 << 20))
     assert "holds more than 1 MiB once it is unpacked" in refused(tmp_path, bomb)
     with pytest.raises(UsageError, match="holds more than 1 MiB once it is unpacked"):
@@ -95,7 +95,7 @@ def test_all_that_is_unpacked_has_a_bound() -> None:
     texts = {path: path.read_text() for path in root.rglob("*.py") if "payload" not in path.parts}
     unpacking = {path for path, text in texts.items() if re.search(r"decompress|gzip\.open", text)}
     unpacking |= {path for path, text in texts.items() if "GzipFile" in text}
-    unasked = {path.name for path in unpacking if "unpacks_to(" not in texts[path]}
+    unasked = {path.name for path in unpacking if "unpacked_limit(" not in texts[path]}
     assert len(unpacking) > 3
     # Two read what nodes send, the third only the head of a file.
     assert unasked == {"flight_recorder.py", "ras_report.py", "dumps.py"}

@@ -15,7 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from preflight.core.files import open_folder
-from preflight.core.trust import roots_paths, straight, who_may_change, who_may_plant
+from preflight.core.trust import (
+    path_without_dots,
+    safe_paths_for_root,
+    who_may_change,
+    who_may_plant,
+)
 from preflight.errors import UsageError
 from preflight.fleet.sources import FleetRequest, resolve
 from tests.lab import strangers_mount
@@ -354,7 +359,7 @@ def test_a_path_is_the_same_to_who_folds_it(
     with suppress(FileExistsError):
         (top / "link").symlink_to("a/below")
     typed = top.joinpath(*names)
-    handed = straight(typed)
+    handed = path_without_dots(typed)
     assert os.path.normpath(handed) == str(handed)
     assert typed.resolve() == handed.resolve()
 
@@ -561,7 +566,7 @@ def test_no_link_of_another_process_is_followed_by_its_text(tmp_path: Path, way:
         link.symlink_to(place)
         for name in ("PATH", "LD_LIBRARY_PATH", "TMPDIR"):
             for each in (place, link):
-                kept, why = roots_paths(name, str(each))
+                kept, why = safe_paths_for_root(name, str(each))
                 assert not kept
                 assert len(why) == 1
         with pytest.raises(OSError, match="is of another process"), open_folder(place, make=True):
@@ -594,9 +599,9 @@ def test_an_open_file_of_our_own_is_the_one_that_its_link_names(tmp_path: Path) 
     with path.open() as file:
         for process in ("dev", "proc/self", f"proc/{os.getpid()}", "proc/thread-self"):
             assert who_may_change(Path(f"/{process}/fd/{file.fileno()}")) == ""
-        assert roots_paths("TMPDIR", f"/proc/self/fd/{file.fileno()}")[0] == ""
+        assert safe_paths_for_root("TMPDIR", f"/proc/self/fd/{file.fileno()}")[0] == ""
         for place in ("/proc/self/cwd", "/./proc/self/cwd", "//proc/self/root", "/dev/fd/0"):
-            assert roots_paths("PATH", place)[0] == ""
+            assert safe_paths_for_root("PATH", place)[0] == ""
         (tmp_path / "new").write_text("")
         (tmp_path / "new").rename(path)
         assert "leads to another file" in who_may_change(Path(f"/dev/fd/{file.fileno()}"))

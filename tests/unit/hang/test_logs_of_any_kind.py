@@ -168,7 +168,7 @@ def test_a_gzip_that_is_a_bomb_is_read_up_to_a_bound(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its size bounds the time that it takes; the message has the command for a trusted file."""
-    monkeypatch.setattr(files, "ANYWAY", 1 << 20)
+    monkeypatch.setattr(files, "UNPACKED_ALWAYS", 1 << 20)
     path = tmp_path / "bomb.gz"
     path.write_bytes(gzip.compress(DEAD.encode() + b"\n" * 5_000_000))
     found = Scanner(shipped()).read([path])
@@ -183,7 +183,7 @@ def test_a_gzip_of_parts_without_end_is_read_up_to_a_bound(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A part of 20 bytes holds nothing; a log to which parts of a line each are added is read."""
-    monkeypatch.setattr(files, "ANYWAY", 1 << 20)
+    monkeypatch.setattr(files, "UNPACKED_ALWAYS", 1 << 20)
     path = tmp_path / "parts.gz"
     end = gzip.compress(DEAD.encode())
     path.write_bytes(gzip.compress(b"") * 2000 + end)

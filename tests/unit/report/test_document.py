@@ -10,7 +10,7 @@ import msgspec
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from preflight.core.text import LONGEST, escaped, printable, wrapped
+from preflight.core.text import LONGEST, escape_json, printable, wrapped
 from preflight.report.document import SCHEMA, Report
 from tests.unit.report.json_schemas import schema_of
 
@@ -59,7 +59,7 @@ def test_wrapping_keeps_to_the_width(text: str, width: int) -> None:
 @example("a\nb\tc")
 def test_no_text_of_a_document_drives_a_terminal_that_prints_it(text: str) -> None:
     """What a node made up is replaced before it is stored; all else comes back as it was."""
-    written = escaped(msgspec.json.encode(text).decode("utf-8", "surrogatepass"))
+    written = escape_json(msgspec.json.encode(text).decode("utf-8", "surrogatepass"))
     assert written.isascii()
     assert written.isprintable()
     back = json.loads(written)

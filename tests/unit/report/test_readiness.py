@@ -28,7 +28,7 @@ def _exit(*entries: Entry, need: int | None = None, strangers_failed: bool = Fal
 
 def _lost(*nodes: str) -> list[Entry]:
     ledger = Ledger()
-    ledger.lose([("a", (node,)) for node in nodes], "worker 'gw0' crashed")
+    ledger.mark_missing([("a", (node,)) for node in nodes], "worker 'gw0' crashed")
     return list(ledger.settle("stopped by -x or --maxfail"))
 
 
@@ -67,7 +67,7 @@ def test_a_verdict_that_arrived_is_not_lost_afterwards() -> None:
     """A tear-down that fails after the verdict was given does not take it away."""
     ledger = Ledger()
     ledger.record("a", ("h1",), ok("fine"))
-    ledger.lose([("a", ("h1",))], "tear-down failed")
+    ledger.mark_missing([("a", ("h1",))], "tear-down failed")
     assert [entry.verdict.outcome for entry in ledger.settle()] == [Outcome.OK]
 
 

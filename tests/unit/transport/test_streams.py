@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preflight.core.remote_command import STDERR_KEPT, OutputBuffer, deadlined
-from preflight.core.text import WIDTH, last_line, legible
+from preflight.core.remote_command import STDERR_KEPT, OutputBuffer, with_deadline
+from preflight.core.text import WIDTH, excerpt, last_line
 
 CHUNKS = st.lists(st.text("ab\n", max_size=8).map(str.encode), max_size=20)
 
@@ -56,19 +56,19 @@ def test_the_end_of_stderr_is_kept() -> None:
 @given(st.one_of(st.text(), st.binary(max_size=4000)))
 def test_what_a_node_wrote_never_reaches_the_terminal_raw(text: str | bytes) -> None:
     """A quotation is one printable line of bounded length, whatever it was."""
-    words = legible(text)
+    words = excerpt(text)
     assert len(words) <= WIDTH
     assert words == "" or words.isprintable()
 
 
 def test_escape_sequences_vanish_whole() -> None:
     """Colours and titles leave no debris in a sentence."""
-    assert legible(b"\x1b[31mred\x1b[0m \x1b]0;title\x07alert\x07 \xff") == "red alert \ufffd"
+    assert excerpt(b"\x1b[31mred\x1b[0m \x1b]0;title\x07alert\x07 \xff") == "red alert \ufffd"
     assert last_line(b"first\n  the reason \x1b[K\n\n \n") == "the reason"
     assert last_line(b"") == ""
 
 
 def test_every_command_has_a_deadline_of_its_own() -> None:
     """timeout(1) gets whole seconds, never zero, which would mean none at all."""
-    assert deadlined(["a", "b"], 1.2) == ["timeout", "-k", "2", "2", "a", "b"]
-    assert deadlined(["a"], 0.0)[3] == "1"
+    assert with_deadline(["a", "b"], 1.2) == ["timeout", "-k", "2", "2", "a", "b"]
+    assert with_deadline(["a"], 0.0)[3] == "1"
