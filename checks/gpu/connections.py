@@ -20,14 +20,14 @@ from preflight.facts.boards import (
     board,
     fewer_links_than_board,
     gpu_codes,
-    known_codes,
     link_counts,
     link_ends,
-    may_be_off,
-    must_be_up,
+    links_may_be_off,
+    links_must_be_up,
     nearest_nics,
     nic_distances,
     numa_nodes,
+    reported_codes,
     up_links,
 )
 from preflight.facts.model import Facts, Gpu, GpuPair
@@ -109,7 +109,7 @@ def missing_links(facts: Facts, wanted: int | None, group: Group) -> Iterator[De
             expected, origin = common, "up on its peers"
         if expected is not None and up < expected:
             only_peers_decide = wanted is None and vote is None
-            without_bridge = up == 0 and not has_switch(gpus) and may_be_off(gpu)
+            without_bridge = up == 0 and not has_switch(gpus) and links_may_be_off(gpu)
             by_design = only_peers_decide and without_bridge
             sentence = f"GPU{gpu.index}{_at(gpu)}: {up} NVLinks up, {expected} {origin}{_down(gpu)}"
             advice = "set nvlinks_per_gpu in the inventory" if by_design else RESEAT
@@ -117,7 +117,7 @@ def missing_links(facts: Facts, wanted: int | None, group: Group) -> Iterator[De
         elif wanted is None and by_board[at]:
             # If all GPUs lack links, peers do not show it.
             sentence = f"GPU{gpu.index}{_at(gpu)}: {up} NVLinks up, {by_board[at]}{_down(gpu)}"
-            must_have_all = (up == 0 and must_be_up(gpu, gpus)) or _peer_has_all(gpu, gpus)
+            must_have_all = (up == 0 and links_must_be_up(gpu, gpus)) or _peer_has_all(gpu, gpus)
             yield Deviation(sentence, RESEAT, grave=vote is None and must_have_all)
 
 
@@ -135,7 +135,7 @@ def asymmetric_links(gpus: Sequence[Gpu]) -> Iterator[Deviation]:
         return  # through switches all look the same from both ends
     ends = link_ends(gpus)
     for a, b in combinations(sorted(with_links, key=lambda gpu: gpu.index), 2):
-        there, back = ends[a.index].to(ends[b.index]), ends[b.index].to(ends[a.index])
+        there, back = ends[a.index].links_to(ends[b.index]), ends[b.index].links_to(ends[a.index])
         if there != back:
             sentence = f"GPU{a.index} has {there} live NVLinks to GPU{b.index}, {back} back"
             yield Deviation(sentence, RESEAT)
@@ -156,7 +156,7 @@ def peers_without_access(facts: Facts, codes: Codes | None) -> Iterator[Deviatio
     """Pairs that may not reach each other's memory while pairs joined the same way may."""
     if any(line.startswith(PAIRS) for line in facts.problems):
         return
-    pair_codes = {(a, b): code for a, b, code in codes or known_codes(facts)}
+    pair_codes = {(a, b): code for a, b, code in codes or reported_codes(facts)}
     if not pair_codes:  # how they are joined is not known: each is every other's peer
         pair_codes = {(pair.a, pair.b): "unknown way" for pair in facts.gpu_pairs or ()}
         answers = {pair.p2p_read for pair in facts.gpu_pairs or ()}

@@ -18,7 +18,7 @@ from msgspec import Struct
 from preflight.checks.deviations import on_most
 from preflight.core.text import count, first_finding
 from preflight.facts.boards import board
-from preflight.facts.gpu import GpuHealth, too_old
+from preflight.facts.gpu import GpuHealth, driver_too_old
 from preflight.facts.model import Facts, Gpu, read_once
 from preflight.facts.node import Group, Node, decided, most
 from preflight.verdict import Verdict, fail, not_run, ok, unknown, warn
@@ -197,7 +197,7 @@ def judge_gpus(node: Node, question: Question, troubles: Iterable[Trouble], fine
         return _unknown(facts, unread, readings_name, (*needs, *also), worst_first)
     if all(_lacks(gpu, needs) for gpu in facts.gpus):
         names = sorted({gpu.name or "GPU" for gpu in facts.gpus})
-        older = too_old(facts.driver.version, needs, readings_name)
+        older = driver_too_old(facts.driver.version, needs, readings_name)
         return not_run(older or f"NVML has no {readings_name} for {', '.join(names)}")
     return ok(fine)
 

@@ -28,8 +28,8 @@ from preflight.core.files import shipped_table
 from preflight.core.text import and_more, count
 from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Gpu, Node
-from preflight.facts.boards import advice_again, in_recovery_action
-from preflight.facts.gpu import too_old
+from preflight.facts.boards import advice_on_one_tpc, recovery_xids
+from preflight.facts.gpu import driver_too_old
 from preflight.facts.machine import KernelLog, LogLine
 from preflight.fleet.model import Expected
 from preflight.verdict import Conclude, Verdict, fail, not_run, unknown, warn
@@ -103,7 +103,7 @@ def _mark_settled(faults: Sequence[GpuFault], facts: Facts) -> list[GpuFault]:
         for gpu in facts.gpus or ()
         if gpu.health is not None and gpu.health.recovery_action == "none"
     }
-    codes = in_recovery_action()
+    codes = recovery_xids()
     return [
         replace(fault, old=fault.old or (fault.slot in calm and fault.code in codes))
         for fault in faults
@@ -112,7 +112,7 @@ def _mark_settled(faults: Sequence[GpuFault], facts: Facts) -> list[GpuFault]:
 
 def _may_be_settled(fault: GpuFault, facts: Facts) -> bool:
     """Whether that GPU's recovery action was requested from the driver and could not be read."""
-    if fault.old or fault.grade not in ("fatal", "reset") or fault.code not in in_recovery_action():
+    if fault.old or fault.grade not in ("fatal", "reset") or fault.code not in recovery_xids():
         return False
     gpu = _gpu_at(fault.slot, facts)
     if gpu is None:
@@ -138,7 +138,7 @@ def _suspect_part(fault: GpuFault, again: Repeated | None, limit: Thresholds) ->
         return fault
     words = f"{again.bursts} times apart on {again.place} alone"
     meaning = f"{words}: from {limit('same_tpc_bursts'):g} on its hardware may be at fault"
-    suspect = replace(fault, grade="configurable", meaning=meaning, advice=advice_again())
+    suspect = replace(fault, grade="configurable", meaning=meaning, advice=advice_on_one_tpc())
     return replace(suspect, place=again.place, times=1)
 
 
@@ -349,7 +349,7 @@ def _not_fatal_verdict(
 def _no_switch(facts: Facts) -> Verdict:
     has_links = any(gpu.links for gpu in facts.gpus or ())
     far_ends = "kind of the NVLinks' far ends"
-    older = has_links and too_old(facts.driver.version, ("remote_kind",), far_ends)
+    older = has_links and driver_too_old(facts.driver.version, ("remote_kind",), far_ends)
     return not_run(f"{older or 'no NVSwitch here'}, no SXid in its kernel log")
 
 

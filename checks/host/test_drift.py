@@ -17,7 +17,7 @@ from preflight.core.text import count, first_finding
 from preflight.core.thresholds import Thresholds
 from preflight.facts import Clock, Facts, Majority, Node, Reach
 from preflight.facts.machine import Stack
-from preflight.facts.node import others
+from preflight.facts.node import majority_text
 from preflight.verdict import Conclude, Verdict, fail, not_run, ok, unknown, warn
 
 CHECKS = (
@@ -70,7 +70,7 @@ def judge_drift(facts: Facts, usual: dict[str, Majority[str] | None]) -> Verdict
             agree = f"no more than {vote.holders} agree on one"
             split.append(f"{word} {value}; {agree}")
         elif vote.value != value:
-            odd.append(f"{word} {value}; {others(vote, vote.value)}")
+            odd.append(f"{word} {value}; {majority_text(vote, vote.value)}")
     findings = odd + split
     if findings:
         return warn(first_finding(findings), advice=ALIGN if odd else AGREE, findings=findings)

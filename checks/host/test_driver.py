@@ -6,7 +6,7 @@ from preflight.check import Check
 from preflight.checks.gpu.readings import SHORT_OF_MEMORY
 from preflight.core.text import count
 from preflight.facts import Driver, Node
-from preflight.facts.gpu_users import process
+from preflight.facts.gpu_users import name_process
 from preflight.verdict import Conclude, Verdict, fail, not_run, ok, unknown
 
 CHECK = Check(
@@ -68,7 +68,7 @@ def _hung_verdict(driver: Driver) -> Verdict:
         return unknown(paused, advice=advice)
     if driver.survivor is not None:
         where = f" in {driver.survivor.wchan}" if driver.survivor.wchan else ""
-        sentence += f"; our {process(driver.survivor)} even outlived SIGKILL{where}"
+        sentence += f"; our {name_process(driver.survivor)} even outlived SIGKILL{where}"
     advice = "look for Xid in dmesg; drain and reboot, no signal ends what waits in it"
     return fail(sentence, advice=advice, survivor=getattr(driver.survivor, "pid", None))
 

@@ -13,7 +13,7 @@ from preflight.core.text import count, first_finding, memory
 from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Majority, Node
 from preflight.facts.machine import FileSystem
-from preflight.facts.node import decided, others
+from preflight.facts.node import decided, majority_text
 from preflight.verdict import Conclude, Verdict, fail, not_run, ok, unknown, warn
 
 CHECKS = (
@@ -76,9 +76,9 @@ def missing_mount(systems: tuple[FileSystem, ...], usual: Usual | None) -> tuple
         return "", ""
     for mount, read_only in usual.value:
         if mount not in mounts:
-            return mount, f"{mount} is not mounted here; {others(usual, 'it')}"
+            return mount, f"{mount} is not mounted here; {majority_text(usual, 'it')}"
         if mounts[mount] and not read_only:
-            return mount, f"{mount} is read-only here; {others(usual, 'it to be written')}"
+            return mount, f"{mount} is read-only here; {majority_text(usual, 'it to be written')}"
     return "", ""
 
 

@@ -13,7 +13,7 @@ from preflight.core.text import count, memory
 from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Majority, Node
 from preflight.facts.machine import UNLIMITED, Limits
-from preflight.facts.node import others
+from preflight.facts.node import majority_text
 from preflight.fleet.model import Expected
 from preflight.verdict import Conclude, Verdict, fail, not_run, ok, unknown, warn
 
@@ -125,7 +125,7 @@ def _compare(
     """Whether a limit is a fault, and what it is compared with: that of its peers, or `need`."""
     peers = usual if usual is not None and usual.decides and usual.value > actual.value else None
     grave = actual.value < least and (actual.sure or peers is not None)
-    return grave, need if peers is None else others(peers, words(peers.value))
+    return grave, need if peers is None else majority_text(peers, words(peers.value))
 
 
 def size(limit_bytes: float) -> str:

@@ -116,7 +116,7 @@ def judge_memory(facts: Facts, usual_mib: float | None = None, *, limit: Thresho
 
 def test_host_memory(node: Node, conclude: Conclude) -> None:
     """Memory that others hold, or that swaps, is missing to the ranks: the kernel kills one of them."""  # noqa: E501  `preflight list-checks` prints it
-    conclude(judge_memory(node.facts, node.group.middle(available_mib), limit=node.limit))
+    conclude(judge_memory(node.facts, node.group.median(available_mib), limit=node.limit))
 
 
 REPLACE = "drain, replace the DIMM, then recheck; see ras-mc-ctl --errors, ipmitool sel list"
@@ -163,7 +163,7 @@ def ecc_verdict(facts: Facts, edac: Edac, limit: Thresholds) -> Verdict | None:
 
 def test_host_dimms(node: Node, conclude: Conclude) -> None:
     """A DIMM that failed at boot or loses bits takes memory, speed and, in the end, the job."""
-    usual, alike = node.group.middle(total_mib), 0
+    usual, alike = node.group.median(total_mib), 0
     if usual is not None:
-        alike = node.group.at_least(total_mib, least_whole_mib(usual, node.limit))
+        alike = node.group.count_at_least(total_mib, least_whole_mib(usual, node.limit))
     conclude(judge_dimms(node.facts, (alike, usual), limit=node.limit))

@@ -11,7 +11,7 @@ from preflight.checks.rdma.test_slots import uses_rdma
 from preflight.core.text import count, first_few
 from preflight.facts import Facts, Group, Majority, Node
 from preflight.facts.machine import Governor
-from preflight.facts.node import decided, others
+from preflight.facts.node import decided, majority_text
 from preflight.verdict import Conclude, Verdict, not_run, ok, unknown, warn
 
 CHECKS = (
@@ -75,7 +75,7 @@ def judge_governor(facts: Facts, usual: Majority[tuple[str, ...]] | None = None)
         return unknown("CPU frequency governors could not be read", advice="mount /sys there")
     alike = decided(usual)
     if not governors and alike is not None and alike.value:
-        sentence = f"no CPU frequency governor here; {others(alike, ', '.join(alike.value))}"
+        sentence = f"no CPU frequency governor here; {majority_text(alike, ', '.join(alike.value))}"
         return warn(sentence, advice=BIOS)
     if not governors:
         return not_run("its firmware or hypervisor sets CPU frequencies, no governor does")
@@ -86,7 +86,7 @@ def judge_governor(facts: Facts, usual: Majority[tuple[str, ...]] | None = None)
     slow_words = ", ".join(words(governor) for governor in slow)
     expected = f"{STEADY} is expected"
     if alike is not None and alike.value == (STEADY,):
-        expected = others(alike, STEADY)
+        expected = majority_text(alike, STEADY)
     every = [words(governor) for governor in governors]
     return warn(f"{slow_words} of {cpus}; {expected}", advice=SET_GOVERNOR, governors=every)
 

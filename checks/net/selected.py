@@ -18,8 +18,7 @@ from preflight.checks.rdma.ports import Port, ports_of
 from preflight.checks.software.test_versions import version
 from preflight.core.text import whole
 from preflight.facts.model import Facts, read_once
-from preflight.facts.node import family as family_of
-from preflight.facts.node import parse_address
+from preflight.facts.node import ip_version, parse_address
 from preflight.facts.node_network import Interface
 
 _AUTOMATIC: Final = ("ib", "^docker,lo,virbr", "docker", "lo", "virbr")
@@ -136,7 +135,7 @@ def first_choice(ifname: str, family: str) -> Callable[[Facts], tuple[str, str] 
 @read_once
 def _by_family(facts: Facts) -> dict[int | None, list[Interface]]:
     """By family, as getifaddrs(3) lists them: those with IPv4 first; of IPv6 not the loopback."""
-    has = [(link, set(map(family_of, link.addresses))) for link in facts.interfaces]
+    has = [(link, set(map(ip_version, link.addresses))) for link in facts.interfaces]
     four = [link for link, families in has if 4 in families]  # noqa: PLR2004  IPv4
     six = [link for link, families in has if 6 in families and not link.loopback]  # noqa: PLR2004
     return {4: four, 6: six, None: [*four, *(link for link in six if link not in four)]}

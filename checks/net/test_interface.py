@@ -21,7 +21,7 @@ from preflight.checks.net.selected import (
 from preflight.checks.rdma.port_faults import down_ports
 from preflight.core.text import count
 from preflight.facts import Facts, Group, Nic, Node
-from preflight.facts.node import addresses_of, decided, family, is_loopback, parse_address
+from preflight.facts.node import addresses_of, decided, ip_version, is_loopback, parse_address
 from preflight.facts.node_network import Interface, Resolved
 from preflight.fleet.model import Expected
 from preflight.verdict import Conclude, Verdict, not_run, ok, unknown
@@ -319,8 +319,8 @@ def _unknown_name(
 
 def _wrong_family(answer: Resolved, facts: Facts) -> Deviation | None:
     """A name with IPv6 addresses only is useless to a node without IPv6."""
-    versions = {family(ip) for ip in answer.addresses}
-    own_versions = {family(ip) for ip in addresses_of(facts) if not ip.startswith("fe80")}
+    versions = {ip_version(ip) for ip in answer.addresses}
+    own_versions = {ip_version(ip) for ip in addresses_of(facts) if not ip.startswith("fe80")}
     if not own_versions or versions & own_versions:
         return None
     here, there = (f"IPv{next(iter(sorted(kinds)))}" for kinds in (own_versions, versions))

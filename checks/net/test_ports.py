@@ -21,7 +21,7 @@ from preflight.checks.deviations import Deviation, conclude_deviations
 from preflight.core.text import count, natural, whole
 from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Net, Node, Ports
-from preflight.facts.gpu_users import kill_command, process
+from preflight.facts.gpu_users import kill_command, name_process
 from preflight.facts.model import Attempt, MasterPort
 from preflight.facts.node_network import Network
 from preflight.verdict import Conclude, Outcome, Verdict, fail, not_run, ok, unknown, warn
@@ -37,13 +37,13 @@ def taken_verdict(master: MasterPort, origin: str) -> Verdict:
     port = f"port {master.port} ({origin})"
     holder = master.holder
     if holder is not None and holder.ours:
-        return ok(f"{port} is held by this run's own store, {process(holder)}")
+        return ok(f"{port} is held by this run's own store, {name_process(holder)}")
     if holder is not None:
         end = "ask root to find it: ss -ltnp"
         if holder.pid:
             end = f"end it: {kill_command([holder.pid])}"
         return fail(
-            f"{port} is taken by {process(holder)}",
+            f"{port} is taken by {name_process(holder)}",
             advice=f"{end}; or choose another --master-port",
             cause=f"pid {holder.pid}" if holder.pid else "",
             blocks=False,

@@ -27,7 +27,7 @@ from preflight.checks.gpu.connections import usual_links
 from preflight.checks.gpu.readings import reading
 from preflight.checks.gpu.test_answers import duplicate_ids, left_of_a_machine
 from preflight.core.statistics import grouped
-from preflight.facts.boards import board, fully_linked_board, must_be_up, up_links
+from preflight.facts.boards import board, fully_linked_board, links_must_be_up, up_links
 from preflight.facts.gpu import GpuHealth, LinkErrors
 from preflight.facts.model import Driver, Gpu, NvLink
 
@@ -130,7 +130,7 @@ def unsettled(gpus: Sequence[Gpu], dark: Collection[int]) -> str:
         up, down = up_links(gpu) or 0, [link.link for link in gpu.links or () if not link.up]
         if not down and gpu.index not in dark:
             continue
-        several = up > 0 or len(gpus) > 1 or must_be_up(gpu, gpus)
+        several = up > 0 or len(gpus) > 1 or links_must_be_up(gpu, gpus)
         judged = fully_linked_board(gpu) is not None and several
         # A bridged pair with a third card is a usual machine.
         unbridged = not up and gpu.name in lit

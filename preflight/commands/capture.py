@@ -36,7 +36,7 @@ from preflight.core.command_line import (
 from preflight.core.files import file_errors, open_folder, read_regular, write_typed
 from preflight.core.text import plain_json
 from preflight.errors import PreflightError, UsageError, WireError
-from preflight.facts.basics import Line, refused_as
+from preflight.facts.basics import Line, wire_errors
 from preflight.facts.model import DRIVER_S, Facts
 from preflight.fleet.nodeset import fold
 from preflight.history.place import VARIABLE
@@ -130,7 +130,7 @@ def _ask(connection: Connection, host: Host, nonce: str, entry: str, timeout_s: 
 
 def decode_outputs(document: bytes) -> tuple[Output, ...]:
     """Decode the reply of the entry `outputs`; WireError if it is invalid."""
-    with refused_as("its tools' outputs are not a preflight document"):
+    with wire_errors("its tools' outputs are not a preflight document"):
         outputs = msgspec.json.decode(document, type=_Outputs).outputs
     if len({output.name for output in outputs}) != len(outputs):
         raise WireError("its tools' outputs name one file twice")

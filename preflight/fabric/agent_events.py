@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from preflight.fabric.samples import Backend, End, Rail, Round
-from preflight.facts.basics import refused_as
+from preflight.facts.basics import wire_errors
 from preflight.facts.burn import Alive, Busy, Done, NoTorch
 
 _Error = Annotated[str, Meta(max_length=512)]
@@ -109,5 +109,5 @@ _DECODER: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
 
 def decode_event(document: bytes) -> Event:
     """Decode one event; WireError if it is not one."""
-    with refused_as("its sweep sent an invalid event"):
+    with wire_errors("its sweep sent an invalid event"):
         return _DECODER.decode(document)

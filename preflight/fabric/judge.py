@@ -31,7 +31,7 @@ from preflight.fabric.schedule import Pairing, ordered
 from preflight.fabric.socket_fallback import fallback_blames
 from preflight.fabric.statistical_blame import statistical_blames, transient_paths
 from preflight.facts.burn import Inside, OverNvlink
-from preflight.facts.gpu_users import BUSY_WORD
+from preflight.facts.gpu_users import BUSY_PREFIX
 from preflight.fleet.nodeset import fold
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def _not_run(ends: Pairing, absent: str, sweep: Sweep) -> Pair:
         b=ends[1],
         state="not_run",
         error=_reasons([absent], sweep),
-        busy=tuple(name for name in ends if sweep.left_out.get(name, "").startswith(BUSY_WORD)),
+        busy=tuple(name for name in ends if sweep.left_out.get(name, "").startswith(BUSY_PREFIX)),
         blamed=f"pair {first}-{second}" if host else "",
         advice=f"open the firewall between {first} and {second}, then run again" if host else "",
         trouble=bool(host),

@@ -34,7 +34,7 @@ from preflight.fabric.retest import MOST_ROUNDS, add_rounds, possible_rounds
 from preflight.fabric.roster import Roster, build_roster, go_order, measuring_order
 from preflight.fabric.samples import Sweep
 from preflight.facts.burn import Busy, Done, NoTorch
-from preflight.facts.gpu_users import BUSY_WORD
+from preflight.facts.gpu_users import BUSY_PREFIX
 from preflight.transport.payload_session import LEASE_S
 
 if TYPE_CHECKING:
@@ -366,7 +366,7 @@ class ReadyNodes:
             self._no_torch.add(name)
             self.advice[name] = _NO_TORCH
         elif isinstance(event, Busy):
-            self._excuse(name, f"{BUSY_WORD}{event.error}")
+            self._excuse(name, f"{BUSY_PREFIX}{event.error}")
         elif self._early_end.is_our_fault(event):
             self._excuse(name, self._early_end.why)
         elif isinstance(event, SessionEnd):

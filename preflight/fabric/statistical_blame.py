@@ -19,7 +19,7 @@ from preflight.core.text import gbs, percent, size, time_us
 from preflight.fabric.decoding.culprit import EVENTS, Component, Culprit, RetestDoubt
 from preflight.fabric.phrases import Blame, both_fine, more_partners, with_partners
 from preflight.fabric.retest import retested_counters
-from preflight.facts.boards import with_meaning
+from preflight.facts.boards import explain_xid
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -223,10 +223,10 @@ def _counter_words(culprit: Culprit, observed: Observed) -> str:
                     unassigned[moved.name] = None
     # An Xid is stronger evidence than a thousand retransmissions: it comes first, explained.
     most = sorted(total.items(), key=lambda item: (not item[0].startswith("Xid "), -item[1]))
-    counters = ", ".join(f"{with_meaning(counter)} +{by:g}" for counter, by in most[:_MOST_NAMES])
+    counters = ", ".join(f"{explain_xid(counter)} +{by:g}" for counter, by in most[:_MOST_NAMES])
     words = f"; counters moved there meanwhile: {counters}" if counters else ""
     if unassigned:  # every rail reads them, so their sum means nothing
-        names = ", ".join(map(with_meaning, list(unassigned)[:_MOST_NAMES]))
+        names = ", ".join(map(explain_xid, list(unassigned)[:_MOST_NAMES]))
         words += f"; counters moved on {name} that are tied to no rail: {names}"
     return words
 

@@ -22,20 +22,20 @@ Device = Annotated[str, Meta(pattern=rf"^[^{_CODE}]{{0,64}}\Z")]
 HostName = Annotated[str, Meta(pattern=rf"^[^{_CODE}]{{0,255}}\Z")]
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 """Integers that a float, and so Prometheus, holds exactly."""
-Whole = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 """Any 64-bit number: thousands of larger ones can share one hash, which stalls a dict of them."""
 Index = Annotated[int, Meta(ge=0, le=65535)]
 Seconds = Annotated[float, Meta(ge=0, le=1e12)]
 
 
 @contextmanager
-def refused_as(what: str) -> Iterator[None]:
-    """Raise WireError, `what` and the reason in one line, for bytes that cannot be decoded."""
+def wire_errors(subject: str) -> Iterator[None]:
+    """Raise WireError, `subject` and the reason in one line, for bytes that cannot be decoded."""
     try:
         yield
     except (DecodeError, UnicodeDecodeError, RecursionError) as error:
         reason = str(error).encode("ascii", "replace").decode()[:200]
-        raise WireError(f"{what}: {reason}") from error
+        raise WireError(f"{subject}: {reason}") from error
 
 
 def device_name(text: str) -> str:

@@ -118,18 +118,18 @@ def nvlink_gbs(gpus: Sequence[Gpu], rails: int) -> float | None:
         return None
     switched = all(link.remote_kind == "switch" for link in links)
     bus_ids = {gpu.bus_id.lower() for gpu in gpus}
-    joined = rails == len(gpus) and all(link.remote.lower() in bus_ids for link in links)
-    return min(entry.gbs for entry in entries) if switched or joined else None
+    meshed = rails == len(gpus) and all(link.remote.lower() in bus_ids for link in links)
+    return min(entry.gbs for entry in entries) if switched or meshed else None
 
 
-def must_be_up(gpu: Gpu, gpus: Sequence[Gpu]) -> bool:
+def links_must_be_up(gpu: Gpu, gpus: Sequence[Gpu]) -> bool:
     """Whether this GPU is at fault if no link is up, whatever its peers show.
 
     A GPU alone in a virtual machine has no peer to be linked with.
     """
     entry = fully_linked_board(gpu)
-    alone = len(gpus) == 1 and gpu.index == 0
-    return entry is not None and entry.fabric and not alone
+    is_alone = len(gpus) == 1 and gpu.index == 0
+    return entry is not None and entry.fabric and not is_alone
 
 
 _WHOLE_MACHINE: Final = 8
@@ -144,10 +144,10 @@ def fewer_links_than_board(gpus: Sequence[Gpu]) -> list[str]:
     or nothing is known: a virtual machine may have only some GPUs, and lack the links to the
     others.
     """
-    ups = [up_links(gpu) for gpu in gpus]
+    counts = [up_links(gpu) for gpu in gpus]
     switched = any(link.remote_kind == "switch" for gpu in gpus for link in gpu.links or ())
     size = max([len(gpus), *(gpu.index + 1 for gpu in gpus)])
-    alike = not switched and len(set(ups)) == 1
+    same_counts = not switched and len(set(counts)) == 1
     numbers = sorted({entry.links for entry in boards().values()})
     listed = f"{', '.join(map(str, numbers[:-1]))} or {numbers[-1]}"
 
@@ -156,18 +156,18 @@ def fewer_links_than_board(gpus: Sequence[Gpu]) -> list[str]:
         if up is None or (entry is None and gpu.name):
             return ""
         if entry is None:
-            few = not switched or size < _FEWEST_BEHIND_SWITCHES
-            return "" if few or up in numbers else f"{listed} on known boards behind switches"
-        alone = up == 0 and size == 1
-        unlinked = not gpu.links and size < _WHOLE_MACHINE
-        a_part = alike and up in entry.parts and size <= entry.mesh // 2
-        complete = up >= entry.links or alone or unlinked or a_part
-        return "" if complete else f"{entry.links} on its board"
+            is_small = not switched or size < _FEWEST_BEHIND_SWITCHES
+            return "" if is_small or up in numbers else f"{listed} on known boards behind switches"
+        is_alone = up == 0 and size == 1
+        is_unlinked = not gpu.links and size < _WHOLE_MACHINE
+        is_part = same_counts and up in entry.parts and size <= entry.mesh // 2
+        is_complete = up >= entry.links or is_alone or is_unlinked or is_part
+        return "" if is_complete else f"{entry.links} on its board"
 
-    return list(map(expected_links, gpus, ups))
+    return list(map(expected_links, gpus, counts))
 
 
-def may_be_off(gpu: Gpu) -> bool:
+def links_may_be_off(gpu: Gpu) -> bool:
     """Whether MIG may have switched the GPU's links off: NVML does not report if MIG is on."""
     entry = fully_linked_board(gpu)
     return entry is None or (entry.off_in_mig and gpu.mig_enabled is None)
@@ -187,23 +187,23 @@ def up_links(gpu: Gpu) -> int | None:
 def link_counts(facts: Facts) -> tuple[int, ...] | None:
     """NVLinks that are up, per GPU; None if a number is not known or MIG switches links off."""
     counts = [None if gpu.mig_enabled else up_links(gpu) for gpu in facts.gpus or ()]
-    ups = tuple(count for count in counts if count is not None)
-    return ups if ups and len(ups) == len(counts) else None
+    known = tuple(count for count in counts if count is not None)
+    return known if known and len(known) == len(counts) else None
 
 
 class LinkEnds:
     """The far ends of one GPU's active NVLinks, counted once for all its pairs."""
 
     def __init__(self, gpu: Gpu) -> None:
-        live = [link for link in gpu.links or () if link.up]
-        self._bus = _short(gpu.bus_id)
-        self._switched = [link.remote_kind for link in live].count("switch")
-        direct = [link.remote for link in live if link.remote_kind != "switch"]
-        self._direct = [_short(remote) for remote in direct if remote]
+        active = [link for link in gpu.links or () if link.up]
+        self._bus_id = _short_bus_id(gpu.bus_id)
+        self._switched = [link.remote_kind for link in active].count("switch")
+        direct = [link.remote for link in active if link.remote_kind != "switch"]
+        self._direct_ends = [_short_bus_id(remote) for remote in direct if remote]
 
-    def to(self, other: LinkEnds) -> int:
+    def links_to(self, other: LinkEnds) -> int:
         """Active NVLinks to `other`, through a switch or directly (the # of NV#)."""
-        return self._direct.count(other._bus) + min(self._switched, other._switched)
+        return self._direct_ends.count(other._bus_id) + min(self._switched, other._switched)
 
 
 def link_ends(gpus: Iterable[Gpu]) -> dict[int, LinkEnds]:
@@ -214,25 +214,25 @@ def link_ends(gpus: Iterable[Gpu]) -> dict[int, LinkEnds]:
 @read_once
 def gpu_codes(facts: Facts) -> Codes | None:
     """NVML's own matrix: NV# where NVLinks join two GPUs, else their PCI distance."""
-    codes = known_codes(facts)
-    ends = {gpu.index for gpu in facts.gpus or ()}
-    pairs = sum(pair.a in ends and pair.b in ends for pair in facts.gpu_pairs or ())
+    codes = reported_codes(facts)
+    indexes = {gpu.index for gpu in facts.gpus or ()}
+    pairs = sum(pair.a in indexes and pair.b in indexes for pair in facts.gpu_pairs or ())
     return codes if codes and len(codes) == pairs else None
 
 
-def known_codes(facts: Facts) -> Codes:
+def reported_codes(facts: Facts) -> Codes:
     """The same matrix, but only the pairs whose connection NVML reports."""
     gpus = facts.gpus or ()
     ends = link_ends(gpus)
     # Where other GPUs have NVLinks, one without a list of links or a bus ID may be at their ends.
     linked = any(map(up_links, gpus))
-    blind = {gpu.index for gpu in gpus if linked and (gpu.links is None or not gpu.bus_id)}
+    unreported = {gpu.index for gpu in gpus if linked and (gpu.links is None or not gpu.bus_id)}
     codes = []
     for pair in facts.gpu_pairs or ():
         if pair.a in ends and pair.b in ends:
-            links = ends[pair.a].to(ends[pair.b])
+            links = ends[pair.a].links_to(ends[pair.b])
             code = f"NV{links}" if links else pair.ancestor
-            if code != "unknown" and (links or not {pair.a, pair.b} & blind):
+            if code != "unknown" and (links or not {pair.a, pair.b} & unreported):
                 codes.append((pair.a, pair.b, code))
     return tuple(codes)
 
@@ -240,8 +240,8 @@ def known_codes(facts: Facts) -> Codes:
 def nearest_nics(gpu: Gpu, nics: tuple[Nic, ...]) -> list[str]:
     """Names of all NICs at the shortest distance from a GPU."""
     distances = _distances(gpu, nics)
-    near = _shortest(distances)
-    names = (nic.name for nic, far in zip(nics, distances, strict=True) if far == near)
+    nearest = _shortest(distances)
+    names = (nic.name for nic, path in zip(nics, distances, strict=True) if path == nearest)
     return sorted(names, key=natural)
 
 
@@ -268,7 +268,7 @@ def numa_nodes(facts: Facts) -> tuple[int | None, ...] | None:
     return nodes if any(node is not None for node in nodes) else None
 
 
-def _short(bus_id: str) -> str:
+def _short_bus_id(bus_id: str) -> str:
     """Normalize a bus ID: tools print four or eight digits of PCI domain, in either case."""
     return bus_id[-_SHORT_BUS_ID:].lower()
 
@@ -291,42 +291,42 @@ class XidInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The word "Fatal" or "Nonfatal" in the log line decides the grade."""
 
 
-_UNKNOWN: Final = XidInfo(
+_UNKNOWN_XID: Final = XidInfo(
     "configurable", "not in preflight's catalog", "look it up in NVIDIA's Xid catalog"
 )
 
 
 @cache
-def _table() -> dict[str, Any]:
+def _xid_table() -> dict[str, Any]:
     return shipped_table(__file__, "xids.toml")
 
 
 @cache
-def in_recovery_action() -> frozenset[int]:
+def recovery_xids() -> frozenset[int]:
     """The codes after which NVML's recovery action shows whether the GPU still needs a reset."""
-    return frozenset(_table()["in_recovery_action"])
+    return frozenset(_xid_table()["in_recovery_action"])
 
 
 @cache
-def advice_again() -> str:
+def advice_on_one_tpc() -> str:
     """The advice for a program's exception that recurs on one TPC of a GPU."""
-    return str(_table()["again_on_one_tpc"]["advice"])
+    return str(_xid_table()["again_on_one_tpc"]["advice"])
 
 
 @cache
 def catalog() -> dict[int, XidInfo]:
     """Every code of `xids.toml`."""
-    entries = msgspec.convert(_table()["xid"], list[XidInfo])
+    entries = msgspec.convert(_xid_table()["xid"], list[XidInfo])
     return {code: entry for entry in entries for code in entry.codes}
 
 
 def xid_info(code: int) -> XidInfo:
     """The entry of a code; an unknown code gets the advice to look it up."""
-    return catalog().get(code, _UNKNOWN)
+    return catalog().get(code, _UNKNOWN_XID)
 
 
-def with_meaning(counter: str) -> str:
+def explain_xid(text: str) -> str:
     """Append the meaning to an Xid counted around a load: "Xid 79 0000:1b:00 (...)"."""
-    word, _, rest = counter.partition(" ")
+    word, _, rest = text.partition(" ")
     code = whole(rest.partition(" ")[0]) if word == "Xid" else None
-    return counter if code is None else f"{counter} ({xid_info(code).meaning})"
+    return text if code is None else f"{text} ({xid_info(code).meaning})"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from preflight.facts.basics import Count, Index, Line, Whole, refused_as
+from preflight.facts.basics import Count, Index, Int64, Line, wire_errors
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -72,7 +72,7 @@ class Opened(_Event, frozen=True, kw_only=True, tag="opened"):
     device: Index
     name: Line
     bus_id: Line = ""
-    numa: Whole | None = None
+    numa: Int64 | None = None
 
 
 class Reading(_Event, frozen=True, kw_only=True, tag="reading"):
@@ -196,7 +196,7 @@ _DECODER: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
 
 def decode_burned(document: bytes) -> Event:
     """Decode one event; WireError if it is none."""
-    with refused_as("its burn-in sent an invalid event"):
+    with wire_errors("its burn-in sent an invalid event"):
         return _DECODER.decode(document)
 
 

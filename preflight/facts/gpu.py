@@ -133,7 +133,7 @@ class GpuHealth(Struct, frozen=True, forbid_unknown_fields=True):
         return bool(self.errors) and any(error.partition(":")[0] in names for error in self.errors)
 
 
-class Since(Struct, frozen=True, forbid_unknown_fields=True):
+class NewReading(Struct, frozen=True, forbid_unknown_fields=True):
     """One entry of driver_readings.toml."""
 
     function: str
@@ -141,19 +141,19 @@ class Since(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @cache
-def newer_readings() -> dict[str, Since]:
+def newer_readings() -> dict[str, NewReading]:
     """The readings that came with a later branch of the driver than R450, by name."""
-    return convert(shipped_table(__file__, "driver_readings.toml"), dict[str, Since])
+    return convert(shipped_table(__file__, "driver_readings.toml"), dict[str, NewReading])
 
 
-def too_old(version: str, readings: Iterable[str], what: str) -> str:
+def driver_too_old(version: str, readings: Iterable[str], subject: str) -> str:
     """Name the first branch that tells one of these, where `version` is older; else "".
 
-    >>> too_old("450.80.02", ["fabric_state"], "state of the NVSwitch fabric")
+    >>> driver_too_old("450.80.02", ["fabric_state"], "state of the NVSwitch fabric")
     'driver 450.80.02 has no state of the NVSwitch fabric; R525 or newer has'
     """
-    since = [newer_readings()[name].branch for name in readings if name in newer_readings()]
-    own = whole(version.partition(".")[0])
-    if not since or own is None or own >= min(since):
+    branches = [newer_readings()[name].branch for name in readings if name in newer_readings()]
+    branch = whole(version.partition(".")[0])
+    if not branches or branch is None or branch >= min(branches):
         return ""
-    return f"driver {version} has no {what}; R{min(since)} or newer has"
+    return f"driver {version} has no {subject}; R{min(branches)} or newer has"

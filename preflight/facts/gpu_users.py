@@ -69,14 +69,14 @@ def is_daemon(proc: Process) -> bool:
     )
 
 
-def is_orphan(proc: Process, alive: Collection[Process]) -> bool:
-    """Whether the launcher that started it is gone. `alive`: the other known processes.
+def is_orphan(proc: Process, others: Collection[Process]) -> bool:
+    """Whether the launcher that started it is gone. `others`: the other known processes.
 
     A child of a rank (a data loader, a wrapper) is no orphan.
     """
     if _LAUNCHER.search(proc.parent_command):
         return False
-    if any(other.pid == proc.ppid and other.rank is not None for other in alive):
+    if any(other.pid == proc.ppid and other.rank is not None for other in others):
         return False
     return proc.ppid <= 1 or bool(_REAPERS.fullmatch(program(proc.parent_command)))
 
@@ -89,7 +89,7 @@ def holds_memory(proc: Process) -> bool:
 GRANT: Final = "let the probe see other users' processes: run it as root or give it CAP_SYS_PTRACE"
 _NAME_CHARS: Final = 60
 _KTHREADD: Final = 2
-_DRIVER_WAITS: Final = ("nv", "_nv", "uvm", "os_acquire", "rm_")
+_DRIVER_WAIT_CHANNELS: Final = ("nv", "_nv", "uvm", "os_acquire", "rm_")
 
 
 class Stale(Struct, frozen=True):
@@ -106,7 +106,7 @@ def find_stale(processes: Processes, gpus: Sequence[Gpu], limit: Thresholds) -> 
     """Everything that earlier jobs left, the grave first; each process is named once."""
     notable = [proc for proc in processes.notable if not proc.ours]
     leftovers: list[Stale] = [
-        *_stuck(notable, limit),
+        *_stuck_processes(notable, limit),
         *_zombies(notable, limit),
         *_orphans(notable),
     ]
@@ -133,14 +133,14 @@ def _zombies(notable: Sequence[Process], limit: Thresholds) -> Iterator[Stale]:
         if proc.threads or proc.holds_gpu or holds_memory(proc):
             why = f"has {proc.threads} live threads" if proc.threads else "still holds a GPU"
             advice = f"{end}; if it stays, it is stuck in the driver: drain and reboot"
-            yield Stale(f"zombie {process(proc)} {why}", advice, (proc,))
+            yield Stale(f"zombie {name_process(proc)} {why}", advice, (proc,))
         elif proc.ppid > 1 and proc.age_s > limit("zombie_age_s"):
             name = f" ({proc.parent_command[:_NAME_CHARS]})" if proc.parent_command else ""
-            sentence = f"zombie {process(proc)}: its parent {proc.ppid}{name} never reaped it"
+            sentence = f"zombie {name_process(proc)}: its parent {proc.ppid}{name} never reaped it"
             yield Stale(sentence, f"harmless but untidy; {end}", (proc,), grave=False)
         elif not proc.ppid and not proc.age_s:  # a captured listing without parents and ages
             advice = f"harmless unless it holds a GPU; find its parent: ps -o ppid= -p {proc.pid}"
-            yield Stale(f"zombie {process(proc)}", advice, (proc,), grave=False)
+            yield Stale(f"zombie {name_process(proc)}", advice, (proc,), grave=False)
     unreaped = tuple(proc for proc in zombies if proc.ppid == 1)
     if len(unreaped) >= limit("unreaped_zombies"):
         oldest = age(max(proc.age_s for proc in unreaped))
@@ -149,26 +149,26 @@ def _zombies(notable: Sequence[Process], limit: Thresholds) -> Iterator[Stale]:
         yield Stale(sentence, advice, unreaped, grave=False)
 
 
-def _stuck(notable: Sequence[Process], limit: Thresholds) -> Iterator[Stale]:
+def _stuck_processes(notable: Sequence[Process], limit: Thresholds) -> Iterator[Stale]:
     for proc in (proc for proc in notable if proc.state == "D"):
         where = f" in {proc.wchan}" if proc.wchan else ""
         if (proc.stuck_s or 0) >= limit("stuck_s"):
-            in_driver = proc.wchan.startswith(_DRIVER_WAITS)
+            in_driver = proc.wchan.startswith(_DRIVER_WAIT_CHANNELS)
             holds = proc.holds_gpu or holds_memory(proc)
             grave = in_driver or (holds and is_orphan(proc, notable))
             advice = "no signal ends it: look for Xid in dmesg, drain and reboot"
             if not grave:
                 advice = "look at its disk or network file system (cat /proc/PID/stack as root)"
-            sentence = f"{process(proc)} is in D state{where}"
+            sentence = f"{name_process(proc)} is in D state{where}"
             yield Stale(sentence, advice.replace("PID", str(proc.pid)), (proc,), grave=grave)
-        elif proc.stuck_s == 0 and not _is_kernels(proc):
+        elif proc.stuck_s == 0 and not _is_kernel_thread(proc):
             # A disk may have been slow, or the driver hangs.
             advice = "run ps again; if it is still in D state, look for Xid in dmesg and reboot"
-            sentence = f"{process(proc)} is in D state{where} in the only sample"
+            sentence = f"{name_process(proc)} is in D state{where} in the only sample"
             yield Stale(sentence, advice, (proc,), grave=False)
 
 
-def _is_kernels(proc: Process) -> bool:
+def _is_kernel_thread(proc: Process) -> bool:
     """Whether it is a kernel thread, which often waits for disks."""
     return proc.ppid == _KTHREADD or proc.command.startswith("[")
 
@@ -181,7 +181,7 @@ def _orphans(notable: Sequence[Process]) -> Iterator[Stale]:
             runs.setdefault((rank.elastic_run_id, rank.master_port), []).append(proc)
     for (run_id, _), ranks in runs.items():
         if len(ranks) == 1:
-            sentence = f"{process(ranks[0])} is a rank whose torchrun is gone"
+            sentence = f"{name_process(ranks[0])} is a rank whose torchrun is gone"
         else:
             pids = ", ".join(str(proc.pid) for proc in ranks)
             oldest = age(max(proc.age_s for proc in ranks))
@@ -191,22 +191,22 @@ def _orphans(notable: Sequence[Process]) -> Iterator[Stale]:
         yield Stale(sentence + _holdings(ranks), advice, tuple(ranks))
 
 
-def _jobless(rest: Iterable[Process], scheduler: str, *, with_nvml: bool) -> Iterator[Stale]:
+def _jobless(processes: Iterable[Process], scheduler: str, *, with_nvml: bool) -> Iterator[Stale]:
     """Processes that use a GPU without a running job; only a warning without a scheduler.
 
     Without NVML, any process that has a GPU open may have memory on it.
     """
-    for proc in rest:
+    for proc in processes:
         if is_daemon(proc) or not (proc.holds_gpu or holds_memory(proc)):
             continue
         if scheduler == "slurm" and proc.job_alive is not True:
             ended = f"of job {proc.job}, which has ended" if proc.job else "outside any job"
             if proc.job and proc.job_alive is None:
                 continue
-            sentence = f"{process(proc)} {ended}{_holdings([proc]) or ', has a GPU open'}"
+            sentence = f"{name_process(proc)} {ended}{_holdings([proc]) or ', has a GPU open'}"
             yield Stale(sentence, kill_command([proc.pid]), (proc,), grave=holds_memory(proc))
         elif scheduler != "slurm" and (holds_memory(proc) or not with_nvml) and proc.rank is None:
-            sentence = f"{process(proc)} uses a GPU{_holdings([proc])}"
+            sentence = f"{name_process(proc)} uses a GPU{_holdings([proc])}"
             advice = f"if it is not needed: {kill_command([proc.pid])}"
             yield Stale(sentence, advice, (proc,), grave=False)
 
@@ -219,15 +219,15 @@ def _ownerless_memory(
     Where NVML hides charges, a process that has a GPU open may own it: then a running job, or a
     process already reported, accounts for it.
     """
-    unowned = {gpu.index: amount for gpu in gpus if (amount := _unowned_mib(gpu, limit))}
+    unowned = {gpu.index: mib for gpu in gpus if (mib := _unowned_mib(gpu, limit))}
     openers = [proc for proc in processes.notable if proc.holds_gpu and proc.gpu_mib is None]
     busy = (proc.ours or proc.pid in reported or proc.rank or proc.job_alive for proc in openers)
     if not unowned or any(busy):
         return
-    listed = ", ".join(f"GPU{index} {memory(amount)}" for index, amount in unowned.items())
+    listed = ", ".join(f"GPU{index} {memory(mib)}" for index, mib in unowned.items())
     suspects = [proc for proc in openers if not is_daemon(proc)]
     if suspects:
-        names = ", ".join(process(proc) for proc in suspects)
+        names = ", ".join(name_process(proc) for proc in suspects)
         advice = f"ask its owner, then: {kill_command(proc.pid for proc in suspects)}"
         yield Stale(f"{listed} in use; open by {names}", advice, tuple(suspects))
         return
@@ -256,11 +256,11 @@ def _holdings(ranks: Sequence[Process]) -> str:
     return f", {'holds' if len(ranks) == 1 else 'hold'} {' and '.join(parts)}" if parts else ""
 
 
-BUSY_WORD = "busy: "
+BUSY_PREFIX = "busy: "
 """Prefix of the reason in a sweep's `left_out` for a node that a job uses."""
 
 
-def busy_with(facts: Facts) -> str:
+def busy_process(facts: Facts) -> str:
     """Name the process of a running job that uses a GPU here; "" if there is none.
 
     Leftovers of ended jobs and the driver's daemons do not count.
@@ -276,14 +276,14 @@ def busy_with(facts: Facts) -> str:
     for proc in facts.processes.notable:
         uses = proc.holds_gpu or holds_memory(proc)
         if uses and not proc.ours and proc.pid not in stale and not is_daemon(proc):
-            return process(proc)
+            return name_process(proc)
     return ""
 
 
 _COMMAND_CHARS: Final = 60
 
 
-def process(proc: Process) -> str:
+def name_process(proc: Process) -> str:
     """Pid, program, user and age: pid 42 (python train.py, user alice, started 14 min ago)."""
     command = proc.command if len(proc.command) <= _COMMAND_CHARS else proc.command[:57] + "..."
     details = [command, f"user {proc.user}" if proc.user else ""]

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from preflight.facts.basics import Count, Index, Line, Seconds, Text, Whole
+from preflight.facts.basics import Count, Index, Int64, Line, Seconds, Text
 from preflight.facts.machine import KernelLog
 
 Pid = Annotated[int, Meta(ge=0, le=2**31)]
@@ -108,7 +108,7 @@ class RankLook(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     restarts: Count | None = None
     master: Line = ""
     age_s: Seconds = 0.0
-    uid: Whole | None = None
+    uid: Int64 | None = None
     state: State
     wait_channel: Line = ""
     main_cpu_s: Share = 0.0
@@ -180,7 +180,7 @@ class PortLook(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 class NodeLook(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A node's whole answer; None is what could not be read, for the reasons in `problems`."""
 
-    wire: Whole
+    wire: Int64
     nonce: str
     host: Line
     time_s: Seconds
@@ -194,7 +194,7 @@ class NodeLook(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     log: KernelLog | None = None
     ras: Line = ""
     """The default address of NCCL's RAS service if anything listens there, whoever's."""
-    ras_pid: Whole = 0
+    ras_pid: Int64 = 0
     """A process that this login may not read, if possible of the user who listens there."""
     problems: Annotated[tuple[Text, ...], Meta(max_length=64)] = ()
 
@@ -202,7 +202,7 @@ class NodeLook(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 class RasLook(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The report of NCCL's RAS service, unchanged: not trusted, never parsed on the node."""
 
-    wire: Whole
+    wire: Int64
     nonce: str
     host: Line
     time_s: Seconds

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from preflight.errors import WireError
-from preflight.facts.basics import Count, Device, Index, Line, Seconds, Text, Whole, refused_as
+from preflight.facts.basics import Count, Device, Index, Int64, Line, Seconds, Text, wire_errors
 from preflight.facts.gpu import GpuHealth
 from preflight.facts.job import NodeLook, RasLook
 from preflight.facts.machine import KernelLog, Machine, Software
@@ -116,7 +116,7 @@ class Gpu(Struct, frozen=True, forbid_unknown_fields=True):
     processes: tuple[GpuProcess, ...] | None = None
     pci_path: tuple[Line, ...] | None = None
     """From PCI root complex to device, as in sysfs: ("pci0000:00", "0000:00:01.0", ...)."""
-    numa: Whole | None = None
+    numa: Int64 | None = None
     health: GpuHealth | None = None
     """Its readings; None where they were not requested, or a captured text has none."""
     compute: Line | None = None
@@ -145,7 +145,7 @@ class Nic(Struct, frozen=True, forbid_unknown_fields=True):
 
     name: Device
     pci_path: tuple[Line, ...] | None = None
-    numa: Whole | None = None
+    numa: Int64 | None = None
     ports: tuple[NicPort, ...] = ()
     netdevs: tuple[Device, ...] = ()
     firmware: Line = ""
@@ -242,7 +242,7 @@ class Extra(Struct, frozen=True, forbid_unknown_fields=True):
 class Facts(Struct, frozen=True, forbid_unknown_fields=True, dict=True):
     """One node's whole answer to the probe."""
 
-    wire: Whole
+    wire: Int64
     nonce: Line
     host: Line
     """The node's own name (`uname -n`)."""
@@ -296,14 +296,14 @@ def read_once(read: Callable[[Facts], T]) -> Callable[[Facts], T]:
     name = f"{read.__module__}.{read.__qualname__}"
 
     @wraps(read)
-    def remembered(facts: Facts) -> T:
+    def cached(facts: Facts) -> T:
         values = facts.__dict__
         if name not in values:
             values[name] = read(facts)
         value: T = values[name]
         return value
 
-    return remembered
+    return cached
 
 
 Connected = Literal["ok", "refused", "timeout", "unreachable", "reset", "wrong_answer", "error"]
@@ -339,7 +339,7 @@ class MasterPort(Struct, frozen=True, forbid_unknown_fields=True):
 class Ports(Struct, frozen=True, forbid_unknown_fields=True):
     """One node's whole answer to the port stage."""
 
-    wire: Whole
+    wire: Int64
     nonce: Line
     host: Line
     seconds: Seconds
@@ -350,17 +350,17 @@ class Ports(Struct, frozen=True, forbid_unknown_fields=True):
 
 Document = TypeVar("Document", Facts, Ports, NodeLook, RasLook)
 _DECODERS: dict[type, msgspec.json.Decoder[Any]] = {}
-_MAKING = threading.Lock()
+_DECODERS_LOCK = threading.Lock()
 
 
 def decode_document(kind: type[Document], content: bytes, nonce: str) -> Document:
     """Decode a node's document of that kind; WireError if invalid, or if it is of another run."""
     # Made when needed: a prolog reads one of the four. Threads that make decoders of structs with
     # parts in common at the same time crash msgspec 0.22, which fills those parts in place.
-    with _MAKING:
+    with _DECODERS_LOCK:
         if kind not in _DECODERS:
             _DECODERS[kind] = msgspec.json.Decoder(kind)
-    with refused_as("its answer is not a preflight document"):
+    with wire_errors("its answer is not a preflight document"):
         document: Document = _DECODERS[kind].decode(content)
     if document.wire != WIRE:
         raise WireError(f"its answer is version {document.wire}, this preflight reads {WIRE}")

@@ -86,7 +86,7 @@ class Group:
     name: str
     facts: Mapping[str, Facts]
     _votes: dict[Any, Majority[Any] | None] = field(default_factory=dict, compare=False, repr=False)
-    _ranked: dict[Any, list[float]] = field(default_factory=dict, compare=False, repr=False)
+    _sorted: dict[Any, list[float]] = field(default_factory=dict, compare=False, repr=False)
 
     def majority(self, read: Callable[[Facts], T | None]) -> Majority[T] | None:
         """Vote over the group; nodes for which `read` gives None abstain. None if all do.
@@ -100,7 +100,7 @@ class Group:
             self._votes[read] = Majority(*ranked[0], votes.total()) if ranked else None
         return self._votes[read]
 
-    def middle(self, read: Callable[[Facts], float | None]) -> float | None:
+    def median(self, read: Callable[[Facts], float | None]) -> float | None:
         """The (upper) median over the group; None where fewer than two nodes have the value.
 
         `read` must be a named function, as above.
@@ -108,16 +108,16 @@ class Group:
         ranked = self._sorted_values(read)
         return ranked[len(ranked) // 2] if len(ranked) > 1 else None
 
-    def at_least(self, read: Callable[[Facts], float | None], least: float) -> int:
+    def count_at_least(self, read: Callable[[Facts], float | None], least: float) -> int:
         """How many nodes of the group have at least `least`."""
         ranked = self._sorted_values(read)
         return len(ranked) - bisect_left(ranked, least)
 
     def _sorted_values(self, read: Callable[[Facts], float | None]) -> list[float]:
-        if read not in self._ranked:
+        if read not in self._sorted:
             values = (read(facts) for facts in self.facts.values())
-            self._ranked[read] = sorted(value for value in values if value is not None)
-        return self._ranked[read]
+            self._sorted[read] = sorted(value for value in values if value is not None)
+        return self._sorted[read]
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +183,7 @@ def most(values: Iterable[T], least: int = 1) -> T | None:
     return value if votes >= least and 2 * votes > len(choices) else None
 
 
-def others(usual: Majority[T], what: str) -> str:
+def majority_text(usual: Majority[T], what: str) -> str:
     """Format a majority: "12 of 13 nodes of its group have WHAT"."""
     return f"{usual.holders} of its group have {what}"
 
@@ -206,7 +206,7 @@ def is_loopback(text: str) -> bool:
     return address is not None and address.ip.is_loopback
 
 
-def family(text: str) -> int:
+def ip_version(text: str) -> int:
     """4 or 6; 0 for any other text."""
     address = parse_address(text)
     return 0 if address is None else address.version
@@ -214,12 +214,9 @@ def family(text: str) -> int:
 
 def addresses_of(facts: Facts) -> set[str]:
     """All addresses of a node except loopback ones."""
-    its = (
-        address.partition("/")[0]
-        for interface in facts.interfaces
-        for address in interface.addresses
-    )
-    return {address for address in its if not is_loopback(address)}
+    listed = (address for interface in facts.interfaces for address in interface.addresses)
+    addresses = (address.partition("/")[0] for address in listed)
+    return {address for address in addresses if not is_loopback(address)}
 
 
 Distance = Literal["PIX", "PXB", "PHB", "NODE", "SYS", "unknown"]

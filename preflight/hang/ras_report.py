@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from preflight.core.text import printable
-from preflight.facts.basics import Count, Line, Whole
+from preflight.facts.basics import Count, Int64, Line
 
 _LARGEST = 64 << 20
 """Bytes; a node sends no larger report."""
@@ -98,8 +98,8 @@ def read_report(content: str, *, is_json: bool) -> RasReport:
 
 
 class _State(Struct, frozen=True):
-    init_state: Whole = 0
-    async_error: Whole = 0
+    init_state: Int64 = 0
+    async_error: Int64 = 0
     finalize_called: bool = False
     destroy_flag: bool = False
     abort_flag: bool = False
@@ -110,7 +110,7 @@ class _State(Struct, frozen=True):
 class _Rank(Struct):
     rank: Number
     host: Line
-    pid: Whole
+    pid: Int64
     status: _State
     cuda_dev: Number = -1
     collective_counts: dict[Line, Count] = {}

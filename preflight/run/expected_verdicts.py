@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from preflight.check import Stage, Tier
 from preflight.fabric.sweep_plan import DEEP_RATE
-from preflight.facts.gpu_users import BUSY_WORD, busy_with
+from preflight.facts.gpu_users import BUSY_PREFIX, busy_process
 from preflight.run.site_sections import LoadedSection
 from preflight.transport.ways import SETUP_AT_MOST
 from preflight.verdict import not_run
@@ -123,8 +123,8 @@ class Eligibility:
             return f"reach.answer of {name}: {reach.shortfall.sentence}"
         if self._even_if_busy or facts is None:
             return ""
-        work = busy_with(facts)
-        return f"{BUSY_WORD}{work} works on its GPUs (--preflight-even-if-busy)" if work else ""
+        work = busy_process(facts)
+        return f"{BUSY_PREFIX}{work} works on its GPUs (--preflight-even-if-busy)" if work else ""
 
 
 FailFast = Literal["stage", "first", "never"]

@@ -23,7 +23,7 @@ from preflight.errors import WireError
 from preflight.fabric.agents import start_rank_agents
 from preflight.fabric.launch import Hooks, sweep
 from preflight.fabric.sweep_plan import SweepPlan, plan_to_catch
-from preflight.facts.basics import refused_as
+from preflight.facts.basics import wire_errors
 from preflight.facts.burn import Alive, Burned, Ready, decode_burned
 from preflight.facts.model import Ports, decode_document
 from preflight.fleet.model import Port
@@ -421,7 +421,7 @@ def _refuse_unasked(report: Ports, targets: Sequence[Mapping[str, object]]) -> N
 
 
 def _decode(document: bytes, kind: type[_Step]) -> _Step:
-    with refused_as("its answer to the port stage is unusable"):
+    with wire_errors("its answer to the port stage is unusable"):
         return msgspec.json.decode(document, type=kind)
 
 

@@ -120,8 +120,10 @@ def test_an_unread_stack_is_unknown() -> None:
 def dimms_among(one: Facts, *others: Facts) -> Verdict:
     """As the check's own test joins a node and its group."""
     of = group(one, *others)
-    usual = of.middle(total_mib)
-    alike = 0 if usual is None else of.at_least(total_mib, least_whole_mib(usual, limit=SHIPPED))
+    usual = of.median(total_mib)
+    alike = (
+        0 if usual is None else of.count_at_least(total_mib, least_whole_mib(usual, limit=SHIPPED))
+    )
     return judge_dimms(one, (alike, usual), limit=SHIPPED)
 
 

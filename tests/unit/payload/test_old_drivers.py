@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from preflight.facts.gpu import newer_readings, too_old
+from preflight.facts.gpu import driver_too_old, newer_readings
 from preflight.fleet.model import Expected
 from tests.lab import sysfs
 from tests.lab.nvml.build import build, functions
@@ -124,4 +124,8 @@ def test_every_function_that_came_later_is_in_the_table_or_has_an_older_form() -
     page = (Path(__file__).parents[3] / "docs" / "internals" / "wire.md").read_text()
     listed = dict(re.findall(r"^\| `(\w+)` \| `\w+` \| R(\d+) \|$", page, re.MULTILINE))
     assert listed == {name: str(one.branch) for name, one in table.items()}
-    assert too_old("", ("fabric_state",), "x") == too_old("N/A", ("fabric_state",), "x") == ""
+    assert (
+        driver_too_old("", ("fabric_state",), "x")
+        == driver_too_old("N/A", ("fabric_state",), "x")
+        == ""
+    )
