@@ -258,10 +258,10 @@ def for_root(environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
     Kept folders and files are those that no other user can change or make; HOME is root's own.
     """
     from preflight.core.trust import NAMES_CODE, safe_paths_for_root
-    from preflight.fleet.job_environment import public
+    from preflight.fleet.job_environment import public_variables
 
     variables, refusals = {"HOME": pwd.getpwuid(0).pw_dir}, []
-    jobs = public(environ)
+    jobs = public_variables(environ)
     for name, value in environ.items():
         if not _FOR_ROOT.fullmatch(name):
             if name not in jobs:

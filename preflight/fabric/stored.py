@@ -33,7 +33,7 @@ from preflight.fabric.samples import (
     Rung,
     Sweep,
 )
-from preflight.fleet.inventory_tables import plainly
+from preflight.fleet.inventory_tables import schema_reason
 
 VERSION = 1
 """Version of both forms; raised by a change that an older reader would misread."""
@@ -251,7 +251,7 @@ def _decode(content: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(content, type=kind)
     except msgspec.ValidationError as error:
-        raise UsageError(f"{plainly(str(error))}; correct or leave out that entry") from error
+        raise UsageError(f"{schema_reason(str(error))}; correct or leave out that entry") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise UsageError(_describe_damage(content, str(error))) from error
     except RecursionError as error:

@@ -20,17 +20,17 @@ import msgspec
 from preflight.core.files import read_regular, refuse_untrusted_folder, shipped_table, typed_path
 from preflight.core.text import did_you_mean
 from preflight.errors import UsageError
-from preflight.fleet.ansible_list import LARGEST, Listing, decode, list_inventory, members, plain
+from preflight.fleet.ansible_list import LARGEST, Listing, decode, list_inventory, members, value_of
 from preflight.fleet.inventory_tables import (
     CONNECTION_KEYS,
     EXPECTATION_KEYS,
     FILES,
     JobTable,
     NodeTable,
-    command,
-    own_numbers,
-    plainly,
+    read_argv,
     refuse_impossible,
+    schema_reason,
+    table_overrides,
 )
 from preflight.fleet.model import Expected, Host, Waiver
 from preflight.fleet.nodeset import check_host_name
@@ -42,16 +42,16 @@ if TYPE_CHECKING:
 _NAMES: Final = shipped_table(__file__, "ansible_variables.toml")
 
 
-def odd_argument(text: str) -> str:
+def unsupported_argument(text: str) -> str:
     """Return the first argument that changes where or how ssh connects; '' if none does."""
     try:
         words = iter(shlex.split(text))
     except ValueError:
         return "a quote that is not closed"
-    return next(_odd_options(words), "")
+    return next(_unsupported_options(words), "")
 
 
-def _odd_options(words: Iterator[str]) -> Iterator[str]:
+def _unsupported_options(words: Iterator[str]) -> Iterator[str]:
     for word in words:
         if word in _NAMES["harmless_flags"]:
             continue
@@ -65,14 +65,14 @@ def _odd_options(words: Iterator[str]) -> Iterator[str]:
             yield key or word
 
 
-OURS: Final = "preflight_"
+PREFIX: Final = "preflight_"
 GROUP: Final = "preflight_group"
 """Names the group by which nodes are compared, where Ansible's groups mean something else."""
 
 _PASSWORD: Final = re.compile(
     r"ansible_(\w+_)?(pass|password|passwd|passphrase|private_key)", re.IGNORECASE
 )
-_CONFIG: Final = "put it into ~/.ssh/config, where your own ssh finds it too"
+_SSH_CONFIG: Final = "put it into ~/.ssh/config, where your own ssh finds it too"
 
 
 def read_variables(
@@ -86,13 +86,13 @@ def read_variables(
     _refuse_passwords(variables, where)
     fields, names = _connection_settings(variables, where)
     for name in variables:
-        if not name.startswith(OURS) or name == GROUP:
+        if not name.startswith(PREFIX) or name == GROUP:
             continue
-        field = name.removeprefix(OURS)
+        field = name.removeprefix(PREFIX)
         if field == "checks":
             raise UsageError(f"{where}: {name}: switch checks off in a TOML or YAML inventory")
         if field not in NodeTable.__struct_fields__:
-            choices = [GROUP, *(OURS + key for key in NodeTable.__struct_fields__)]
+            choices = [GROUP, *(PREFIX + key for key in NodeTable.__struct_fields__)]
             raise UsageError(
                 f"{where}: unknown variable {name[:80]!a}{did_you_mean(name, choices)}"
             )
@@ -123,7 +123,7 @@ def _connection_settings(
     if isinstance(fields.get("identity_file"), str):
         # Ansible passes it to ssh unchanged, so it is relative to the current directory.
         fields["identity_file"] = str(Path.cwd() / typed_path(fields["identity_file"]))
-    if OURS + "transport" not in variables:
+    if PREFIX + "transport" not in variables:
         fields |= _transport(variables, where)
     return fields, names
 
@@ -140,11 +140,11 @@ def _transport(variables: Mapping[str, Raw], where: str) -> dict[str, str]:
     for name in _NAMES["proxies"]:
         program = _text(variables, name, where)
         if program and not (name == "ansible_ssh_executable" and Path(program).name == "ssh"):
-            raise UsageError(f"{where}: {name} is not followed here: {_CONFIG}")
+            raise UsageError(f"{where}: {name} is not followed here: {_SSH_CONFIG}")
     for name in _NAMES["ssh_arguments"]:
-        odd = odd_argument(_text(variables, name, where) or "")
+        odd = unsupported_argument(_text(variables, name, where) or "")
         if odd:
-            raise UsageError(f"{where}: {name} has {odd[:40]!a}, not followed here: {_CONFIG}")
+            raise UsageError(f"{where}: {name} has {odd[:40]!a}, not followed here: {_SSH_CONFIG}")
     return {}
 
 
@@ -170,7 +170,7 @@ def _value(variables: Mapping[str, Raw], name: str, where: str) -> Any:
     if name not in variables:
         return None
     try:
-        value = plain(variables[name])
+        value = value_of(variables[name])
     except (msgspec.DecodeError, RecursionError) as error:
         raise UsageError(f"{where}: {name} cannot be read: correct it") from error
     for text in value if isinstance(value, list) else [value]:
@@ -191,7 +191,7 @@ def _convert(fields: dict[str, Any], names: dict[str, str], where: str) -> NodeT
         # INI files and scripts give numbers as text.
         table = msgspec.convert(fields, NodeTable, strict=False)
     except msgspec.ValidationError as error:
-        reason, _, field = plainly(str(error)).rpartition(", at ")
+        reason, _, field = schema_reason(str(error)).rpartition(", at ")
         raise UsageError(f"{where}: {names.get(field, field)}: {reason}: correct it") from error
     try:
         refuse_impossible("its variables", table)
@@ -227,7 +227,7 @@ class AnsibleInventory:
         self._listing = listing
         self._folder = path if path.is_dir() else path.parent
 
-    def switched(self) -> tuple[tuple[str, str], ...]:
+    def switched_checks(self) -> tuple[tuple[str, str], ...]:
         """Return nothing: only a TOML or YAML inventory switches checks."""
         return ()
 
@@ -247,26 +247,26 @@ class AnsibleInventory:
             return Host(name=name, address=name)
         where = f"{self.path}: host {name}"
         variables = self._listing.variables.get(name, {})
-        own, own_group = read_variables(variables, where, self._folder)
-        group = own_group or self._listing.group_of[name]
+        table, group_variable = read_variables(variables, where, self._folder)
+        group = group_variable or self._listing.group_of[name]
         try:
-            check_host_name(name if own.address is None else own.address)
+            check_host_name(name if table.address is None else table.address)
         except UsageError as error:
             raise UsageError(f"{where}: its address {error}") from error
-        expected = {key: getattr(own, key) for key in EXPECTATION_KEYS}
+        expected = {key: getattr(table, key) for key in EXPECTATION_KEYS}
         return Host(
             name=name,
-            address=own.address or name,
+            address=table.address or name,
             group=group,
-            leaf=own.leaf or "",
-            python=command(own.python, f"{where}: preflight_python"),
+            leaf=table.leaf or "",
+            python=read_argv(table.python, f"{where}: preflight_python"),
             expected=Expected(
                 **expected,
-                limits=own_numbers(own, "limits", where),
-                baselines=own_numbers(own, "baselines", where),
+                limits=table_overrides(table, "limits", where),
+                baselines=table_overrides(table, "baselines", where),
                 origin=f"{self.path} [{group}]",
             ),
-            **{key: value for key in CONNECTION_KEYS if (value := getattr(own, key)) is not None},
+            **{key: value for key in CONNECTION_KEYS if (value := getattr(table, key)) is not None},
         )
 
     def sets_transport(self, name: str) -> bool:
@@ -274,7 +274,7 @@ class AnsibleInventory:
         variables = self._listing.variables.get(name, {})
         return "ansible_connection" in variables or "preflight_transport" in variables
 
-    def beside(self, file: str) -> str:
+    def resolve_path(self, file: str) -> str:
         """Read a relative path as beside the inventory, and `~` as home."""
         return str(self._folder / typed_path(file))
 
@@ -283,10 +283,10 @@ def read_ansible(path: Path) -> AnsibleInventory:
     """Ask Ansible about a file, a folder or a script; UsageError that names it."""
     for top in (path, path.parent / "group_vars", path.parent / "host_vars"):
         refuse_untrusted_folder(top)
-    return _inventory(path, list_inventory(path))
+    return _decode_inventory(path, list_inventory(path))
 
 
-def read_listed(path: Path) -> AnsibleInventory:
+def read_ansible_json(path: Path) -> AnsibleInventory:
     """Read the JSON that `ansible-inventory --list` wrote elsewhere; needs no Ansible."""
     try:
         text = read_regular(path, LARGEST)
@@ -295,10 +295,10 @@ def read_listed(path: Path) -> AnsibleInventory:
             f"cannot read the inventory {path}: {error.strerror}; "
             "write it with: ansible-inventory --list > inventory.json"
         ) from error
-    return _inventory(path, text)
+    return _decode_inventory(path, text)
 
 
-def _inventory(path: Path, text: bytes) -> AnsibleInventory:
+def _decode_inventory(path: Path, text: bytes) -> AnsibleInventory:
     try:
         listing = decode(text)
     except UsageError as error:

@@ -29,7 +29,7 @@ DEEPEST = 32
 _NO_GROUPS = ("all", "ungrouped")
 """Groups that every inventory has; a node in no other group gets the group "all"."""
 
-_AGAIN = "write it with: ansible-inventory --list > inventory.json"
+_WRITE = "write it with: ansible-inventory --list > inventory.json"
 
 
 class _Group(Struct, frozen=True):
@@ -59,24 +59,24 @@ def decode(text: bytes) -> Listing:
     """Decode the JSON; UsageError, which shows none of its values, for another layout."""
     groups, hostvars = _tables(text)
     depth = _depths(groups)
-    own: dict[str, list[str]] = {}
+    hosts_of_group: dict[str, list[str]] = {}
     group_of: dict[str, str] = {}
     for name in depth:
-        own[name] = [_canonical(host) for host in groups[name].hosts]
-        for host in own[name]:
-            if host not in group_of or _is_nearer(name, group_of[host], depth):
+        hosts_of_group[name] = [_canonical(host) for host in groups[name].hosts]
+        for host in hosts_of_group[name]:
+            if host not in group_of or _is_deeper(name, group_of[host], depth):
                 group_of[host] = name
     if len(group_of) > MOST_NODES:
         raise UsageError(f"names more than {MOST_NODES} hosts: split it")
     variables = {_canonical(host): values for host, values in hostvars.items()}
     if strangers := sorted(set(variables) - set(group_of)):
-        raise UsageError(f"host {strangers[0]} has variables and is in no group: {_AGAIN}")
+        raise UsageError(f"host {strangers[0]} has variables and is in no group: {_WRITE}")
     return Listing(
-        hosts_of_group=own,
+        hosts_of_group=hosts_of_group,
         children={name: groups[name].children for name in depth},
         group_of={
             host: "all" if name in _NO_GROUPS else name
-            for name, hosts in own.items()
+            for name, hosts in hosts_of_group.items()
             for host in hosts
             if group_of[host] == name
         },
@@ -91,31 +91,31 @@ def _tables(text: bytes) -> tuple[dict[str, _Group], dict[str, dict[str, Raw]]]:
         groups = {n: msgspec.json.decode(table, type=_Group) for n, table in tables.items()}
     except msgspec.ValidationError as error:
         # msgspec's message names types only, no value of the file.
-        raise UsageError(f"not what ansible-inventory --list writes ({error}): {_AGAIN}") from error
+        raise UsageError(f"not what ansible-inventory --list writes ({error}): {_WRITE}") from error
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         remark = "" if text.lstrip()[:1] == b"{" else "; it does not begin with {"
-        raise UsageError(f"not JSON{remark}: {_AGAIN}") from error
+        raise UsageError(f"not JSON{remark}: {_WRITE}") from error
     for name, group in groups.items():
-        _refuse_odd_group(name, group)
+        _refuse_bad_group(name, group)
     return groups, meta.hostvars
 
 
-def _refuse_odd_group(name: str, group: _Group) -> None:
+def _refuse_bad_group(name: str, group: _Group) -> None:
     if not name.isprintable() or len(name) > 100:  # noqa: PLR2004  fits two terminal lines
         raise UsageError(f"{name[:60]!a} is not a group name: rename it")
     if group.vars:
         # Only Ansible knows the precedence; without them an expected value would be missed.
-        raise UsageError(f"group {name} has variables of its own: {_AGAIN}, without --export")
+        raise UsageError(f"group {name} has variables of its own: {_WRITE}, without --export")
 
 
 def _depths(groups: Mapping[str, _Group]) -> dict[str, int]:
     """How deep each group lies, in the inventory's order; a circle of groups is refused."""
     depth: dict[str, int] = {}
-    below = {child for group in groups.values() for child in group.children}
-    level = [name for name in groups if name not in below]
-    for at in range(DEEPEST + 1):
+    children = {child for group in groups.values() for child in group.children}
+    level = [name for name in groups if name not in children]
+    for number in range(DEEPEST + 1):
         for name in level:
-            depth[name] = at
+            depth[name] = number
         level = list(
             dict.fromkeys(
                 child for name in level for child in groups[name].children if child in groups
@@ -128,8 +128,8 @@ def _depths(groups: Mapping[str, _Group]) -> dict[str, int]:
     return depth
 
 
-def _is_nearer(name: str, than: str, depth: Mapping[str, int]) -> bool:
-    return than in _NO_GROUPS or (name not in _NO_GROUPS and depth[name] > depth[than])
+def _is_deeper(name: str, other: str, depth: Mapping[str, int]) -> bool:
+    return other in _NO_GROUPS or (name not in _NO_GROUPS and depth[name] > depth[other])
 
 
 def members(listing: Listing, name: str) -> tuple[str, ...]:
@@ -138,9 +138,9 @@ def members(listing: Listing, name: str) -> tuple[str, ...]:
     while level:
         for group in level:
             hosts.update(dict.fromkeys(listing.hosts_of_group[group]))
-        below = dict.fromkeys(child for group in level for child in listing.children[group])
+        children = dict.fromkeys(child for group in level for child in listing.children[group])
         level = [
-            child for child in below if child in listing.hosts_of_group and child not in groups
+            child for child in children if child in listing.hosts_of_group and child not in groups
         ]
         groups.update(level)
     return tuple(hosts)
@@ -151,7 +151,7 @@ def _canonical(host: str) -> str:
     return expand(host)[0] if ":" in host else host
 
 
-def plain(value: Raw) -> Any:
+def value_of(value: Raw) -> Any:
     """Decode one variable; text that Ansible marks as unsafe (not a template) is plain text."""
     decoded = msgspec.json.decode(value)
     if isinstance(decoded, dict) and set(decoded) == {"__ansible_unsafe"}:
@@ -180,13 +180,13 @@ _ENVIRON = (
     "ANSIBLE_INVENTORY_ANY_UNPARSED_IS_FAILED=1",
 )
 
-_LOADS = re.compile("PLUGIN|MODULE|COLLECTION|VAULT|PLAYBOOK|CONFIG_FILE")
+_CODE_SETTING = re.compile("PLUGIN|MODULE|COLLECTION|VAULT|PLAYBOOK|CONFIG_FILE")
 """Found in the name of a setting whose paths are code, are executed, or select code."""
 
 _PATH = re.compile("(?:[^/~@]*@)?(~?/.+)")
 """A vault's path has a label in front: label@path."""
 
-_TROUBLE = re.compile(r"(?:\[?ERROR\]?[:!]|\[WARNING\]:)\s*(.*)", re.DOTALL)
+_ERROR = re.compile(r"(?:\[?ERROR\]?[:!]|\[WARNING\]:)\s*(.*)", re.DOTALL)
 
 
 def list_inventory(path: Path) -> bytes:
@@ -200,19 +200,19 @@ def list_inventory(path: Path) -> bytes:
         )
     _refuse_settings(Path(program).with_name("ansible-config"))
     answer = _run(program, "-i", str(path.absolute()), "--list")
-    again = f"see: ansible-inventory -i {shlex.quote(str(path))} --list"
+    see = f"see: ansible-inventory -i {shlex.quote(str(path))} --list"
     if answer.overflow:
         raise UsageError(f"{path}: Ansible writes more than {LARGEST >> 20} MiB: split it")
     if answer.status in (None, TIMED_OUT) or answer.seconds >= LIST_S:
         raise UsageError(
             f"{path}: ansible-inventory gives no answer in {LIST_S:g} s (a script or a plugin "
-            f"may hang): {again}"
+            f"may hang): {see}"
         )
     if answer.status != 0:
         folder = "; in a folder Ansible passes over .ini and .cfg files" if path.is_dir() else ""
         raise UsageError(
             f"{path}: ansible-inventory ends with {answer.status} ({_reason(answer.stderr)}"
-            f"{folder}): {again}"
+            f"{folder}): {see}"
         )
     return answer.stdout
 
@@ -233,7 +233,7 @@ def _refuse_settings(program: Path) -> None:
             f"{program} does not say; see: ansible-config dump --format=json"
         ) from error
     for setting in settings:
-        value = setting.get("value") if _LOADS.search(str(setting.get("name"))) else None
+        value = setting.get("value") if _CODE_SETTING.search(str(setting.get("name"))) else None
         for text in value if isinstance(value, list) else [value]:
             if path := _PATH.fullmatch(str(text)):
                 refuse_untrusted_folder(typed_path(path[1]))
@@ -254,7 +254,7 @@ def _run(program: str, *words: str) -> Answer:
 def _reason(stderr: bytes) -> str:
     """Return Ansible's first error without the line that it quotes: it may hold a password."""
     text = stderr.decode("utf-8", "replace")
-    match = _TROUBLE.search(text)
+    match = _ERROR.search(text)
     complaint = (match[1] if match else text).split("The offending line")[0]
     return (
         excerpt(re.split(r"\n(?:[^\S\n]*(?=\[?(?:ERROR|WARNING))|\n)", complaint)[0], 160)

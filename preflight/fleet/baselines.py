@@ -147,8 +147,8 @@ def gpu_floor(expected: Expected, measure: Measure, *, algorithm: str = "") -> F
 
     Without an algorithm the lowest known floor counts. The unit is that of `UNITS`.
     """
-    if own := _site(expected, measure):
-        return own
+    if site := _site_floor(expected, measure):
+        return site
     why = f"as expected by {expected.origin or 'the inventory'}"
     return _floor(gpu_platform(expected), measure, why, algorithm)
 
@@ -178,7 +178,7 @@ def _floor(platform: str | None, measure: Measure, why: str, algorithm: str = ""
     )
 
 
-def _site(expected: Expected, measure: str) -> Floor | None:
+def _site_floor(expected: Expected, measure: str) -> Floor | None:
     """Return the site's floor: its limit, else its baseline times the share that must be met."""
     unit = UNITS[measure]
     if override := expected.limits.get(measure):
@@ -197,8 +197,8 @@ def rail_floor(expected: Expected) -> Floor | None:
     Without an expected link type the lower floor counts. All rails run at once: if fewer NICs
     than GPUs are expected, rails share them.
     """
-    if own := _site(expected, "rail"):
-        return own
+    if site := _site_floor(expected, "rail"):
+        return site
     rate = expected.nic_gbits
     if rate is None:
         return None

@@ -26,16 +26,16 @@ from preflight.core.text import did_you_mean, excerpt, last_line
 from preflight.errors import UsageError
 from preflight.fleet.nodeset import (
     MOST_NODES,
-    as_slurm_reads,
     check_host_name,
     clustershell,
+    digits_into_brackets,
     expand,
     fold,
     refuse_bombs,
     split,
 )
 
-OURS = "inventory"
+INVENTORY_SOURCE = "inventory"
 """The group source that means the groups of --preflight-inventory."""
 
 UPCALL_S = 20.0
@@ -44,7 +44,10 @@ UPCALL_S = 20.0
 MOST_MEMBERS = 16 * MOST_NODES
 """Nodes of all groups of one list together: a node may be in many groups."""
 
-_WILD = "*?["
+_PATTERN_SIGNS = "*?["
+
+Groups = Mapping[str, Sequence[str]]
+"""The nodes of each group, by its name."""
 
 _CHILD = "from preflight.fleet.groups import answer; answer()"
 _LIMIT = 32 << 20
@@ -55,7 +58,7 @@ class Grouped(Protocol):
     """An inventory's groups."""
 
     @property
-    def groups(self) -> Mapping[str, Sequence[str]]:
+    def groups(self) -> Groups:
         """The nodes of each group."""
 
 
@@ -84,23 +87,23 @@ def groups_in(text: str) -> str:
     return excerpt(",".join(words), 60)
 
 
-def expand_written(
-    text: str, own: Grouped | None = None, *, may_be_empty: bool = False
+def expand_with_groups(
+    text: str, inventory: Grouped | None = None, *, may_be_empty: bool = False
 ) -> tuple[str, ...]:
     """Expand a node list that the operator wrote, groups included.
 
-    `own`: the inventory, for its groups `@inventory:NAME`. `may_be_empty`: a known group may have
-    no nodes today. Raises UsageError that names the group and the file to look at.
+    `inventory`: for its groups `@inventory:NAME`. `may_be_empty`: a known group may have no nodes
+    today. Raises UsageError that names the group and the file to look at.
     """
     if "@" not in text:
         return expand(text)
     if not text.isprintable():
         raise UsageError(f"{excerpt(text, 60)!a} holds a control character: remove it")
     refuse_bombs(text)
-    groups = own.groups if own and f"@{OURS}:" in text else None
-    resolution = _ask(text, groups, may_be_empty=may_be_empty)
+    groups = inventory.groups if inventory and f"@{INVENTORY_SOURCE}:" in text else None
+    resolution = _ask_child(text, groups, may_be_empty=may_be_empty)
     if resolution.names is None:
-        raise UsageError(_sentence(resolution, text))
+        raise UsageError(_error_sentence(resolution, text))
     for name in resolution.names:
         check_host_name(name)
     if not resolution.names and not may_be_empty:
@@ -108,12 +111,12 @@ def expand_written(
     return tuple(resolution.names)
 
 
-def _ask(text: str, own: Mapping[str, Sequence[str]] | None, *, may_be_empty: bool) -> _Resolution:
+def _ask_child(text: str, groups: Groups | None, *, may_be_empty: bool) -> _Resolution:
     """Ask a child process, which can be killed together with the commands it started."""
     isolated = "-I" if sys.flags.isolated else "-P"
     argv = [sys.executable, isolated, "-c", _CHILD]
-    folded = None if own is None else _fold_groups(own, text)
-    question = _Question(as_slurm_reads(text), folded, may_be_empty)
+    folded = None if groups is None else _fold_groups(groups, text)
+    question = _Question(digits_into_brackets(text), folded, may_be_empty)
     remote = LocalConnection().start(argv, timeout_s=UPCALL_S, limit=_LIMIT)
     try:
         remote.send(msgspec.json.encode(question))
@@ -137,15 +140,15 @@ def _ask(text: str, own: Mapping[str, Sequence[str]] | None, *, may_be_empty: bo
         ) from error
 
 
-def _fold_groups(own: Mapping[str, Sequence[str]], text: str) -> dict[str, str]:
+def _fold_groups(groups: Groups, text: str) -> dict[str, str]:
     """Fold the groups that a text can mean; the others are only names, for the messages."""
-    patterns = any(sign in text for sign in _WILD)
-    room, folded = MOST_MEMBERS, dict.fromkeys(own, "")
-    for name in own:
-        if patterns or name in text:
-            nodes = own[name]
-            room -= len(nodes)
-            if room < 0:
+    has_patterns = any(sign in text for sign in _PATTERN_SIGNS)
+    remaining, folded = MOST_MEMBERS, dict.fromkeys(groups, "")
+    for name in groups:
+        if has_patterns or name in text:
+            nodes = groups[name]
+            remaining -= len(nodes)
+            if remaining < 0:
                 raise UsageError(
                     f"the groups of {excerpt(text, 60)} name nodes more than {MOST_MEMBERS} times: "
                     "name fewer groups"
@@ -154,22 +157,22 @@ def _fold_groups(own: Mapping[str, Sequence[str]], text: str) -> dict[str, str]:
     return folded
 
 
-def _sentence(resolution: _Resolution, text: str) -> str:
+def _error_sentence(resolution: _Resolution, text: str) -> str:
     """Say what is wrong with the group, and where to correct it."""
     if resolution.trouble == "refused":
         return excerpt(resolution.group, 400)
     group, source = excerpt(resolution.group, 80), excerpt(resolution.source, 60)
-    full = f"@{source}:{group}"
-    where = _where(resolution, source)
+    full_name = f"@{source}:{group}"
+    where = _files_to_correct(resolution, source)
     look = f"look at {where}"
     if resolution.trouble == "source" and not source:
         return f"no groups are configured, so {excerpt(text, 60)} cannot be read: write {where}"
     names = resolution.known
     sentences = {
         "source": f"no group source is called '{source}'{did_you_mean(source, names)}: {look}",
-        "unknown": f"no group is called {full}{did_you_mean(group, names)}: {look}",
-        "empty": f"group {full} has no nodes: {look}",
-        "upcall": f"the command of groups.conf that looks up {full} failed: {look}",
+        "unknown": f"no group is called {full_name}{did_you_mean(group, names)}: {look}",
+        "empty": f"group {full_name} has no nodes: {look}",
+        "upcall": f"the command of groups.conf that looks up {full_name} failed: {look}",
         "large": f"{excerpt(text, 60)} names more than {MOST_NODES} nodes: {look}",
     }
     other = (
@@ -178,11 +181,11 @@ def _sentence(resolution: _Resolution, text: str) -> str:
     return sentences.get(resolution.trouble, other)
 
 
-def _where(resolution: _Resolution, source: str) -> str:
-    if source == OURS:
+def _files_to_correct(resolution: _Resolution, source: str) -> str:
+    if source == INVENTORY_SOURCE:
         return "the inventory"
-    there = [path for path in resolution.files if Path(path).is_file()]
-    return " and ".join(excerpt(path, 120) for path in there or resolution.files[:1])
+    existing = [path for path in resolution.files if Path(path).is_file()]
+    return " and ".join(excerpt(path, 120) for path in existing or resolution.files[:1])
 
 
 MOST_MEMORY = 4 << 30
@@ -219,8 +222,8 @@ def answer() -> None:
 
 def _configs() -> list[str]:
     """Return the operator's groups.conf files, without the examples that pip installs."""
-    pips = (Path(sys.prefix), Path("~/.local").expanduser())
-    examples = {str(prefix / "etc/clustershell/groups.conf") for prefix in pips}
+    pip_prefixes = (Path(sys.prefix), Path("~/.local").expanduser())
+    examples = {str(prefix / "etc/clustershell/groups.conf") for prefix in pip_prefixes}
     folder = os.environ.get("CLUSTERSHELL_CFGDIR")
     if folder is not None:
         examples.discard(str(Path(folder) / "groups.conf"))
@@ -255,8 +258,8 @@ def _resolver(question: _Question) -> Any:
         def _late_init(self) -> None:
             super()._late_init()
             if (own := question.own) is not None:
-                self._sources[OURS] = utils.GroupSource(
-                    OURS, own, ",".join(filter(None, own.values()))
+                self._sources[INVENTORY_SOURCE] = utils.GroupSource(
+                    INVENTORY_SOURCE, own, ",".join(filter(None, own.values()))
                 )
 
         def _source(self, namespace: str | None) -> Any:
@@ -271,7 +274,7 @@ def _resolver(question: _Question) -> Any:
                 nodes: list[str] = super().group_nodes(group, namespace)
             except utils.GroupSourceError as error:
                 raise _Trouble("upcall", group, name) from error
-            nodes = _as_read(nodes, group, name)
+            nodes = _read_like_node_list(nodes, group, name)
             if nodes and node_set.NodeSet(",".join(nodes), resolver=self):
                 return nodes
             names: list[str] | None = None
@@ -284,15 +287,15 @@ def _resolver(question: _Question) -> Any:
             raise _Trouble(kind, group, name, names or ())
 
         def all_nodes(self, namespace: str | None = None) -> list[str]:
-            return _as_read(super().all_nodes(namespace), "*", namespace or "")
+            return _read_like_node_list(super().all_nodes(namespace), "*", namespace or "")
 
     return Resolver(_configs(), illegal_chars=node_set.ILLEGAL_GROUP_CHARS)
 
 
-def _as_read(nodes: list[str], group: str, source: str) -> list[str]:
+def _read_like_node_list(nodes: list[str], group: str, source: str) -> list[str]:
     """Read a group's nodes like every other node list; refuse more than any fleet has."""
     try:
         refuse_bombs(",".join(nodes))
-        return list(map(as_slurm_reads, nodes))
+        return list(map(digits_into_brackets, nodes))
     except UsageError as error:
         raise _Trouble("large", group, source) from error

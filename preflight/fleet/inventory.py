@@ -16,19 +16,19 @@ import msgspec
 from preflight.core.files import parse_toml, read_regular, read_text, refuse_untrusted, typed_path
 from preflight.core.text import did_you_mean
 from preflight.errors import UsageError
-from preflight.fleet.groups import expand_written
+from preflight.fleet.groups import expand_with_groups
 from preflight.fleet.inventory_tables import (
     CONNECTION_KEYS,
     EXPECTATION_KEYS,
     FILES,
     FileTable,
-    command,
-    own_numbers,
-    plainly,
+    read_argv,
     read_waivers,
     refuse_hiding,
     refuse_impossible,
     refuse_unknown_keys,
+    schema_reason,
+    table_overrides,
 )
 from preflight.fleet.model import Expected, Host, Waiver
 from preflight.fleet.nodeset import MOST_NODES, check_host_name
@@ -48,12 +48,12 @@ DEEPEST = 32
 _LONGEST_NUMBER = 64
 """YAML reads 1:30 as 90: time grows with the square of the length, and a float may overflow."""
 
-_MANY_LINES = ("nodes", "launch")
+_MULTILINE_KEYS = ("nodes", "launch")
 """Keys whose text may have several lines."""
 
 
 def parse(path: Path, text: str) -> Any:
-    """Read TOML, or YAML by its suffix; UsageError says what to correct."""
+    """Parse TOML, or YAML if the file's suffix says so; UsageError says what to correct."""
     is_yaml = path.suffix.lower() in (".yaml", ".yml")
     content = _parse_yaml(text) if is_yaml else _parse_toml(text)
     _refuse_control(content, "")
@@ -73,7 +73,7 @@ def _parse_yaml(text: str) -> Any:
     import yaml
 
     try:
-        for event in _events(text):
+        for event in _parse_events(text):
             # A few lines of anchors and aliases can expand to more than all memory.
             if isinstance(event, yaml.AliasEvent):
                 raise UsageError("uses YAML aliases (*name): write the values out")
@@ -85,7 +85,7 @@ def _parse_yaml(text: str) -> Any:
         raise UsageError(f"not YAML: {reason}; correct the file") from error
 
 
-def _events(text: str) -> Iterator[Any]:
+def _parse_events(text: str) -> Iterator[Any]:
     """Yield every event of a YAML text in time and memory linear in its length, or UsageError.
 
     libyaml's time grows with the square of the depth and of the number of %TAG directives.
@@ -139,8 +139,8 @@ def _refuse_control(content: Any, key: str) -> None:
         for value in content:
             _refuse_control(value, key)
     elif isinstance(content, str):
-        text = " ".join(content.split("\n")) if key in _MANY_LINES else content
-        text = text.replace("\t", " ").replace("\r", " ") if key in _MANY_LINES else text
+        text = " ".join(content.split("\n")) if key in _MULTILINE_KEYS else content
+        text = text.replace("\t", " ").replace("\r", " ") if key in _MULTILINE_KEYS else text
         if not text.isprintable():
             raise UsageError(f"{key} holds a control character: {content[:60]!a}; remove it")
 
@@ -167,11 +167,11 @@ class Inventory:
             check_host_name(name)
             check_host_name(own.address or name)
         for where, layer in _layers(content):
-            command(layer.python, f"{path}: python")
+            read_argv(layer.python, f"{path}: python")
             refuse_impossible(where, layer)
-        self._off_in: dict[str, dict[str, str]] = {}
-        self._made: dict[tuple[str, int], Any] = {}
-        if (checks := len({check for check, _ in self.switched()})) > _MOST_CHECKS:
+        self._off_by_group: dict[str, dict[str, str]] = {}
+        self._cached: dict[tuple[str, int], Any] = {}
+        if (checks := len({check for check, _ in self.switched_checks()})) > _MOST_CHECKS:
             raise UsageError(
                 f"switches {checks} checks, at most {_MOST_CHECKS}: keep those that run"
             )
@@ -183,7 +183,7 @@ class Inventory:
             )
         origin = f"{path} [[waive]]"
         self.waivers: tuple[Waiver, ...] = read_waivers(
-            content.waive, lambda text: expand_written(text, self), self.names, origin
+            content.waive, lambda text: expand_with_groups(text, self), self.names, origin
         )
 
     @property
@@ -219,18 +219,18 @@ class Inventory:
             address=(own.address if own else None) or name,
             group=group or "all",
             leaf=nearest("leaf") or "",
-            python=self._once(self._command, nearest("python")),
+            python=self._make_once(self._command, nearest("python")),
             expected=Expected(
                 **expected,
-                limits=self._join_tables(name, "limits") if is_known else {},
-                baselines=self._join_tables(name, "baselines") if is_known else {},
+                limits=self._overrides(name, "limits") if is_known else {},
+                baselines=self._overrides(name, "baselines") if is_known else {},
                 origin=f"{self.path} {where}" if is_known else "",
             ),
-            off=self._shared_off(name),
+            off=self._off_of_group(name),
             **{
                 key: value
                 for key in CONNECTION_KEYS
-                if (value := self._way(key, nearest(key))) is not None
+                if (value := self._resolve_if_file(key, nearest(key))) is not None
             },
         )
 
@@ -246,24 +246,24 @@ class Inventory:
             layers.append((f"[group.{group}]", self._content.group[group]))
         return layers if own is None else [*layers, (f"[node.{name}]", own)]
 
-    def _join_tables(self, name: str, kind: Literal["limits", "baselines"]) -> dict[str, Override]:
+    def _overrides(self, name: str, kind: Literal["limits", "baselines"]) -> dict[str, Override]:
         """Return a node's own limits or baselines; for each name the most specific table wins."""
         numbers: dict[str, Override] = {}
         for where, layer in self._named_layers(name):
-            numbers |= own_numbers(layer, kind, f"{self.path} {where}")
+            numbers |= table_overrides(layer, kind, f"{self.path} {where}")
         return numbers
 
-    def _shared_off(self, name: str) -> dict[str, str]:
-        """Return the same for every node of a group that switches no check itself."""
+    def _off_of_group(self, name: str) -> dict[str, str]:
+        """Return `_off_checks`: one dict for the nodes of a group without switches of their own."""
         own = self._content.node.get(name)
         if own is not None and own.checks:
-            return self._off(name)
+            return self._off_checks(name)
         group = self._group_of.get(name, "")
-        if group not in self._off_in:
-            self._off_in[group] = self._off(name)
-        return self._off_in[group]
+        if group not in self._off_by_group:
+            self._off_by_group[group] = self._off_checks(name)
+        return self._off_by_group[group]
 
-    def _off(self, name: str) -> dict[str, str]:
+    def _off_checks(self, name: str) -> dict[str, str]:
         """Return the checks that are switched off for a node, and the table that does it."""
         off: dict[str, str] = {}
         layers = [(where, layer.checks or {}) for where, layer in self._named_layers(name)]
@@ -274,7 +274,7 @@ class Inventory:
                     off[check] = f"{self.path} {where}"
         return off
 
-    def switched(self) -> list[tuple[str, str]]:
+    def switched_checks(self) -> list[tuple[str, str]]:
         """Return every check that a table names, and where; UsageError for `reach.*`."""
         tables = [(where, layer.checks or {}) for where, layer in _layers(self._content)]
         mentioned = [
@@ -286,20 +286,20 @@ class Inventory:
             refuse_hiding(check, f"{check!a} in {where}")
         return mentioned
 
-    def _way(self, key: str, value: Any) -> Any:
-        return self._once(self.beside, value) if value and key in FILES else value
+    def _resolve_if_file(self, key: str, value: Any) -> Any:
+        return self._make_once(self.resolve_path, value) if value and key in FILES else value
 
-    def _once(self, make: Callable[[Any], Any], value: Any) -> Any:
-        """Return `make(value)`, made once for all nodes that have the value from one table."""
+    def _make_once(self, make: Callable[[Any], Any], value: Any) -> Any:
+        """Return `make(value)`, made once for all nodes that take the value from one table."""
         key = make.__name__, id(value)
-        if key not in self._made:
-            self._made[key] = make(value)
-        return self._made[key]
+        if key not in self._cached:
+            self._cached[key] = make(value)
+        return self._cached[key]
 
     def _command(self, words: str | list[str] | None) -> tuple[str, ...]:
-        return command(words, f"{self.path}: python")
+        return read_argv(words, f"{self.path}: python")
 
-    def beside(self, file: str) -> str:
+    def resolve_path(self, file: str) -> str:
         """Resolve a path relative to the file's folder, and `~` as home."""
         return str(self.path.parent / typed_path(file))
 
@@ -317,7 +317,7 @@ def inventory_of(path: Path, text: str) -> Inventory:
         refuse_unknown_keys(content)
         return Inventory(path, msgspec.convert(content, FileTable))
     except msgspec.ValidationError as error:
-        raise UsageError(f"{path}: {plainly(str(error))}: correct it") from error
+        raise UsageError(f"{path}: {schema_reason(str(error))}: correct it") from error
     except UsageError as error:
         message = str(error)
         raise (
@@ -329,7 +329,7 @@ def _groups(tables: dict[str, GroupTable]) -> dict[str, str]:
     """Return the group of each node; UsageError if a node is in two."""
     group_of: dict[str, str] = {}
     for group, table in tables.items():
-        for name in expand_written(table.nodes):
+        for name in expand_with_groups(table.nodes):
             if name in group_of:
                 raise UsageError(
                     f"{name} is in [group.{group_of[name]}] and in [group.{group}]: "
@@ -349,8 +349,8 @@ def _layers(content: FileTable) -> list[tuple[str, Layer]]:
     ]
 
 
-OURS: Final = frozenset(("defaults", "job", "group", "node", "checks", "waive"))
-_LARGEST: Final = 32 << 20
+_OWN_TABLES: Final = frozenset(("defaults", "job", "group", "node", "checks", "waive"))
+_LARGEST_EXAMINED: Final = 32 << 20
 """Bytes of a YAML file whose layout is examined."""
 
 _TOP_KEY: Final = re.compile(r"^[\"']?([\w-]+)[\"']?[ \t]*:", re.MULTILINE)
@@ -376,7 +376,7 @@ def open_inventory(path: Path) -> AnyInventory:
     TOML is preflight's; YAML is preflight's unless it has Ansible's layout; JSON is the output of
     `ansible-inventory --list`; Ansible reads a folder, a script and anything else.
     """
-    from preflight.fleet.ansible import read_ansible, read_listed
+    from preflight.fleet.ansible import read_ansible, read_ansible_json
 
     path = refuse_untrusted(path, is_run=os.access(path, os.X_OK))
     suffix = path.suffix.lower()
@@ -386,34 +386,34 @@ def open_inventory(path: Path) -> AnyInventory:
         return read_ansible(path)
     _refuse_unreadable(path)
     if suffix in (".yaml", ".yml"):
-        return read_ansible(path) if _is_ansibles(path) else read_inventory(path)
-    return read_listed(path) if suffix == ".json" else read_ansible(path)
+        return read_ansible(path) if _has_ansible_layout(path) else read_inventory(path)
+    return read_ansible_json(path) if suffix == ".json" else read_ansible(path)
 
 
 def _refuse_unreadable(path: Path) -> None:
     """Refuse a file that Ansible would only warn about; do not open a pipe or a device."""
     try:
-        is_plain = path.is_file()
+        is_regular = path.is_file()
         path.stat()
         reason = "it is not a regular file (a pipe or a device is not read)"
     except OSError as error:
-        is_plain, reason = False, error.strerror or "it cannot be read"
+        is_regular, reason = False, error.strerror or "it cannot be read"
     except ValueError:
-        is_plain, reason = False, "its name holds a NUL byte or is not text"
-    if not is_plain:
+        is_regular, reason = False, "its name holds a NUL byte or is not text"
+    if not is_regular:
         raise UsageError(
             f"cannot read the inventory {path}: {reason}; give --preflight-inventory a readable "
             "file: TOML or YAML of preflight's, or an Ansible inventory"
         )
 
 
-def _is_ansibles(path: Path) -> bool:
+def _has_ansible_layout(path: Path) -> bool:
     """Whether a YAML file has the layout of an Ansible inventory (or configures a plugin)."""
     try:
-        text = read_regular(path, _LARGEST).decode("utf-8-sig")
+        text = read_regular(path, _LARGEST_EXAMINED).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError):
         return False  # our own reader then raises the error
     keys = set(_TOP_KEY.findall(text))
-    if OURS.issuperset(keys):
+    if _OWN_TABLES.issuperset(keys):
         return False
     return bool(keys & {"all", "plugin"}) or _ANSIBLE_GROUP.search(text) is not None

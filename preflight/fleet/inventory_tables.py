@@ -19,13 +19,13 @@ from preflight.core.thresholds import Override, shipped
 from preflight.errors import UsageError
 from preflight.fleet.baselines import UNITS, highest_ceiling
 from preflight.fleet.leaf_switches import LEAF_NAME
-from preflight.fleet.model import NEVER, TRANSPORTS, Expectations, Port, User, Waiver, today
+from preflight.fleet.model import TRANSPORTS, UNWAIVABLE, Expectations, Port, User, Waiver, today
 from preflight.fleet.nodeset import fold
 
-SWEPT = ("gloo.", "nccl.")
+SWEEP_PREFIXES = ("gloo.", "nccl.")
 """Limits of a sweep, which is judged once for all nodes."""
 
-FARTHEST = 10
+MOST_TIMES_CEILING = 10
 """Times the highest known ceiling: a newer GPU may be faster; more than this is a wrong unit."""
 
 _TIME_ZONES = timedelta(days=1)
@@ -51,12 +51,12 @@ def limit_overrides(table: Limits | None, origin: str, *, for_all: bool) -> dict
     """
     overrides: dict[str, Override] = {}
     names = {*shipped(), *UNITS}
-    for name, value in _flat(table or {}):
+    for name, value in _flatten(table or {}):
         if name not in names:
             raise UsageError(f"unknown limit {name[:80]!a} in {origin}{did_you_mean(name, names)}")
-        if name.startswith(SWEPT) and not for_all:
+        if name.startswith(SWEEP_PREFIXES) and not for_all:
             raise UsageError(f"{name} in {origin}: {_FLEET_WIDE}")
-        overrides[name] = Override(_sound(name, value, origin), origin)
+        overrides[name] = Override(_valid_number(name, value, origin), origin)
     return overrides
 
 
@@ -72,12 +72,12 @@ def baseline_overrides(table: Baselines | None, origin: str) -> dict[str, Overri
         if baseline.learned and baseline.learned > datetime.now(UTC).date() + _TIME_ZONES:
             when = f"{name} in {origin} was learned {baseline.learned}, a day in the future"
             raise UsageError(f"{when}: correct it")
-        overrides[name] = Override(_sound(name, baseline.value, origin), origin, learned)
+        overrides[name] = Override(_valid_number(name, baseline.value, origin), origin, learned)
     return overrides
 
 
-def _flat(table: Limits) -> Iterator[tuple[str, float]]:
-    """Read `nccl.peers_ratio = 0.5` and `[...limits.nccl]` alike."""
+def _flatten(table: Limits) -> Iterator[tuple[str, float]]:
+    """Yield full names, whether a file has `nccl.peers_ratio = 0.5` or `[...limits.nccl]`."""
     for name, value in table.items():
         if isinstance(value, dict):
             yield from ((f"{name}.{inner}", number) for inner, number in value.items())
@@ -85,11 +85,11 @@ def _flat(table: Limits) -> Iterator[tuple[str, float]]:
             yield name, value
 
 
-def _sound(name: str, value: float, origin: str) -> float:
+def _valid_number(name: str, value: float, origin: str) -> float:
     if not math.isfinite(value) or value < 0:
         raise UsageError(f"{name} in {origin} is {value}: give a number, 0 or more")
     most = highest_ceiling(name)
-    if most is not None and value > FARTHEST * most:
+    if most is not None and value > MOST_TIMES_CEILING * most:
         raise UsageError(
             f"{name} in {origin} is {value:g} {UNITS[name]}: no known part reaches "
             f"more than {most:g}; correct the unit or the decimal point"
@@ -170,7 +170,7 @@ FILES = ("identity_file", "known_hosts", "ssh_config")
 CONNECTION_KEYS = ("transport", "user", "port", *FILES)
 
 
-_WORDS = {
+_TYPE_NAMES = {
     "int": "a whole number",
     "float": "a number",
     "str": "text",
@@ -181,11 +181,11 @@ _WORDS = {
 }
 
 
-def plainly(reason: str) -> str:
+def schema_reason(reason: str) -> str:
     """Reword a schema's error: "expected a whole number, got text, at job.port"."""
 
     def words(match: re.Match[str]) -> str:
-        kinds = [_WORDS.get(word, word) for word in match[1].split(" | ")]
+        kinds = [_TYPE_NAMES.get(word, word) for word in match[1].split(" | ")]
         # Do not offer "nothing": a user knows that a key may be left out.
         return " or ".join(word for word in kinds if word != "nothing" or len(kinds) == 1)
 
@@ -249,15 +249,15 @@ def refuse_impossible(where: str, layer: Layer) -> None:
                 f"{key} in {where} holds a quote, a backslash or ${{, which ssh would read in its "
                 "own way: rename it"
             )
-    own_numbers(layer, "limits", where)
-    own_numbers(layer, "baselines", where)
+    table_overrides(layer, "limits", where)
+    table_overrides(layer, "baselines", where)
     for key in ("allreduce_min_gbs", "intra_node_min_gbs"):
         number = getattr(layer, key)
         if number is not None and not math.isfinite(number):
             raise UsageError(f"{key} in {where} is {number}: give a number of GB/s")
 
 
-def own_numbers(
+def table_overrides(
     layer: Layer, kind: Literal["limits", "baselines"], origin: str
 ) -> dict[str, Override]:
     """Return the numbers that one table sets; only [defaults] may set a sweep's."""
@@ -273,7 +273,7 @@ def refuse_unknown_transport(name: str, where: str) -> None:
         raise UsageError(f"unknown transport {name[:40]!a} in {where}{hint}")
 
 
-def command(words: str | list[str] | None, where: str) -> tuple[str, ...]:
+def read_argv(words: str | list[str] | None, where: str) -> tuple[str, ...]:
     """Read the job's Python as an argv prefix; it is never passed to a shell."""
     if words is None:
         return ("python3",)
@@ -294,7 +294,7 @@ LONGEST_WAIVER = timedelta(days=366)
 MOST_WAIVERS, MOST_WAIVED = 1000, 1 << 20
 """Of a file, and the nodes of all its waivers together."""
 
-_WAY_IN = "reach."
+_REACH_PREFIX = "reach."
 _SHORTEST_REASON = 3
 
 
@@ -312,17 +312,17 @@ def read_waivers(
         raise UsageError(f"has {len(tables)} tables [[waive]]: keep at most {MOST_WAIVERS}")
     known_names = dict.fromkeys(names)
     waivers: list[Waiver] = []
-    room = MOST_WAIVED
+    remaining = MOST_WAIVED
     for table in tables:
-        waivers.append(_waiver(table, expand, known_names, origin))
-        room -= len(waivers[-1].nodes)
-        if room < 0:
+        waivers.append(_read_waiver(table, expand, known_names, origin))
+        remaining -= len(waivers[-1].nodes)
+        if remaining < 0:
             problem = f"its tables [[waive]] name over {MOST_WAIVED:,} nodes together"
             raise UsageError(f"{problem}: waive on fewer nodes, or switch the check off")
     return tuple(waivers)
 
 
-def _waiver(
+def _read_waiver(
     table: WaiveTable,
     expand: Callable[[str], Sequence[str]],
     names: Collection[str],
@@ -350,16 +350,16 @@ def _waiver(
 
 def refuse_hiding(check: str, where: str) -> None:
     """Refuse a waiver or a switch that would make an unchecked node look ready."""
-    if check.startswith(_WAY_IN):
+    if check.startswith(_REACH_PREFIX):
         raise UsageError(
             f"{where}: a node that cannot be reached cannot be judged; leave it out with "
             "--preflight-exclude"
         )
-    if check in NEVER and where.startswith("[[waive]]"):
+    if check in UNWAIVABLE and where.startswith("[[waive]]"):
         raise UsageError(f"{where}: corrupted data are never waived; remove it")
 
 
-def refuse_unknown(ids: Iterable[tuple[str, str]], known: Collection[str]) -> None:
+def refuse_unknown_checks(ids: Iterable[tuple[str, str]], known: Collection[str]) -> None:
     """Refuse a (check id, where it is written) of an unknown check; name the nearest."""
     for check, where in ids:
         if check not in known:

@@ -19,7 +19,7 @@ ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 _NAMES = shipped_table(__file__, "job_variables.toml")
 _PUBLIC = tuple(_NAMES["public"])
 _MEASURED_IN = tuple(_NAMES["measured_in"])
-OWN = frozenset(_NAMES["of_the_sweep"])
+SWEEP_VARIABLES = frozenset(_NAMES["of_the_sweep"])
 """job_variables.toml says what each of them is."""
 _LONGEST_VALUE = 8192
 
@@ -31,8 +31,8 @@ HIDDEN_NAMES = (
 _LARGEST_FILE = 1 << 20
 
 
-def public(environ: Mapping[str, str]) -> dict[str, str]:
-    """Keep the variables that checks may read, none that looks like a credential, none inside."""
+def public_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Keep the variables that checks may read; drop credentials, and mask those inside values."""
     return {
         key: mask_secrets(value)
         for key, value in environ.items()
@@ -43,16 +43,17 @@ def public(environ: Mapping[str, str]) -> dict[str, str]:
 def measured_in(
     environ: Mapping[str, str], unsafe: str = ""
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Return what measuring processes get of a job's environment, and why they do not get the rest.
+    """Return the job's variables that measuring processes get, and why they do not get others.
 
-    The second has a reason by name; those that concern no measurement are in neither. `unsafe`: who
-    else could have written the source; what names files or code does not count from there.
+    The second dict has the reason by name; variables that concern no measurement are in neither.
+    `unsafe`: who else could have written the source; then variables that name files or code are
+    left out.
     """
     variables, left_out = {}, {}
     for name, value in sorted(environ.items()):
         if not name.startswith(_MEASURED_IN):
             continue
-        if name in OWN:
+        if name in SWEEP_VARIABLES:
             left_out[name] = "the sweep has its own"
         elif unsafe and (re.match(NAMES_CODE, name) or "/" in value):
             left_out[name] = unsafe
@@ -68,7 +69,7 @@ def measured_in(
 _FOR_SLURM = ("SLURM_CONF", "SLURM_JOB_ID", "SLURM_WORKING_CLUSTER")
 
 
-def for_slurm(environ: Mapping[str, str]) -> dict[str, str]:
+def slurm_environ(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment for Slurm's commands: our allocation, without options for steps.
 
     srun reads SLURM_NTASKS, SLURM_MEM_PER_CPU and others as options, which would change our step.
@@ -86,12 +87,13 @@ def read_env_file(pattern: str, nodes: Sequence[str]) -> dict[str, dict[str, str
     if not pattern.strip():
         raise UsageError("--preflight-env-file is empty: give a file written with: env > job.env")
     if "{node}" not in pattern:
-        return {"": _read_one(typed_path(pattern))}
-    return {name: _read_one(typed_path(pattern.replace("{node}", name))) for name in nodes}
+        return {"": _read_file(typed_path(pattern))}
+    return {name: _read_file(typed_path(pattern.replace("{node}", name))) for name in nodes}
 
 
-def _read_one(path: Path) -> dict[str, str]:
-    what = f"the environment file {_plain(path)}"
+def _read_file(path: Path) -> dict[str, str]:
+    name = str(path) if str(path).isprintable() else ascii(str(path))
+    what = f"the environment file {name}"
     text = read_text(path, _LARGEST_FILE, what, "write it with: env > job.env")
     environ = {}
     for number, line in enumerate(text.replace("\0", "\n").splitlines(), 1):
@@ -104,15 +106,11 @@ def _read_one(path: Path) -> dict[str, str]:
         elif not environ:
             # Later lines may be the rest of a value with newlines in it, as `env` prints them.
             raise UsageError(
-                f"{_plain(path)} line {number} is not KEY=VALUE; write the file with: env > job.env"
+                f"{name} line {number} is not KEY=VALUE; write the file with: env > job.env"
             )
     if not environ:
-        raise UsageError(f"{_plain(path)} has no KEY=VALUE line; write it with: env > job.env")
-    return public(environ)
-
-
-def _plain(path: Path) -> str:
-    return str(path) if str(path).isprintable() else ascii(str(path))
+        raise UsageError(f"{name} has no KEY=VALUE line; write it with: env > job.env")
+    return public_variables(environ)
 
 
 def _unquote(value: str) -> str:

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from preflight.core.files import shipped_table
 from preflight.core.text import did_you_mean
 from preflight.errors import UsageError
-from preflight.fleet.job_environment import ASSIGNMENT, public
+from preflight.fleet.job_environment import ASSIGNMENT, public_variables
 from preflight.fleet.model import Host
 from preflight.fleet.nodeset import is_address
 
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     from preflight.fleet.inventory import AnyInventory
 
 
-_KNOWN: Final = shipped_table(__file__, "launchers.toml")
-_WITH_VALUE: Final = frozenset[str](_KNOWN["torchrun"]["with_value"])
-_ALONE: Final = frozenset[str](_KNOWN["torchrun"]["alone"])
-_SHORT_WITH_VALUE: Final = ("-r", "-t")
+_LAUNCHERS: Final = shipped_table(__file__, "launchers.toml")
+_WITH_VALUE: Final = frozenset[str](_LAUNCHERS["torchrun"]["with_value"])
+_FLAGS: Final = frozenset[str](_LAUNCHERS["torchrun"]["alone"])
+_SHORT_OPTIONS: Final = ("-r", "-t")
 
 
 def torchrun_options(words: Sequence[str]) -> dict[str, str]:
     """Options by their long names with dashes; the last of a repeated one, as argparse has it."""
-    options = _values(words[: script_at(words, takes_value=_SHORT_WITH_VALUE)], _full)
+    options = _option_values(words[: script_index(words, takes_value=_SHORT_OPTIONS)], _full_name)
     if "standalone" in options:
         # It makes a rendezvous of its own on a free port of each node.
         for name in ("master-addr", "master-port"):
@@ -44,7 +44,7 @@ def torchrun_options(words: Sequence[str]) -> dict[str, str]:
     return options
 
 
-def _values(words: Sequence[str], name_of: Callable[[str], str | None]) -> dict[str, str]:
+def _option_values(words: Sequence[str], name_of: Callable[[str], str | None]) -> dict[str, str]:
     """The values of options by the name that `name_of` gives each; None leaves an option out."""
     values: dict[str, str] = {}
     for at, word in enumerate(words):
@@ -54,10 +54,10 @@ def _values(words: Sequence[str], name_of: Callable[[str], str | None]) -> dict[
     return values
 
 
-def script_at(
+def script_index(
     words: Sequence[str], *, takes_value: Collection[str], stops: Collection[str] = ()
 ) -> int:
-    """Where the options end: at the first word that is neither an option nor one's value."""
+    """The index of the first word that is neither an option nor the value of one."""
     at = 0
     while at < len(words):
         word = words[at]
@@ -66,35 +66,35 @@ def script_at(
         if not word.startswith("-") or word in stops:
             return at
         has_value = word in takes_value or (
-            word.startswith("--") and "=" not in word and _expects_value(word[2:], words[at + 1 :])
+            word.startswith("--") and "=" not in word and _takes_value(word[2:], words[at + 1 :])
         )
         at += 2 if has_value else 1
     return len(words)
 
 
-def _expects_value(key: str, rest: Sequence[str]) -> bool:
-    """An option that a newer torchrun may have takes the next word, unless that is a script."""
-    name = _full(key)
-    if name in _WITH_VALUE or name in _ALONE:
+def _takes_value(key: str, following: Sequence[str]) -> bool:
+    """Whether an option takes the next word: an unknown one does, unless that is a script."""
+    name = _full_name(key)
+    if name in _WITH_VALUE or name in _FLAGS:
         return name in _WITH_VALUE
-    return bool(rest) and not rest[0].startswith("-") and not rest[0].endswith(".py")
+    return bool(following) and not following[0].startswith("-") and not following[0].endswith(".py")
 
 
-def _full(key: str) -> str:
+def _full_name(key: str) -> str:
     """The option that argparse takes an abbreviation for; the word itself if there is not one."""
     name = key.replace("_", "-")
-    options = _WITH_VALUE | _ALONE
+    options = _WITH_VALUE | _FLAGS
     longer = [option for option in options if option.startswith(name)]
     return longer[0] if name not in options and len(longer) == 1 else name
 
 
-ALONE: Final = "give it alone, as: VAR=... torchrun --nproc-per-node=8 train.py"
+ADVICE: Final = "give it alone, as: VAR=... torchrun --nproc-per-node=8 train.py"
 
-_TORCHRUN: Final = frozenset[str](_KNOWN["torchrun"]["names"])
-_OTHERS: Final[dict[str, dict[str, str]]] = _KNOWN["others"]
-_STARTERS: Final = frozenset[str](_KNOWN["around"]["starters"])
+_TORCHRUN: Final = frozenset[str](_LAUNCHERS["torchrun"]["names"])
+_OTHER_LAUNCHERS: Final[dict[str, dict[str, str]]] = _LAUNCHERS["others"]
+_STARTERS: Final = frozenset[str](_LAUNCHERS["around"]["starters"])
 _PYTHON: Final = re.compile(r"python[0-9.]*")
-_SHELLS: Final = frozenset[str](_KNOWN["around"]["shells"])
+_SHELLS: Final = frozenset[str](_LAUNCHERS["around"]["shells"])
 _OPERATOR: Final = re.compile(r"[;&|()<>]+")
 
 
@@ -118,15 +118,15 @@ def read_launch(line: str) -> Launch:
     if not line.strip():
         raise UsageError("--preflight-launch is empty: give the line that starts the job")
     words = _words(line)
-    environ, launcher, options, before = _understood(words)
+    environ, launcher, options, before = _split_line(words)
     address, port = options.get("master-addr"), options.get("master-port")
     if "rdzv-endpoint" in options:
         address, port = _endpoint(options["rdzv-endpoint"])
     elif port is None:
         port = environ.get("MASTER_PORT")
     return Launch(
-        environ=public(environ),
-        nproc_per_node=_number(options.get("nproc-per-node"), "--nproc-per-node"),
+        environ=public_variables(environ),
+        nproc_per_node=_rank_count(options.get("nproc-per-node"), "--nproc-per-node"),
         master_addr=address or (None if "rdzv-endpoint" in options else environ.get("MASTER_ADDR")),
         master_port=port_number(port, "--preflight-launch"),
         launcher=launcher,
@@ -144,10 +144,10 @@ def _words(line: str) -> list[str]:
         raise UsageError(f"--preflight-launch: {error}; quote it as the shell would") from error
 
 
-def _understood(
+def _split_line(
     words: Sequence[str],
 ) -> tuple[dict[str, str], str, dict[str, str], tuple[str, ...]]:
-    """The variables before the launcher, its name, its own options, and the words before it."""
+    """Split a launch line: variables, the launcher, its own options, the words before it."""
     environ: dict[str, str] = {}
     has_starter = False
     for at, word in enumerate(words):
@@ -155,32 +155,32 @@ def _understood(
         if assigned:
             environ[assigned[1]] = assigned[2]
         elif _OPERATOR.fullmatch(word):
-            raise UsageError(f"--preflight-launch: {word!a} is not read here: {ALONE}")
+            raise UsageError(f"--preflight-launch: {word!a} is not read here: {ADVICE}")
         elif name in _SHELLS and any(re.fullmatch("-[a-z]*c", w) for w in words[at + 1 : at + 4]):
-            raise UsageError(f"--preflight-launch: what is inside {name} -c is not read: {ALONE}")
-        elif name in _TORCHRUN or name in _OTHERS or _PYTHON.fullmatch(name):
+            raise UsageError(f"--preflight-launch: what is inside {name} -c is not read: {ADVICE}")
+        elif name in _TORCHRUN or name in _OTHER_LAUNCHERS or _PYTHON.fullmatch(name):
             return environ, *_launcher(words, at), tuple(words[:at])
         has_starter = has_starter or name in _STARTERS
     if not has_starter and not environ:
-        raise UsageError(f"--preflight-launch: no launcher is known in it: {ALONE}")
+        raise UsageError(f"--preflight-launch: no launcher is known in it: {ADVICE}")
     return environ, "", {}, ()
 
 
 def _launcher(words: Sequence[str], at: int) -> tuple[str, dict[str, str]]:
-    """The launcher that stands there, or behind `python -u -m` and the like, and its options."""
+    """The launcher at that position, or behind `python -u -m` there, and its options."""
     name = words[at].rpartition("/")[2]
     if _PYTHON.fullmatch(name):
         takes_value = ("-W", "-X", "--check-hash-based-pycs")
-        at += 1 + script_at(words[at + 1 :], takes_value=takes_value, stops=("-m", "-c"))
+        at += 1 + script_index(words[at + 1 :], takes_value=takes_value, stops=("-m", "-c"))
         at += words[at : at + 1] == ["-m"]
         name = words[at].rpartition("/")[2] if at < len(words) else ""
     if name in _TORCHRUN:
         return "torchrun", torchrun_options(words[at + 1 :])
     name = name.partition(".")[0]
-    if name not in _OTHERS:
+    if name not in _OTHER_LAUNCHERS:
         return "", {}
     own = [*takewhile(lambda word: not word.endswith(".py"), words[at + 1 :])]
-    return name, _values(own, lambda key: _OTHERS[name].get(key.replace("_", "-")))
+    return name, _option_values(own, lambda key: _OTHER_LAUNCHERS[name].get(key.replace("_", "-")))
 
 
 def _endpoint(text: str) -> tuple[str | None, str | None]:
@@ -190,11 +190,11 @@ def _endpoint(text: str) -> tuple[str | None, str | None]:
         host, port = text, ""
     host = host.strip("[]")
     if port == "0":
-        return (None if host in ("localhost", "127.0.0.1", "::1") else host), None
+        return (None if host in _LOCAL else host), None
     return host, port or None
 
 
-def _number(text: str | None, option: str) -> int | None:
+def _rank_count(text: str | None, option: str) -> int | None:
     if text is None or text in ("auto", "gpu", "cpu", "xpu"):
         return None
     if re.fullmatch(r"[0-9]{1,9}", text) and 1 <= int(text) <= 1024:  # noqa: PLR2004  more than any node has
@@ -223,12 +223,12 @@ def choose_master(
     launch: str | None,
     environ: str | None,
     table: str | None,
-    elsewhere: Collection[str] = (),
+    left_out: Collection[str] = (),
 ) -> tuple[str | None, str]:
     """Return the master node (None: the first), and a remark if its address is not a known node.
 
     The launch line wins over the environment, and both over the inventory, as for the port.
-    `elsewhere`: nodes of the inventory that this run leaves out.
+    `left_out`: nodes of the inventory that this run leaves out.
     """
     names = {host.name for host in hosts}
     fallback = _node_of(environ, hosts) if environ else None
@@ -238,23 +238,23 @@ def choose_master(
     if node := _node_of(launch, hosts):
         return node, ""
     master = fallback or hosts[0].name
-    if launch in elsewhere:
+    if launch in left_out:
         return fallback, f", tried on {master}: the master {launch} is not in this run"
     if launch in _LOCAL and len(hosts) == 1:
         return hosts[0].name, ""
     if launch not in _LOCAL and is_address(launch):
         return fallback, f", tried on {master}: {launch} is the address of no node known here"
-    raise UsageError(_no_node(launch, hosts))
+    raise UsageError(_no_node_message(launch, hosts))
 
 
-def _no_node(address: str, hosts: Sequence[Host]) -> str:
-    subject = f"--preflight-launch: the master address {address[:60]!a}"
+def _no_node_message(address: str, hosts: Sequence[Host]) -> str:
+    start = f"--preflight-launch: the master address {address[:60]!a}"
     if "$" in address:
-        return f"{subject} is not expanded here: give the name of the node itself"
+        return f"{start} is not expanded here: give the name of the node itself"
     if address in _LOCAL:
-        return f"{subject} means another machine on each of {len(hosts)} nodes: give a node's name"
+        return f"{start} means another machine on each of {len(hosts)} nodes: give a node's name"
     hint = did_you_mean(address, [host.name for host in hosts])
-    return f"{subject} names no node of this fleet{hint or '; give the name of one of its nodes'}"
+    return f"{start} names no node of this fleet{hint or '; give the name of one of its nodes'}"
 
 
 def _node_of(address: str, hosts: Sequence[Host]) -> str | None:
@@ -269,8 +269,8 @@ def _node_of(address: str, hosts: Sequence[Host]) -> str | None:
     return near[0] if len(near) == 1 else None
 
 
-ORIGIN = "torchrun"
-ENVIRONMENT = "torchrun rank"
+TORCHRUN = "torchrun"
+RANK_ORIGIN = "torchrun rank"
 
 
 class RankedNode(Struct, frozen=True, kw_only=True):
@@ -287,7 +287,7 @@ class RankedNode(Struct, frozen=True, kw_only=True):
     """Variables that differ between its ranks: values in the order of the local ranks."""
 
 
-class Ranked(Struct, frozen=True, kw_only=True):
+class RankedJob(Struct, frozen=True, kw_only=True):
     """The whole job as torchrun started it."""
 
     nodes: tuple[RankedNode, ...]
@@ -316,8 +316,8 @@ class Ranked(Struct, frozen=True, kw_only=True):
 def _host(node: RankedNode, inventory: AnyInventory | None) -> Host:
     name = _inventory_name(node, inventory) if inventory else node.label
     host = inventory.host(name) if inventory else Host(name=name, address=name)
-    at = {"address": node.address, "transport": "torchrun", "group_rank": node.group}
-    return replace(host, **at, python=node.python)
+    login = {"address": node.address, "transport": "torchrun", "group_rank": node.group}
+    return replace(host, **login, python=node.python)
 
 
 def _inventory_name(node: RankedNode, inventory: AnyInventory) -> str:

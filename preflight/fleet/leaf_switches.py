@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from preflight.core.files import read_text, typed_path
 from preflight.core.remote_command import run_here
 from preflight.errors import UsageError
-from preflight.fleet.job_environment import for_slurm
+from preflight.fleet.job_environment import slurm_environ
 from preflight.fleet.nodeset import expand, fold
 
 if TYPE_CHECKING:
@@ -46,10 +46,10 @@ def parse_switches(text: str, source: str) -> dict[str, str]:
     declared: dict[str, int] = {}
     for number, line in _lines(text):
         try:
-            words = _words(line)
-            switch = _switch(words)
-            nodes = _nodes(switch, words)
-            _refuse_again(switch, nodes, declared, leaf_of)
+            pairs = _pairs(line)
+            switch = _switch_name(pairs)
+            nodes = _nodes(switch, pairs)
+            _refuse_repeated(switch, nodes, declared, leaf_of)
         except UsageError as error:
             raise UsageError(f"{source} line {number}: {error}") from error
         declared[switch] = number
@@ -59,46 +59,46 @@ def parse_switches(text: str, source: str) -> dict[str, str]:
     return leaf_of
 
 
-def _refuse_again(
+def _refuse_repeated(
     switch: str, nodes: tuple[str, ...], declared: dict[str, int], leaf_of: dict[str, str]
 ) -> None:
     if switch in declared:
         raise UsageError(f"{switch} is declared in line {declared[switch]} already: remove one")
-    twice = next((name for name in nodes if name in leaf_of), None)
-    if twice is not None:
-        raise UsageError(f"{twice} is on {leaf_of[twice]} and on {switch}: leave it on one")
+    repeated = next((name for name in nodes if name in leaf_of), None)
+    if repeated is not None:
+        raise UsageError(f"{repeated} is on {leaf_of[repeated]} and on {switch}: leave it on one")
 
 
 def _lines(text: str) -> Iterator[tuple[int, str]]:
     """Lines with their numbers, without comments; a backslash at the end joins the next one."""
-    head, began = "", 0
+    joined, first = "", 0
     for number, line in enumerate(text.splitlines(), 1):
-        began = began or number
+        first = first or number
         stripped = _COMMENT.sub("", line).strip()
         if stripped.endswith("\\"):
-            head += stripped[:-1] + " "
+            joined += stripped[:-1] + " "
             continue
-        if full_line := (head + stripped).strip():
-            yield began, full_line
-        head, began = "", 0
-    if head.strip():
-        yield began, head.strip()
+        if full_line := (joined + stripped).strip():
+            yield first, full_line
+        joined, first = "", 0
+    if joined.strip():
+        yield first, joined.strip()
 
 
-def _words(line: str) -> dict[str, str]:
-    words: dict[str, str] = {}
+def _pairs(line: str) -> dict[str, str]:
+    pairs: dict[str, str] = {}
     for word in line.split():
         key, is_pair, value = word.partition("=")
         if not is_pair:
             raise UsageError(f"{word[:40]!a} is not KEY=VALUE: {_EXAMPLE}")
-        words[key.lower()] = "" if value == "(null)" else value.strip('"')
-    return words
+        pairs[key.lower()] = "" if value == "(null)" else value.strip('"')
+    return pairs
 
 
-def _switch(words: dict[str, str]) -> str:
-    switch = words.get("switchname", "")
+def _switch_name(pairs: dict[str, str]) -> str:
+    switch = pairs.get("switchname", "")
     if not switch:
-        first = next(iter(words))
+        first = next(iter(pairs))
         if first.startswith("block"):
             raise UsageError("a block topology names no switches: write one that does, or none")
         raise UsageError(f"it has no SwitchName, but {first[:40]!a}: {_EXAMPLE}")
@@ -107,18 +107,18 @@ def _switch(words: dict[str, str]) -> str:
     return switch
 
 
-def _nodes(switch: str, words: dict[str, str]) -> tuple[str, ...]:
+def _nodes(switch: str, pairs: dict[str, str]) -> tuple[str, ...]:
     """Return a leaf's nodes; none for a switch above others, whose nodes `scontrol` also lists."""
-    if words.get("switches"):
+    if pairs.get("switches"):
         return ()
-    if not words.get("nodes"):
+    if not pairs.get("nodes"):
         raise UsageError(f"{switch} has neither Nodes nor Switches: {_EXAMPLE}")
-    return expand(words["nodes"])
+    return expand(pairs["nodes"])
 
 
-OPTION = "--preflight-topology"
-SLURMS_OWN = Path("/etc/slurm/topology.conf")
-_ASK_S = 10.0
+TOPOLOGY_OPTION = "--preflight-topology"
+SLURM_TOPOLOGY = Path("/etc/slurm/topology.conf")
+_SCONTROL_S = 10.0
 _SCONTROL = "scontrol show topology"
 
 
@@ -131,7 +131,7 @@ def with_leaves(
     """
     if file is not None:
         if not file:
-            raise UsageError(f"{OPTION} is empty: give the path of a topology.conf")
+            raise UsageError(f"{TOPOLOGY_OPTION} is empty: give the path of a topology.conf")
         path = typed_path(file)
         result = _set_leaves(fleet, read_switches(path), str(path))
         if not result.leaves:
@@ -143,19 +143,19 @@ def with_leaves(
     if "SLURM_JOB_ID" not in environ:
         return fleet
     try:
-        return _by_slurm(fleet, environ)
+        return _leaves_of_slurm(fleet, environ)
     except UsageError as error:
         return replace(fleet, topology_remark=str(error))
 
 
-def _by_slurm(fleet: Fleet, environ: Mapping[str, str]) -> Fleet:
-    answer = run_here(_SCONTROL.split(), _ASK_S, for_slurm(os.environ))
+def _leaves_of_slurm(fleet: Fleet, environ: Mapping[str, str]) -> Fleet:
+    answer = run_here(_SCONTROL.split(), _SCONTROL_S, slurm_environ(os.environ))
     listing = answer.stdout.decode(errors="replace") if answer and answer.returncode == 0 else ""
     if "SwitchName=" in listing:
         return _set_leaves(fleet, parse_switches(listing, _SCONTROL), _SCONTROL)
     conf = environ.get("SLURM_CONF")
-    beside = [Path(conf).with_name(SLURMS_OWN.name)] if conf else []
-    path = next((file for file in (*beside, SLURMS_OWN) if file.is_file()), None)
+    beside = [Path(conf).with_name(SLURM_TOPOLOGY.name)] if conf else []
+    path = next((file for file in (*beside, SLURM_TOPOLOGY) if file.is_file()), None)
     return fleet if path is None else _set_leaves(fleet, read_switches(path), str(path))
 
 
@@ -165,5 +165,5 @@ def _set_leaves(fleet: Fleet, leaf_of: Mapping[str, str], origin: str) -> Fleet:
         replace(host, leaf=leaf_of.get(host.name, leaf_of.get(host.name.partition(".")[0], "")))
         for host in fleet.hosts
     )
-    placed = any(host.leaf for host in hosts)
-    return replace(fleet, hosts=hosts, topology=origin if placed else "")
+    has_leaves = any(host.leaf for host in hosts)
+    return replace(fleet, hosts=hosts, topology=origin if has_leaves else "")

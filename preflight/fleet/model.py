@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
-_ENVIRONMENT: Final = "PET_"
+_TORCHRUN_PREFIX: Final = "PET_"
 """torchrun takes each option from PET_<OPTION> where the line does not have it."""
 
 _NODES: Final = ("-N", "--nodes")
-_A_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,252}")
+_HOST_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,252}")
 _TASKS: Final = ("--ntasks-per-node", "--tasks-per-node")
 
 
@@ -60,14 +60,14 @@ def shape_of(
     """
     if not launcher:
         return None
-    nodes, tasks = _srun(before, _NODES), _srun(before, _TASKS)
+    nodes, tasks = _srun_option(before, _NODES), _srun_option(before, _TASKS)
     if launcher != "torchrun":
         nnodes = _nnodes(options["nnodes"]) if "nnodes" in options else None
         return Shape(launcher=launcher, nnodes=nnodes, srun_nodes=nodes, srun_tasks=tasks)
     defaults = {
-        key.removeprefix(_ENVIRONMENT).lower().replace("_", "-"): value
+        key.removeprefix(_TORCHRUN_PREFIX).lower().replace("_", "-"): value
         for key, value in environ.items()
-        if key.startswith(_ENVIRONMENT)
+        if key.startswith(_TORCHRUN_PREFIX)
     }
     options = {**defaults, **options}
     static = options.get("rdzv-backend", "static") == "static"
@@ -100,7 +100,7 @@ def _nnodes(text: str) -> tuple[int, int] | None:
     return int(match[1]), int(match[2] or match[1])
 
 
-def _srun(words: Sequence[str], names: Sequence[str]) -> int | None:
+def _srun_option(words: Sequence[str], names: Sequence[str]) -> int | None:
     """Return the number that srun's option has; None if it is missing or not a plain number."""
     if not any(word.rpartition("/")[2] == "srun" for word in words):
         return None
@@ -117,7 +117,7 @@ MOST_LIBRARIES = 64
 """Folders of LD_LIBRARY_PATH that are searched."""
 
 
-Small = Annotated[int, Meta(ge=0, le=1024)]
+SmallCount = Annotated[int, Meta(ge=0, le=1024)]
 Xid = Annotated[int, Meta(ge=1, le=9999)]
 Device = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}\Z")]
 
@@ -125,9 +125,9 @@ Device = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}\Z")]
 class Expectations(Struct, frozen=True, kw_only=True):
     """The keys of an inventory for what nodes must have, and their bounds. None: not expected."""
 
-    gpus: Small | None = None
+    gpus: SmallCount | None = None
     gpu_model: str | None = None
-    nvlinks_per_gpu: Small | None = None
+    nvlinks_per_gpu: SmallCount | None = None
     mig: bool | None = None
     ecc: bool | None = None
     persistence: bool | None = None
@@ -139,7 +139,7 @@ class Expectations(Struct, frozen=True, kw_only=True):
     """PCIe lanes of each GPU: 16."""
     pcie_generation: Annotated[int, Meta(ge=1, le=9)] | None = None
     """The highest PCIe generation that each GPU and its slot can run at: 5."""
-    nics: Small | None = None
+    nics: SmallCount | None = None
     hcas: tuple[Device, ...] | None = None
     """RDMA device of each rail, in the order of the GPUs: ("mlx5_0", "mlx5_1", ...)."""
     nic_gbits: Annotated[int, Meta(ge=1, le=10000)] | None = None
@@ -200,7 +200,7 @@ class Host(Struct, frozen=True, kw_only=True):
         check_host_name(self.name, resolved=False)
 
 
-NEVER = ("burn.integrity",)
+UNWAIVABLE = ("burn.integrity",)
 """Checks that cannot be waived: they test only that data is not corrupted."""
 
 
@@ -306,8 +306,8 @@ class Fleet(Struct, frozen=True, kw_only=True):
         names: set[str] = set()
         left_out: dict[str, str] = {}
         for environ in (self.job.environ or {}).values() if not self.ranks else ():
-            its, reasons = measured_in(environ, self.job.environ_unsafe)
-            names |= its.keys()
+            variables, reasons = measured_in(environ, self.job.environ_unsafe)
+            names |= variables.keys()
             left_out |= reasons
         if self.interface and "NCCL_SOCKET_IFNAME" in names:
             names.remove("NCCL_SOCKET_IFNAME")
@@ -337,7 +337,7 @@ class Fleet(Struct, frozen=True, kw_only=True):
         if len(self.hosts) == 1:
             return ()
         masters = {environ.get("MASTER_ADDR", "") for environ in (self.job.environ or {}).values()}
-        names = sorted(name for name in masters if _A_NAME.fullmatch(name))
+        names = sorted(name for name in masters if _HOST_NAME.fullmatch(name))
         return tuple(names[:3]) or (self.master.address,)
 
 

@@ -32,10 +32,10 @@ _ZONE = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.-]{0,14}")
 """Of fe80::1%eth0: an interface's name or number (RFC 4007), as Linux bounds names."""
 _NUMBER = re.compile(r"[0-9]+|0[xX][0-9A-Fa-f]*")
 _NUMBERS = re.compile(r"[0-9]+")
-_VARIES = re.compile(r"\[[^\][]*\]|[0-9]+")
+_VARYING_PARTS = re.compile(r"\[[^\][]*\]|[0-9]+")
 _OPERATION = re.compile(r"([,!&^]?)((?:\[[^\][]*\]|[^,!&^])+)")
-_CHANGES = {"": "update", ",": "update", "!": "difference_update", "&": "intersection_update"}
-_CHANGES |= {"^": "symmetric_difference_update"}
+_METHODS = {"": "update", ",": "update", "!": "difference_update", "&": "intersection_update"}
+_METHODS |= {"^": "symmetric_difference_update"}
 """ClusterShell's operators, applied from left to right."""
 _FEW_FOLDED, _AXES = 256, 4
 """ClusterShell's time grows with the square of the names with several numbers: 4,000 a minute."""
@@ -69,13 +69,13 @@ def expand(text: str) -> tuple[str, ...]:
     if not text.strip(" ,\t\n"):
         raise UsageError(f"the node list is empty: {_EXAMPLE}")
     if any(char.isdecimal() and not char.isascii() for char in text):
-        raise UsageError(f"the node list {_short(text)!a} has digits other than 0-9: {_EXAMPLE}")
+        raise UsageError(f"the node list {_shorten(text)!a} has digits other than 0-9: {_EXAMPLE}")
     refuse_bombs(text)
     names: list[str] = []
     pattern = []
-    for word in split(as_slurm_reads(text)):
+    for word in split(digits_into_brackets(text)):
         # ClusterShell reads the brackets of [2001:db8::1] as a range: addresses go around it.
-        address = _as_address(word)
+        address = _parse_address(word)
         if address is not None:
             names.append(address)
         else:
@@ -83,7 +83,7 @@ def expand(text: str) -> tuple[str, ...]:
     if pattern:
         names = [*_expand_names(",".join(pattern)), *names]
     if not names:
-        raise UsageError(f"the node list {_short(text)!a} comes out empty: {_EXAMPLE}")
+        raise UsageError(f"the node list {_shorten(text)!a} comes out empty: {_EXAMPLE}")
     for name in names:
         check_host_name(name)
     return tuple(dict.fromkeys(names))
@@ -92,19 +92,20 @@ def expand(text: str) -> tuple[str, ...]:
 def fold(names: Iterable[str]) -> str:
     """Fold names into one pattern, ready to be pasted after `--exclude=`."""
     node_set = clustershell("NodeSet")
-    plain: dict[str, list[str]] = {}
+    by_pattern: dict[str, list[str]] = {}
     addresses = []
     for name in names:
         if ":" in name or not _is_name(name):  # brackets would be read as a range
             addresses.append(name)
         else:
-            plain.setdefault(_NUMBERS.sub("%s", name), []).append(name)
-    many = sum(len(own) for pattern, own in plain.items() if pattern.count("%s") > 1) > _FEW_FOLDED
+            by_pattern.setdefault(_NUMBERS.sub("%s", name), []).append(name)
+    multiple = (names for pattern, names in by_pattern.items() if pattern.count("%s") > 1)
+    many = sum(map(len, multiple)) > _FEW_FOLDED
     folded = [
-        ",".join(_fold_numbers(pattern, own))
+        ",".join(_fold_numbers(pattern, members))
         if many and pattern.count("%s") > 1
-        else str(node_set.NodeSet.fromlist(own, resolver=node_set.RESOLVER_NOGROUP))
-        for pattern, own in sorted(plain.items())
+        else str(node_set.NodeSet.fromlist(members, resolver=node_set.RESOLVER_NOGROUP))
+        for pattern, members in sorted(by_pattern.items())
     ]
     return ",".join((*folded, *addresses))
 
@@ -114,12 +115,12 @@ def _fold_numbers(pattern: str, names: Iterable[str]) -> Iterator[str]:
     range_set = clustershell("RangeSet").RangeSet
     vectors = [tuple(_NUMBERS.findall(name)) for name in sorted(set(names), key=natural)]
     for axis in list(reversed(range(len(vectors[0]))))[:_AXES]:
-        alike: dict[tuple[tuple[str, ...], tuple[str, ...]], list[str]] = {}
+        groups: dict[tuple[tuple[str, ...], tuple[str, ...]], list[str]] = {}
         for vector in vectors:
-            alike.setdefault((vector[:axis], vector[axis + 1 :]), []).append(vector[axis])
+            groups.setdefault((vector[:axis], vector[axis + 1 :]), []).append(vector[axis])
         vectors = [
-            (*before, str(range_set(",".join(own))), *after)
-            for (before, after), own in alike.items()
+            (*before, str(range_set(",".join(numbers))), *after)
+            for (before, after), numbers in groups.items()
         ]
     for vector in vectors:
         yield pattern % tuple(f"[{part}]" if {",", "-"} & {*part} else part for part in vector)
@@ -130,7 +131,7 @@ def split(text: str) -> list[str]:
     return re.findall(r"(?:\[[^\[]*\]|[^,\s])+", text)
 
 
-def _as_address(word: str) -> str | None:
+def _parse_address(word: str) -> str | None:
     """Return the IP address, with or without brackets; ipaddress does not check the zone."""
     inner = word[1:-1] if word[:1] + word[-1:] == "[]" else word
     address, percent, zone = inner.partition("%")
@@ -143,26 +144,26 @@ def _as_address(word: str) -> str | None:
 
 
 def _expand_names(pattern: str) -> list[str]:
-    its = clustershell("NodeSet")
+    module = clustershell("NodeSet")
     if "@" in pattern:
-        raise UsageError(f"groups such as {_short(pattern)!a} are not read here: {_EXAMPLE}")
+        raise UsageError(f"groups such as {_shorten(pattern)!a} are not read here: {_EXAMPLE}")
     operations = [*_OPERATION.finditer(pattern)]
     if "".join(operation[0] for operation in operations) != pattern or operations[0][1]:
         raise UsageError(
-            f"{_short(pattern)!a} has an operator (!, & or ^) without nodes beside it: {_EXAMPLE}"
+            f"{_shorten(pattern)!a} has an operator (!, & or ^) without nodes beside it: {_EXAMPLE}"
         )
     names: set[str] = set()
     try:
         for sign, part in (operation.groups() for operation in operations):
-            getattr(names, _CHANGES[sign])(its.NodeSet(part, resolver=its.RESOLVER_NOGROUP))
-    except (its.NodeSetException, ValueError, AssertionError) as error:
+            getattr(names, _METHODS[sign])(module.NodeSet(part, resolver=module.RESOLVER_NOGROUP))
+    except (module.NodeSetException, ValueError, AssertionError) as error:
         raise UsageError(
-            f"cannot read the node list {_short(pattern)!a} ({_printable(error)}): {_EXAMPLE}"
+            f"cannot read the node list {_shorten(pattern)!a} ({_printable(error)}): {_EXAMPLE}"
         ) from error
     return sorted(names, key=lambda name: (_NUMBERS.sub("%s", name), natural(name)))
 
 
-def as_slurm_reads(text: str) -> str:
+def digits_into_brackets(text: str) -> str:
     """Move digits before a bracket into it: `a5[1-20]` is a51 to a59 and a510 to a520.
 
     ClusterShell puts them before both ends and reads a51 to a520. UsageError for a bad range.
@@ -175,16 +176,16 @@ def _join_ranges(digits: str, ranges: str) -> Iterator[str]:
     for part in ranges.split(","):
         match = _RANGE.fullmatch(part.strip())
         first, end, step_text = match.groups() if match else ("", None, None)
-        at, last, step = int(first or 1), int(end or first or 0), int(step_text or 1)
+        low, last, step = int(first or 1), int(end or first or 0), int(step_text or 1)
         width = len(first)
-        if at > last or not step or len(digits) + max(width, len(str(last))) > _MOST_DIGITS:
-            raise UsageError(f"cannot read the range {_short(f'{digits}[{part}]')!a}: {_EXAMPLE}")
-        while at <= last:
+        if low > last or not step or len(digits) + max(width, len(str(last))) > _MOST_DIGITS:
+            raise UsageError(f"cannot read the range {_shorten(f'{digits}[{part}]')!a}: {_EXAMPLE}")
+        while low <= last:
             highest = min(last, 10**width - 1)
-            if at <= highest:
+            if low <= highest:
                 stepping = f"/{step_text}" if step_text else ""
-                yield f"{digits}{at:0{width}}-{digits}{highest:0{width}}{stepping}"
-                at += (highest - at) // step * step + step
+                yield f"{digits}{low:0{width}}-{digits}{highest:0{width}}{stepping}"
+                low += (highest - low) // step * step + step
             width += 1
 
 
@@ -194,23 +195,23 @@ def refuse_bombs(text: str) -> None:
         raise UsageError(f"the node list is {len(text)} characters long: fold it, {_EXAMPLE}")
     if longest := _TOO_LONG.search(text):
         raise UsageError(
-            f"the number {_short(longest[0])} of the node list is too long: {_EXAMPLE}"
+            f"the number {_shorten(longest[0])} of the node list is too long: {_EXAMPLE}"
         )
     names = numbers = 0
     for part in (part for word in split(text) for _, part in _OPERATION.findall(word)):
         if len(_BRACKETS.sub("", part)) > _LONGEST:
-            raise UsageError(f"{_short(part)!a} is too long for a host name: {_EXAMPLE}")
-        names += _names_of(part)
-        numbers += _names_of(part) * len(_VARIES.findall(part))
+            raise UsageError(f"{_shorten(part)!a} is too long for a host name: {_EXAMPLE}")
+        names += _most_names(part)
+        numbers += _most_names(part) * len(_VARYING_PARTS.findall(part))
         if names > MOST_NODES or numbers > MOST_NODES * _MOST_NUMBERS:
             what = "nodes" if names > MOST_NODES else f"nodes of {_MOST_NUMBERS} numbers"
             raise UsageError(
-                f"{_short(part)!a} names more than {MOST_NODES} {what}: "
+                f"{_shorten(part)!a} names more than {MOST_NODES} {what}: "
                 f"give a smaller range, {_EXAMPLE}"
             )
 
 
-def _names_of(word: str) -> int:
+def _most_names(word: str) -> int:
     """Return an upper bound of the names that it expands to."""
     return math.prod(map(_range_size, _BRACKETS.findall(word)))
 
@@ -235,27 +236,27 @@ def check_host_name(name: str, *, resolved: bool = True) -> None:
 
     `resolved`: its address is looked up, so that a number may be read as an address.
     """
-    if _as_address(name) is not None:
+    if _parse_address(name) is not None:
         return
     if not _is_name(name):
         raise UsageError(
-            f"{_short(name)!a} is not a host name: letters a-z, digits, '-' and '.' only, "
+            f"{_shorten(name)!a} is not a host name: letters a-z, digits, '-' and '.' only, "
             f"{_EXAMPLE}"
         )
     last = name.removesuffix(".").split(".")[-1]
     if resolved and _NUMBER.fullmatch(last) and not is_address(name):
         raise UsageError(
-            f"{_short(name)!a} is not a host name: ssh and others read such a number as an IPv4 "
+            f"{_shorten(name)!a} is not a host name: ssh and others read such a number as an IPv4 "
             f"address (1 is 0.0.0.1, 010 is 8); {_EXAMPLE}"
         )
 
 
-def sound_name(name: str, other: str) -> str:
-    """Return a machine's own name, or `other` if that is not a valid host name."""
+def valid_host_name(name: str, default: str) -> str:
+    """Return a machine's own name if it is a valid host name, else `default`."""
     try:
         check_host_name(name)
     except UsageError:
-        return other
+        return default
     return name
 
 
@@ -265,7 +266,7 @@ def check_names(names: Iterable[str]) -> None:
         try:
             check_host_name(name)
         except UsageError as error:
-            raise ValueError(f"{_short(name)!a} is not a node name") from error
+            raise ValueError(f"{_shorten(name)!a} is not a node name") from error
 
 
 def _is_name(name: str) -> bool:
@@ -273,7 +274,7 @@ def _is_name(name: str) -> bool:
     return len(name) <= _LONGEST and all(map(_LABEL.fullmatch, labels))
 
 
-def two_of(text: str, names: Collection[str]) -> tuple[str, str] | None:
+def split_pair(text: str, names: Collection[str]) -> tuple[str, str] | None:
     """Split "a-b", whose names may hold dashes; None if it is not a pair of these names."""
     dashes = (at for at, char in enumerate(text[: _LONGEST + 1]) if char == "-")
     halves = ((text[:at], text[at + 1 :]) for at in dashes if len(text) <= 2 * _LONGEST + 1)
@@ -289,10 +290,10 @@ def is_address(text: str) -> bool:
     return True
 
 
-def _short(text: str) -> str:
+def _shorten(text: str) -> str:
     return text if len(text) <= 60 else text[:57] + "..."  # noqa: PLR2004  one line of a terminal
 
 
 def _printable(error: Exception) -> str:
     """Escape a library's message, which quotes the input with its escape sequences."""
-    return _short(" ".join(str(error).encode("unicode_escape").decode().split()))
+    return _shorten(" ".join(str(error).encode("unicode_escape").decode().split()))

@@ -21,22 +21,22 @@ from preflight.core.files import read_regular, refuse_untrusted, typed_path
 from preflight.core.text import did_you_mean, whole
 from preflight.core.trust import who_may_change
 from preflight.errors import UsageError
-from preflight.fleet.groups import expand_written, groups_in
+from preflight.fleet.groups import expand_with_groups, groups_in
 from preflight.fleet.inventory import open_inventory
-from preflight.fleet.inventory_tables import JobTable, command, refuse_unknown_transport
-from preflight.fleet.job_environment import public, read_env_file
+from preflight.fleet.inventory_tables import JobTable, read_argv, refuse_unknown_transport
+from preflight.fleet.job_environment import public_variables, read_env_file
 from preflight.fleet.launch_line import (
-    ENVIRONMENT,
-    ORIGIN,
+    RANK_ORIGIN,
+    TORCHRUN,
     Launch,
-    Ranked,
+    RankedJob,
     choose_master,
     port_number,
     read_launch,
 )
 from preflight.fleet.leaf_switches import with_leaves
 from preflight.fleet.model import Fleet, Host, Job, Shape, TrainingScript, shape_of
-from preflight.fleet.nodeset import expand, fold, sound_name, split
+from preflight.fleet.nodeset import expand, fold, split, valid_host_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from preflight.fleet.inventory import AnyInventory
 
 
-def refuse_many(environ: Mapping[str, str]) -> None:
-    """Refuse to be one of several tasks: each would check, and load, the whole fleet.
+def refuse_parallel_tasks(environ: Mapping[str, str]) -> None:
+    """Refuse to run as one of several tasks of a step: each would check, and load, the whole fleet.
 
     Ranks of torchrun are allowed: they coordinate.
     """
@@ -57,10 +57,10 @@ def refuse_many(environ: Mapping[str, str]) -> None:
         )
 
 
-def by_slurm(
+def with_srun(
     hosts: tuple[Host, ...], inventory: AnyInventory | None, request: FleetRequest
 ) -> tuple[Host, ...]:
-    """Let srun reach the allocation's nodes, unless an option or the inventory sets a transport.
+    """Let srun reach the allocation's nodes, unless an option or the inventory says otherwise.
 
     UsageError outside an allocation, and in one of several tasks of a step.
     """
@@ -70,10 +70,10 @@ def by_slurm(
             "the transport srun works inside a Slurm allocation only: "
             "start with sbatch or salloc, or leave --preflight-transport out"
         )
-    ours = allocated_nodes(request.environ)
-    inside = ours.issuperset(host.name for host in hosts)
+    allocation = allocated_nodes(request.environ)
+    inside = allocation.issuperset(host.name for host in hosts)
     if by_srun or inside:
-        refuse_many(request.environ)
+        refuse_parallel_tasks(request.environ)
     if request.transport is not None or not inside or shutil.which("srun") is None:
         return hosts
     return tuple(
@@ -96,7 +96,7 @@ def allocated_nodes(environ: Mapping[str, str]) -> frozenset[str]:
         return frozenset()
 
 
-OPTION = "--preflight-interface"
+INTERFACE_OPTION = "--preflight-interface"
 
 _NAME = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.@-]{0,14}")
 """IFNAMSIZ leaves 15 characters; a leading dash is refused."""
@@ -104,14 +104,14 @@ _NAME = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.@-]{0,14}")
 _LOOPBACK = "lo"
 
 
-def machines(hosts: Sequence[Host]) -> int:
+def count_machines(hosts: Sequence[Host]) -> int:
     """Count the machines behind these names; all local ones are this machine."""
-    here = [host.transport == "local" or _is_here(host.address) for host in hosts]
-    away = {host.address for host, local in zip(hosts, here, strict=True) if not local}
-    return len(away) + any(here)
+    local = [host.transport == "local" or _is_loopback(host.address) for host in hosts]
+    remote = {host.address for host, is_local in zip(hosts, local, strict=True) if not is_local}
+    return len(remote) + any(local)
 
 
-def _is_here(address: str) -> bool:
+def _is_loopback(address: str) -> bool:
     try:
         return ip_address(address).is_loopback
     except ValueError:
@@ -136,7 +136,7 @@ BY_ADDRESS = ("ssh", "paramiko", "openssh")
 """Transports that log in by address; local processes and Slurm's nodes go by name."""
 
 
-def refuse_twins(hosts: Iterable[Host]) -> None:
+def refuse_shared_addresses(hosts: Iterable[Host]) -> None:
     """UsageError if two nodes have the same address and port to log in to."""
     owners: dict[tuple[str, int | None, str | None], str] = {}
     for host in hosts:
@@ -151,7 +151,7 @@ def refuse_twins(hosts: Iterable[Host]) -> None:
             )
 
 
-_PARTED = re.compile(r"[\s=:;,'\"()]+|^-\w(?=/)")
+_WORD_ENDS = re.compile(r"[\s=:;,'\"()]+|^-\w(?=/)")
 
 
 class SiteNodes(Struct, frozen=True, kw_only=True):
@@ -183,22 +183,22 @@ class FleetRequest(Struct, frozen=True, kw_only=True):
     ini_nodes: str | None = None
     ini_inventory: str | None = None
     environ: dict[str, str] = {}
-    ranked: Ranked | None = None
+    ranked: RankedJob | None = None
     """The nodes of torchrun's ranks; they win over every other source."""
 
 
 def resolve(request: FleetRequest) -> Fleet:
-    """Find the fleet; UsageError if a source names no node or cannot be read."""
-    fleet = _fleet(request)
+    """Return this run's fleet; UsageError if a source names no node or cannot be read."""
+    fleet = _find_fleet(request)
     if request.logs_in:
-        _refuse_strangers(fleet.hosts)
+        _refuse_untrusted_files(fleet.hosts)
     by_hook = request.site and request.site.hosts and request.site.origin == fleet.origin
     leaf_origin = fleet.origin if by_hook else "the inventory"
     environ = request.environ if request.ask_slurm else {}
     return with_leaves(fleet, request.topology, environ, leaf_origin=leaf_origin)
 
 
-def _refuse_strangers(hosts: Sequence[Host]) -> None:
+def _refuse_untrusted_files(hosts: Sequence[Host]) -> None:
     """As root: UsageError for another user's file that names code, is executed or trusts hosts.
 
     Private keys are exempt: another user's key opens only what that user could open.
@@ -207,60 +207,60 @@ def _refuse_strangers(hosts: Sequence[Host]) -> None:
     for host in hosts:
         files |= dict.fromkeys(filter(None, (host.ssh_config, host.known_hosts)), False)
     for host in hosts:
-        files |= dict.fromkeys(_run_here(host.python) if host.transport == "local" else (), True)
+        files |= dict.fromkeys(_named_files(host.python) if host.transport == "local" else (), True)
     files.pop(os.devnull, None)
     for file, is_run in files.items():
         refuse_untrusted(Path(file), is_run=is_run)
 
 
-def _run_here(python: tuple[str, ...]) -> list[str]:
+def _named_files(python: tuple[str, ...]) -> list[str]:
     """Return the files and folders that a command names, also as `NAME=/a:/b`, `-C/a` or relative.
 
-    Files beside our own Python are trusted.
+    It leaves out files beside our own Python, which are trusted.
     """
     first, *words = python
     typed = [word for word in (shutil.which(first), first if "/" in first else "", *words) if word]
-    parts = [part for word in typed for part in (word, *_PARTED.split(word))]
+    parts = [part for word in typed for part in (word, *_WORD_ENDS.split(word))]
     files = [part for part in parts if Path(part).is_absolute()]
     joined = (str(Path(base, part)) for base in ("", *parts) for part in parts)
     files += filter(os.path.lexists, joined)
     return [file for file in files if Path(file).parent != Path(sys.executable).parent]
 
 
-def _fleet(request: FleetRequest) -> Fleet:
+def _find_fleet(request: FleetRequest) -> Fleet:
     inventory = _inventory(request)
     if request.ranked is not None:
-        return _by_ranks(request, request.ranked, inventory)
-    names, origin = _names(request, inventory)
-    here = origin == HERE
+        return _rank_fleet(request, request.ranked, inventory)
+    names, origin = _find_names(request, inventory)
+    local = origin == THIS_MACHINE
     names = _without_excluded(names, request.exclude, inventory)
-    brought = request.site.hosts if request.site and request.site.origin == origin else {}
-    chosen = [brought[n] for n in names] if brought else _hosts(names, inventory, here=here)
-    hosts = tuple(_with_choices(host, request) for host in chosen)
-    if not brought:
-        hosts = by_slurm(hosts, inventory, request)
-    refuse_twins(hosts)
+    site_hosts = request.site.hosts if request.site and request.site.origin == origin else {}
+    chosen = [site_hosts[n] for n in names] if site_hosts else _hosts(names, inventory, local=local)
+    hosts = tuple(_with_options(host, request) for host in chosen)
+    if not site_hosts:
+        hosts = with_srun(hosts, inventory, request)
+    refuse_shared_addresses(hosts)
     table = inventory.job if inventory else JobTable()
     launch_line = request.launch if request.launch is not None else table.launch
     launch = read_launch(launch_line) if launch_line is not None else None
-    job = _job(request, hosts, inventory, launch, here=here)
+    job = _job(request, hosts, inventory, launch, local=local)
     fleet = Fleet(hosts=hosts, origin=origin, job=job)
     return _complete(fleet, _interface(request, inventory, hosts), inventory)
 
 
-def _by_ranks(request: FleetRequest, ranked: Ranked, inventory: AnyInventory | None) -> Fleet:
+def _rank_fleet(request: FleetRequest, ranked: RankedJob, inventory: AnyInventory | None) -> Fleet:
     """Return the nodes of torchrun's ranks; an inventory says what is expected of them."""
-    every = ranked.hosts(inventory)
-    names = set(_without_excluded(tuple(host.name for host in every), request.exclude, inventory))
-    hosts = tuple(host for host in every if host.name in names)
-    environ = ranked.environs(every)
+    all_hosts = ranked.hosts(inventory)
+    names = set(_without_excluded(tuple(h.name for h in all_hosts), request.exclude, inventory))
+    hosts = tuple(host for host in all_hosts if host.name in names)
+    environ = ranked.environs(all_hosts)
     master, remark = choose_master(
         hosts, launch=None, environ=environ[""].get("MASTER_ADDR"), table=None
     )
     port, origin = _master_port(None, environ[""], JobTable())
     uneven = {
         host.name: node.uneven
-        for host, node in zip(every, ranked.nodes, strict=True)
+        for host, node in zip(all_hosts, ranked.nodes, strict=True)
         if node.uneven
     }
     job = Job(
@@ -270,10 +270,11 @@ def _by_ranks(request: FleetRequest, ranked: Ranked, inventory: AnyInventory | N
         nproc_per_node=ranked.per_node,
         environ=environ,
         uneven=uneven,
-        environ_origin=ENVIRONMENT,
+        environ_origin=RANK_ORIGIN,
         script=_script(request),
     )
-    fleet = Fleet(hosts=hosts, origin=ORIGIN, job=job, ranks=ranked.ranks, restarts=ranked.restarts)
+    ranks, restarts = ranked.ranks, ranked.restarts
+    fleet = Fleet(hosts=hosts, origin=TORCHRUN, job=job, ranks=ranks, restarts=restarts)
     return _complete(fleet, _interface(request, inventory, hosts), inventory)
 
 
@@ -286,7 +287,7 @@ def _complete(
     if inventory is None:
         return fleet
     waived = [(waiver.check, waiver.origin) for waiver in inventory.waivers]
-    mentioned = (*inventory.switched(), *waived)
+    mentioned = (*inventory.switched_checks(), *waived)
     return msgspec.structs.replace(fleet, waivers=inventory.waivers, mentioned_checks=mentioned)
 
 
@@ -297,17 +298,18 @@ def _interface(
 
     UsageError says what to type instead.
     """
-    name, origin = request.interface, OPTION
+    name, origin = request.interface, INTERFACE_OPTION
     if name is None and inventory is not None:
         name, origin = inventory.job.interface, f"{inventory.path}: [job] interface"
     if name is None:
         return None, ""
     if not _NAME.fullmatch(name):
         raise UsageError(f"{name[:40]!a} is not a network interface: give a name such as eth0")
-    if name == _LOOPBACK and machines(hosts) > 1:
+    if name == _LOOPBACK and count_machines(hosts) > 1:
         raise UsageError(
-            f"{origin} = {_LOOPBACK}: no node reaches another by loopback; leave it out (each "
-            f"node then uses its route to the others), or name the network's, as in {OPTION}=eth0"
+            f"{origin} = {_LOOPBACK}: no node reaches another by loopback; leave it out (each node "
+            "then uses its route to the others), or name the network's, as in "
+            f"{INTERFACE_OPTION}=eth0"
         )
     return name, origin
 
@@ -323,23 +325,26 @@ def _inventory(request: FleetRequest) -> AnyInventory | None:
     return open_inventory(typed_path(path))
 
 
-HERE = "this machine"
+THIS_MACHINE = "this machine"
+
+SourcedNames = tuple[tuple[str, ...], str]
+"""Names of nodes, and the source that named them."""
 
 
-def _names(request: FleetRequest, inventory: AnyInventory | None) -> tuple[tuple[str, ...], str]:
-    """Return names and their source."""
+def _find_names(request: FleetRequest, inventory: AnyInventory | None) -> SourcedNames:
+    """Find the nodes in the first source that names any."""
     if request.nodes is not None:
         return _expand(request.nodes, "--preflight-nodes", inventory)
     if request.inventory is not None and inventory is not None:
-        return _all_of(inventory)
+        return _inventory_names(inventory)
     # The site's hook outranks the current allocation.
-    around = ("SLURM_JOB_NODELIST", "SLURM_NODELIST") if request.site is None else ()
-    for variable in ("PREFLIGHT_NODES", *around):
+    slurm_variables = ("SLURM_JOB_NODELIST", "SLURM_NODELIST") if request.site is None else ()
+    for variable in ("PREFLIGHT_NODES", *slurm_variables):
         if variable in request.environ:
             text = request.environ[variable]
             try:
                 # Groups may start commands: only what the operator wrote may name them.
-                if variable in around:
+                if variable in slurm_variables:
                     return expand(text), variable
                 return _expand(text, variable, inventory)
             except UsageError as error:
@@ -349,25 +354,23 @@ def _names(request: FleetRequest, inventory: AnyInventory | None) -> tuple[tuple
     return _default_names(request, inventory)
 
 
-def _default_names(
-    request: FleetRequest, inventory: AnyInventory | None
-) -> tuple[tuple[str, ...], str]:
+def _default_names(request: FleetRequest, inventory: AnyInventory | None) -> SourcedNames:
     """Return the nodes of the ini file or the inventory, else this machine."""
     if request.ini_nodes:
         return _expand(request.ini_nodes, "preflight_nodes of the ini file", inventory)
     if inventory is not None:
-        return _all_of(inventory)
-    return (sound_name(socket.gethostname().split(".")[0], "localhost"),), HERE
+        return _inventory_names(inventory)
+    return (valid_host_name(socket.gethostname().split(".")[0], "localhost"),), THIS_MACHINE
 
 
-def _expand(text: str, origin: str, inventory: AnyInventory | None) -> tuple[tuple[str, ...], str]:
+def _expand(text: str, origin: str, inventory: AnyInventory | None) -> SourcedNames:
     """Read a node list that the operator wrote; the origin shows the groups in it."""
-    names = expand_written(text, inventory)
+    names = expand_with_groups(text, inventory)
     groups = groups_in(text)
     return names, f"{origin} ({groups})" if groups else origin
 
 
-def _all_of(inventory: AnyInventory) -> tuple[tuple[str, ...], str]:
+def _inventory_names(inventory: AnyInventory) -> SourcedNames:
     if not inventory.names:
         raise UsageError(
             f'{inventory.path} names no nodes: add a table [group.NAME] with nodes = "gpu[001-064]"'
@@ -380,7 +383,7 @@ def _without_excluded(
 ) -> tuple[str, ...]:
     if exclude is None:
         return names
-    out = set(expand_written(exclude, inventory, may_be_empty=True))
+    excluded = set(expand_with_groups(exclude, inventory, may_be_empty=True))
     # A group may have nodes outside this fleet; a typed name may not.
     typed = ",".join(word for word in split(exclude) if "@" not in word)
     strangers = sorted(set(expand(typed) if typed else ()) - set(names))
@@ -389,31 +392,31 @@ def _without_excluded(
             f"--preflight-exclude: {fold(strangers)} is not in this fleet"
             f"{did_you_mean(strangers[0], names)}"
         )
-    rest = tuple(name for name in names if name not in out)
-    if not rest:
+    remaining = tuple(name for name in names if name not in excluded)
+    if not remaining:
         raise UsageError("--preflight-exclude leaves no node: exclude fewer")
-    return rest
+    return remaining
 
 
-def _hosts(names: Sequence[str], inventory: AnyInventory | None, *, here: bool) -> list[Host]:
+def _hosts(names: Sequence[str], inventory: AnyInventory | None, *, local: bool) -> list[Host]:
     if inventory is not None:
         return [inventory.host(name) for name in names]
-    this = Host(name="here", address="127.0.0.1", transport="local", python=(sys.executable,))
+    local_host = Host(name="here", address="127.0.0.1", transport="local", python=(sys.executable,))
     return [
-        msgspec.structs.replace(this, name=name)
-        if here or name == "localhost"
+        msgspec.structs.replace(local_host, name=name)
+        if local or name == "localhost"
         else Host(name=name, address=name)
         for name in names
     ]
 
 
-def _with_choices(host: Host, request: FleetRequest) -> Host:
+def _with_options(host: Host, request: FleetRequest) -> Host:
     """Apply the command line's settings to a node."""
     if request.transport is not None:
         refuse_unknown_transport(request.transport, "--preflight-transport")
         host = msgspec.structs.replace(host, transport=request.transport)
     if request.python is not None:
-        host = msgspec.structs.replace(host, python=command(request.python, "--preflight-python"))
+        host = msgspec.structs.replace(host, python=read_argv(request.python, "--preflight-python"))
     return host
 
 
@@ -423,16 +426,17 @@ def _job(
     inventory: AnyInventory | None,
     launch: Launch | None,
     *,
-    here: bool,
+    local: bool,
 ) -> Job:
     table = inventory.job if inventory else JobTable()
     env_file = request.env_file
     if env_file is None and table.env_file and inventory:
-        env_file = inventory.beside(table.env_file)
-    environ, origin = _environ(request, env_file, launch, [host.name for host in hosts], here=here)
+        env_file = inventory.resolve_path(table.env_file)
+    names = [host.name for host in hosts]
+    environ, origin = _environ(request, env_file, launch, names, local=local)
     unsafe = ""
     if env_file is not None and os.geteuid() == 0:
-        unsafe = _writers(env_file, [host.name for host in hosts])
+        unsafe = _who_could_write(env_file, names)
     common = (environ or {}).get("", {})
     port, port_origin = _master_port(launch, common, table)
     if inventory and table.master and table.master not in inventory.names:
@@ -440,13 +444,13 @@ def _job(
             f"{inventory.path}: [job] master = {table.master!a} is not one of its nodes"
             f"{did_you_mean(table.master, inventory.names)}"
         )
-    elsewhere = inventory.names if inventory and request.launch is None else ()
+    left_out = inventory.names if inventory and request.launch is None else ()
     master, remark = choose_master(
         hosts,
         launch=launch.master_addr if launch else None,
         environ=common.get("MASTER_ADDR"),
         table=table.master,
-        elsewhere=elsewhere,
+        left_out=left_out,
     )
     return Job(
         master=master,
@@ -461,7 +465,7 @@ def _job(
     )
 
 
-def _writers(env_file: str, names: Sequence[str]) -> str:
+def _who_could_write(env_file: str, names: Sequence[str]) -> str:
     """Say who besides root could have written the job's environment; "" if no one could."""
     paths = dict.fromkeys(env_file.replace("{node}", name) for name in names)
     writers = (who_may_change(typed_path(path)) for path in paths)
@@ -488,7 +492,7 @@ def _environ(
     launch: Launch | None,
     names: Sequence[str],
     *,
-    here: bool,
+    local: bool,
 ) -> tuple[dict[str, dict[str, str]] | None, str]:
     """Return the job's environment by node, and its source for messages."""
     origins = []
@@ -497,11 +501,11 @@ def _environ(
         environ = read_env_file(env_file, names)
         origins.append(Path(env_file).name)
     elif "SLURM_JOB_ID" in request.environ:
-        environ = {"": public(request.environ)}
+        environ = {"": public_variables(request.environ)}
         origins.append(f"Slurm job {request.environ['SLURM_JOB_ID'][:20]}")
-    elif here and launch is None:
+    elif local and launch is None:
         # A job started by hand on this machine inherits this shell's environment.
-        environ = {"": public(request.environ)}
+        environ = {"": public_variables(request.environ)}
         origins.append("this shell")
     if launch is not None:
         base: Mapping[str, dict[str, str]] = environ or {"": {}}

@@ -25,7 +25,7 @@ from preflight.errors import WireError
 from preflight.facts.job import NodeLook, RasLook
 from preflight.facts.model import decode_document
 from preflight.fleet.model import Host
-from preflight.fleet.nodeset import sound_name
+from preflight.fleet.nodeset import valid_host_name
 from preflight.hang.diagnose.job_ranks import jobs_of
 from preflight.hang.diagnose.job_state import JobState, NodeState
 from preflight.transport.bundle import offer, start_payload
@@ -117,7 +117,7 @@ def look_here(
     ras: RasPolicy = "auto",
 ) -> JobState:
     """Look at this machine: at all of its ranks, or at these processes and their fellow ranks."""
-    name = sound_name(socket.gethostname(), "localhost")
+    name = valid_host_name(socket.gethostname(), "localhost")
     here = Host(name=name, address="127.0.0.1", transport="local", python=(sys.executable,))
     request = LookRequest(pids=pids, look_s=look_s, ras=ras)
     with closing(Ways((here,))) as ways:

@@ -12,7 +12,7 @@ from preflight.core.thresholds import SHIPPED, Thresholds
 from preflight.fabric.decoding.culprit import NODE_KINDS
 from preflight.fabric.decoding.sensitivity import SensitivityRow, sensitivity
 from preflight.fabric.schedule import Pairing, round_kind_of
-from preflight.fleet.nodeset import fold, two_of
+from preflight.fleet.nodeset import fold, split_pair
 from preflight.report.document import (
     BlameRow,
     FleetRow,
@@ -127,7 +127,7 @@ def _cleared_pair(entry: Entry, nodes: frozenset[str]) -> tuple[str, str] | None
         return entry.nodes[0], entry.nodes[1]
     if not blame.startswith("pair "):
         return None
-    return two_of(blame.removeprefix("pair "), nodes)
+    return split_pair(blame.removeprefix("pair "), nodes)
 
 
 def left_open(entry: Entry) -> bool:

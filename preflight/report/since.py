@@ -16,7 +16,7 @@ from msgspec import Meta, Struct
 from preflight.check import FLEET
 from preflight.core.registry import Entry
 from preflight.core.statistics import median, nearest_rank
-from preflight.fleet.nodeset import two_of
+from preflight.fleet.nodeset import split_pair
 from preflight.report.document import Report, VerdictRow, row_of
 from preflight.report.findings import Finding, findings, suspicions
 from preflight.verdict import Outcome, Verdict
@@ -161,7 +161,7 @@ def nodes_in(subject: str, known: frozenset[str]) -> Sequence[str]:
     plain = subject.removeprefix("pair ").partition(" rail ")[0]
     if plain in known:
         return (plain,)
-    return two_of(plain, known) or ()
+    return split_pair(plain, known) or ()
 
 
 def found_in(report: Report) -> tuple[Finding, ...]:

@@ -27,7 +27,7 @@ from preflight.checks.rdma.test_devices import without_gid
 from preflight.core.text import and_more, whole
 from preflight.errors import UsageError
 from preflight.fleet.nodeset import fold
-from preflight.fleet.sources import OPTION, machines
+from preflight.fleet.sources import INTERFACE_OPTION, count_machines
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Mapping, Sequence
@@ -145,7 +145,7 @@ def _option_problems(name: str, origin: str, interfaces: Sequence[Interface]) ->
     if name not in [interface.name for interface in interfaces]:
         yield _Problem(
             origin, f" = {name}", "no node has such an interface", f"no interface {name} there",
-            f"give one that all nodes have ({OPTION}=NAME), {_OR_OMIT}", name,
+            f"give one that all nodes have ({INTERFACE_OPTION}=NAME), {_OR_OMIT}", name,
         )  # fmt: skip
 
 
@@ -158,7 +158,7 @@ def _nccl_problems(
     if len(value) < _TWO:
         return  # NCCL ignores a single character
     interfaces = nccl_interfaces(node, value, environ.get("NCCL_SOCKET_FAMILY", ""))
-    loops = bool(interfaces) and interfaces[0].loopback and machines(fleet.hosts) >= _TWO
+    loops = bool(interfaces) and interfaces[0].loopback and count_machines(fleet.hosts) >= _TWO
     if not interfaces or loops:
         yield _socket_problem(origin, name, value, usual, loops=loops)
 
@@ -170,7 +170,7 @@ def _gloo_problems(
     name = "GLOO_SOCKET_IFNAME"
     value = environ.get(name, "")
     interfaces, missing = gloo_interfaces(node, value) if value else ((), ())
-    loops = any(link.loopback for link in interfaces) and machines(fleet.hosts) >= _TWO
+    loops = any(link.loopback for link in interfaces) and count_machines(fleet.hosts) >= _TWO
     if missing or loops:
         yield _socket_problem(fleet.job.environ_origin, name, value, usual, loops=not missing)
 
@@ -181,7 +181,7 @@ def _socket_problem(origin: str, name: str, value: str, usual: str, *, loops: bo
         _LOOPBACK if loops else "it selects no interface of any node",
         "the job selects loopback there" if loops else "no interface there that the job selects",
         f"write one that all nodes have (as in {name}={usual}), or measure over another than the "
-        f"job's: {OPTION}={usual}", "" if loops else "it",
+        f"job's: {INTERFACE_OPTION}={usual}", "" if loops else "it",
     )  # fmt: skip
 
 

@@ -18,8 +18,8 @@ from preflight.core.statistics import grouped
 from preflight.core.thresholds import Thresholds, describe_override
 from preflight.facts.model import WIRE, Driver, Facts, Python
 from preflight.facts.node import Group, Net, Node, Reach
-from preflight.fleet.inventory_tables import SWEPT
-from preflight.fleet.model import NEVER, today
+from preflight.fleet.inventory_tables import SWEEP_PREFIXES
+from preflight.fleet.model import UNWAIVABLE, today
 from preflight.fleet.nodeset import fold
 from preflight.verdict import UNSEEN, Outcome, Verdict, not_run
 
@@ -71,7 +71,7 @@ def with_site_numbers(verdict: Verdict, used: Mapping[str, Override]) -> Verdict
 def is_corruption(check: str, verdict: Verdict) -> bool:
     """Whether the verdict reports corrupted data, which no waiver may accept."""
     wrong = verdict.evidence.get("state") == "corrupt" or verdict.evidence.get("corrupt") is True
-    return check in NEVER or wrong
+    return check in UNWAIVABLE or wrong
 
 
 def waive(
@@ -374,7 +374,8 @@ def _fleet_overrides(hosts: Sequence[Host]) -> dict[str, Override]:
     return {
         name: limit
         for name, limit in overrides.items()
-        if name.startswith(SWEPT) or all(host.expected.limits.get(name) == limit for host in hosts)
+        if name.startswith(SWEEP_PREFIXES)
+        or all(host.expected.limits.get(name) == limit for host in hosts)
     }
 
 

@@ -19,7 +19,7 @@ from preflight.core.text import count
 from preflight.errors import UsageError
 from preflight.fabric.planner import plan
 from preflight.fabric.schedule import default_rounds
-from preflight.fleet.inventory_tables import refuse_unknown
+from preflight.fleet.inventory_tables import refuse_unknown_checks
 from preflight.fleet.nodeset import fold
 from preflight.fleet.sources import FleetRequest, resolve
 from preflight.history.place import VARIABLE
@@ -214,7 +214,7 @@ def read_options(config: pytest.Config) -> Chosen:
     if not (handoff or rank_0 or is_fleet_typed):
         site_nodes = ask_nodes(config)
     fleet = resolve(_fleet_request(config, site_nodes, rank_0.crew if rank_0 else None))
-    refuse_unknown(fleet.mentioned_checks, [entry.check.id for entry in registry])
+    refuse_unknown_checks(fleet.mentioned_checks, [entry.check.id for entry in registry])
     if need is not None and need > len(fleet.hosts):
         nodes = count(len(fleet.hosts), "node")
         raise UsageError(f"--preflight-need={need}: the fleet has only {nodes}")

@@ -22,7 +22,7 @@ import msgspec
 from preflight import __version__
 from preflight.core.remote_command import end_group, spawn, with_deadline
 from preflight.errors import WireError
-from preflight.fleet.job_environment import public
+from preflight.fleet.job_environment import public_variables
 from preflight.transport import job_store as notes
 from preflight.transport.bundle import boot, bundle
 from preflight.transport.relay import addresses_towards
@@ -41,9 +41,8 @@ _LONGEST = 32768
 
 def present(place: Place, nonce: str, version: str) -> notes.Present:
     """Describe this rank."""
-    environ = {
-        name: value for name, value in sorted(public(os.environ).items()) if len(value) <= _LONGEST
-    }
+    variables = sorted(public_variables(os.environ).items())
+    environ = {name: value for name, value in variables if len(value) <= _LONGEST}
     return notes.Present(
         nonce=nonce,
         version=version,

@@ -12,7 +12,7 @@ from msgspec import Struct
 from preflight.core.remote_command import ReachError, run_here
 from preflight.core.text import excerpt
 from preflight.errors import UsageError
-from preflight.fleet.job_environment import for_slurm
+from preflight.fleet.job_environment import slurm_environ
 from preflight.fleet.nodeset import expand, fold
 from preflight.transport import reach_error
 
@@ -34,7 +34,7 @@ class Launcher:
     """Starts commands through srun inside one allocation."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
-        self.environ = for_slurm(environ)
+        self.environ = slurm_environ(environ)
 
     def command(self, nodes: Sequence[str]) -> list[str]:
         """Return the srun command for these nodes, to which the task's own command is appended.

@@ -21,8 +21,8 @@ from preflight.core.remote_command import (
 )
 from preflight.core.statistics import grouped
 from preflight.errors import PreflightError, WireError
-from preflight.fleet.launch_line import Ranked, RankedNode
-from preflight.fleet.nodeset import fold, sound_name
+from preflight.fleet.launch_line import RankedJob, RankedNode
+from preflight.fleet.nodeset import fold, valid_host_name
 from preflight.transport import reach_error
 from preflight.transport.job_store import (
     CHUNK,
@@ -288,10 +288,10 @@ class JobRanks(Struct, frozen=True, kw_only=True):
         where = answer.hostname[:64] if answer else f"node of group rank {member.group}"
         return f"rank {member.rank} ({where}, local rank {member.index_on_node})"
 
-    def ranked(self) -> Ranked:
+    def ranked(self) -> RankedJob:
         """The nodes of these ranks, for the fleet."""
         labels = _labels(self.groups)
-        return Ranked(
+        return RankedJob(
             nodes=tuple(self._node(group, label) for group, label in labels.items()),
             ranks=len(self.members),
             per_node=self.place.local_world_size,
@@ -307,7 +307,7 @@ class JobRanks(Struct, frozen=True, kw_only=True):
             group=group,
             label=label,
             hostname=first.hostname,
-            address=sound_name(self._address(first), label),
+            address=valid_host_name(self._address(first), label),
             python=(first.python,),
             environ=_node_environ([answer.environ for answer in answers]),
             uneven=_uneven([answer.environ for answer in answers]),
@@ -328,7 +328,7 @@ class JobRanks(Struct, frozen=True, kw_only=True):
 def _labels(groups: Mapping[int, Sequence[Member]]) -> dict[int, str]:
     """Return a name for each node: short if unique, numbered if agents share a host."""
     full = {group: _hostname(members, group) for group, members in groups.items()}
-    short = {group: sound_name(name.partition(".")[0], name) for group, name in full.items()}
+    short = {group: valid_host_name(name.partition(".")[0], name) for group, name in full.items()}
     for labels in (short, full):
         if len(set(labels.values())) == len(labels):
             return labels
@@ -341,7 +341,7 @@ def _labels(groups: Mapping[int, Sequence[Member]]) -> dict[int, str]:
 
 def _hostname(members: Iterable[Member], group: int) -> str:
     hostname = next((member.present.hostname for member in members if member.present), "")
-    return sound_name(hostname, f"group-{group}")
+    return valid_host_name(hostname, f"group-{group}")
 
 
 def _node_environ(environs: Sequence[dict[str, str]]) -> dict[str, str]:

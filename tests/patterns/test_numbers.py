@@ -22,7 +22,7 @@ from preflight.fabric.observed import Observed
 from preflight.fabric.samples import Sweep
 from preflight.facts import burn, model
 from preflight.facts.job import NodeLook
-from preflight.fleet.sources import FleetRequest, refuse_many, resolve
+from preflight.fleet.sources import FleetRequest, refuse_parallel_tasks, resolve
 from preflight.report.document import Report
 from preflight.transport import job_store
 from tests.unit.fabric.stored_files import long_form, short_form
@@ -186,4 +186,4 @@ def test_a_number_without_end_in_the_environment_is_no_traceback(name: str) -> N
     environ = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "n1", name: "9" * 5000}
     with suppress(UsageError):
         assert resolve(FleetRequest(environ=environ)).hosts
-        refuse_many(environ)
+        refuse_parallel_tasks(environ)

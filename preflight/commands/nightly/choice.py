@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal
 from preflight.core.text import last_line, natural
 from preflight.errors import PreflightError, UsageError
 from preflight.fabric.schedule import circle
-from preflight.fleet.job_environment import for_slurm
+from preflight.fleet.job_environment import slurm_environ
 from preflight.fleet.sources import allocated_nodes
 from preflight.transport.slurm_allocation import NODES, parse_nodes, parse_reservation
 
@@ -79,7 +79,7 @@ def _ask(argv: Sequence[str], environ: Mapping[str, str]) -> str:
     hand = f"run it by hand: {argv[0]}; or give --whole-fleet to ignore Slurm"
     try:
         process = subprocess.run(
-            argv, env=for_slurm(environ), stdin=subprocess.DEVNULL, capture_output=True,
+            argv, env=slurm_environ(environ), stdin=subprocess.DEVNULL, capture_output=True,
             timeout=ASK_S, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired as error:

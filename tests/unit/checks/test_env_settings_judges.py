@@ -10,7 +10,7 @@ from preflight.captured.environment import read
 from preflight.checks.env import test_contradictions, test_variables
 from preflight.checks.env.variables import MOST_COMPARED
 from preflight.facts.machine import Software, Torch
-from preflight.fleet.job_environment import public
+from preflight.fleet.job_environment import public_variables
 from preflight.verdict import Outcome, Verdict
 from tests.unit.facts.builders import facts
 
@@ -446,7 +446,7 @@ def test_a_password_inside_a_value_is_masked(name: str, value: str) -> None:
     """
     captured = read(f"{name}={value}\nNCCL_IB_TIMEOUT=0\n")
     assert captured is not None
-    for environ in (public({name: value}), captured.environ):
+    for environ in (public_variables({name: value}), captured.environ):
         verdict = test_variables.judge_values(environ, ORIGIN)
         others = (environ or {}).keys() - {name}
         assert verdict.outcome is (Outcome.FAIL if others else Outcome.UNKNOWN)
@@ -456,4 +456,4 @@ def test_a_password_inside_a_value_is_masked(name: str, value: str) -> None:
 def test_a_path_named_like_a_secret_is_left_whole() -> None:
     """A library path is none, whatever its folders are called."""
     path = {"LD_LIBRARY_PATH": "/opt/token:/opt/env=prod/lib:/opt/a%2fb:/opt/lib"}
-    assert public(path) == path
+    assert public_variables(path) == path

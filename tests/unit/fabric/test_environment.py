@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from sweep import plan, process_groups, transports
 
-from preflight.fleet.job_environment import OWN
+from preflight.fleet.job_environment import SWEEP_VARIABLES
 from tests.unit.fabric.ends import GO
 
 
@@ -99,4 +99,4 @@ def test_the_controller_knows_what_the_sweep_sets_itself() -> None:
     transports.NcclLog().begin()
     logs = {name for name in os.environ if os.environ[name] != before.get(name)}
     sets = {name for name in process_groups.NCCL_ENVIRONMENT if not name.startswith("TORCH_")}
-    assert sets | logs | set(process_groups.UNSET) == OWN
+    assert sets | logs | set(process_groups.UNSET) == SWEEP_VARIABLES

@@ -9,7 +9,7 @@ import pytest
 
 from preflight.errors import UsageError
 from preflight.fleet import groups
-from preflight.fleet.groups import expand_written
+from preflight.fleet.groups import expand_with_groups
 from preflight.fleet.sources import FleetRequest, resolve
 
 CONF = """
@@ -124,7 +124,7 @@ def test_the_configuration_may_be_named(config: Path, monkeypatch: pytest.Monkey
     """$CLUSTERSHELL_CFGDIR is ClusterShell's own way to another configuration."""
     monkeypatch.setenv("XDG_CONFIG_HOME", "/nonexistent")
     monkeypatch.setenv("CLUSTERSHELL_CFGDIR", str(config))
-    assert expand_written("@r2") == ("gpu004", "gpu005", "gpu006")
+    assert expand_with_groups("@r2") == ("gpu004", "gpu005", "gpu006")
 
 
 def test_others_cannot_start_a_command(config: Path) -> None:
@@ -165,8 +165,8 @@ def test_digits_before_a_bracket_are_those_of_each_name(config: Path) -> None:
     added = '  digits: "a5[1,8-11],b"\n  wide: "a65536[1-200]"\n'
     (config / "groups.d" / "racks.yaml").write_text(RACKS.partition("tiers:")[0] + added)
     group = {"a51", "a58", "a59", "a510", "a511", "b"}
-    assert set(expand_written("@racks:digits")) == group
-    assert set(expand_written("@racks:digits,c7[9-10]")) == {*group, "c79", "c710"}
-    assert len(expand_written("@racks:wide")) == 200
+    assert set(expand_with_groups("@racks:digits")) == group
+    assert set(expand_with_groups("@racks:digits,c7[9-10]")) == {*group, "c79", "c710"}
+    assert len(expand_with_groups("@racks:wide")) == 200
     with pytest.raises(UsageError):
-        expand_written("@racks:r1,c[1-20]99999999999")
+        expand_with_groups("@racks:r1,c[1-20]99999999999")

@@ -134,7 +134,7 @@ class TestInsideSlurm:
         """A job's environment, with no scontrol and no topology on this machine."""
         (tmp_path / "bin").mkdir()
         monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
-        monkeypatch.setattr(leaves_module, "SLURMS_OWN", tmp_path / "etc" / "topology.conf")
+        monkeypatch.setattr(leaves_module, "SLURM_TOPOLOGY", tmp_path / "etc" / "topology.conf")
         self._answer(tmp_path, "", status=1)
         return {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "h[1-4]"}
 

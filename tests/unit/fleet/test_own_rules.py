@@ -9,7 +9,7 @@ import pytest
 
 from preflight.errors import UsageError
 from preflight.fleet.inventory import read_inventory
-from preflight.fleet.inventory_tables import refuse_unknown
+from preflight.fleet.inventory_tables import refuse_unknown_checks
 from preflight.fleet.model import Fleet, today
 from preflight.report.header import before
 
@@ -65,9 +65,9 @@ def test_switches_are_joined_the_nearest_last(tmp_path: Path) -> None:
     assert inventory.host("h1").off == {}
     assert inventory.host("h2").off == {"net.ports": f"{tmp_path}/fleet.toml [node.h2]"}
     assert inventory.host("h3").off == {"gpu.ecc": f"{tmp_path}/fleet.toml [checks]"}
-    assert dict(inventory.switched()).keys() == {"gpu.ecc", "net.ports"}
+    assert dict(inventory.switched_checks()).keys() == {"gpu.ecc", "net.ports"}
     with pytest.raises(UsageError, match=r"no check 'net.ports'.*did you mean 'net.port'"):
-        refuse_unknown(inventory.switched(), ["gpu.ecc", "net.port"])
+        refuse_unknown_checks(inventory.switched_checks(), ["gpu.ecc", "net.port"])
 
 
 def test_numbers_are_joined_name_by_name_and_say_where_they_are_from(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from probe import redact
 
 from preflight.checks.env.variables import variables
-from preflight.fleet.job_environment import HIDDEN_NAMES, public
+from preflight.fleet.job_environment import HIDDEN_NAMES, public_variables
 from tests.cases import MANY
 
 SECRET = "Zx9kQ27vLm3Tp8Rw"  # noqa: S105 (planted)
@@ -270,11 +270,11 @@ def test_nodes_and_controller_know_a_secret_by_the_same_names(word: str) -> None
     """As a variable's name, and behind such a word in another's value; what is read stays."""
     assert redact.SECRET_VARIABLE.pattern == HIDDEN_NAMES
     for name in (f"NCCL_{word}", f"TORCH_DB_{word}", f"UCX_{word.lower()}"):
-        assert not public({name: "hunter2"})
+        assert not public_variables({name: "hunter2"})
         assert redact.setting(name, "hunter2") == "***"
     behind = (f"{word}=hunter2", f"x_{word.lower()}: hunter2")
     for value in (*behind, "Bearer hunter2", "password hunter2", "a --token 'hunter2'"):
-        assert "hunter2" not in str(public({"NCCL_ALGO": value}))
+        assert "hunter2" not in str(public_variables({"NCCL_ALGO": value}))
         assert "hunter2" not in redact.setting("NCCL_ALGO", value)
 
 
@@ -283,7 +283,7 @@ def test_nodes_and_controller_know_a_token_by_its_form(shape: str) -> None:
     """Wherever in a value it stands."""
     token = f"{shape}0123456789abcdefghijABCDEFGHIJ012345"
     for value in (token, f"a,{token}", f"/opt/{token}"):
-        assert token not in str(public({"NCCL_ALGO": value}))
+        assert token not in str(public_variables({"NCCL_ALGO": value}))
         assert token not in redact.setting("NCCL_ALGO", value)
 
 
@@ -293,4 +293,4 @@ def test_no_variable_that_a_check_reads_is_taken_for_a_secret() -> None:
     assert [name for name in variables() if redact.setting(name, "1") != "1"] == ["NCCL_PSK"]
     usual = ("mlx5_0:1,mlx5_1", "^docker0,lo", "/opt/sk-learn-env/lib:/usr/lib", "INIT,NET", "Ring")
     for value in usual:
-        assert public({"NCCL_IB_HCA": value}) == {"NCCL_IB_HCA": value}
+        assert public_variables({"NCCL_IB_HCA": value}) == {"NCCL_IB_HCA": value}

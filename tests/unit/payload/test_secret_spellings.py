@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from probe import redact
 
 from preflight.core import text
-from preflight.fleet.job_environment import public
+from preflight.fleet.job_environment import public_variables
 from tests.cases import CASES, draws
 
 ALNUM = string.ascii_letters + string.digits
@@ -167,7 +167,7 @@ def test_a_secret_in_a_variable_is_not_kept(spelled: tuple[str, str], name: str)
     """The controller cuts it out of the job's environment, and a node out of nccl.conf."""
     value = spelled[0].format(n=name, s=spelled[1])
     assume(not piece_in(spelled[0].format(n=name, s=""), spelled[1]))
-    kept = public({"NCCL_ALGO": value})["NCCL_ALGO"], redact.setting("NCCL_ALGO", value)
+    kept = public_variables({"NCCL_ALGO": value})["NCCL_ALGO"], redact.setting("NCCL_ALGO", value)
     assert not any(piece_in(one, spelled[1]) for one in kept), kept
 
 
