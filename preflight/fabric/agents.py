@@ -84,7 +84,7 @@ class Agents:
 
     def next(self, timeout_s: float) -> tuple[str, Event | SessionEnd] | None:
         """Return the next (node, event); None if none came in time (suspension not counted)."""
-        more_s = min(_CATCH_UP_S, self.detector.forgive_s())
+        more_s = min(_CATCH_UP_S, self.detector.take_suspended_s())
         try:
             return self._events.get(timeout=max(0.0, timeout_s) + more_s)
         except queue.Empty:
@@ -156,7 +156,7 @@ class Agents:
                 session.send(orders.get())
             if time.monotonic() > self._deadline:
                 raise TimeoutError
-            document = session.hear(_TURN_S)
+            document = session.receive(_TURN_S)
             if document is None:
                 continue
             events += 1
@@ -223,7 +223,7 @@ class RankAgents:
         for rail in range(len(sessions)):
             threading.Thread(target=self._listen, args=(rail,), daemon=True).start()
 
-    def hear(self, within_s: float) -> bytes | None:
+    def receive(self, within_s: float) -> bytes | None:
         """Return the node's next event; None if there is none in time."""
         deadline = time.monotonic() + within_s
         while True:
@@ -258,7 +258,7 @@ class RankAgents:
         session = self._sessions[rail]
         try:
             while True:
-                document = session.hear(_POLL_S)
+                document = session.receive(_POLL_S)
                 if document is None:
                     continue
                 event = decode_event(document)

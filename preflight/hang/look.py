@@ -28,7 +28,7 @@ from preflight.fleet.model import Host
 from preflight.fleet.nodeset import valid_host_name
 from preflight.hang.diagnose.job_ranks import jobs_of
 from preflight.hang.diagnose.job_state import JobState, NodeState
-from preflight.transport.bundle import offer, start_payload
+from preflight.transport.bundle import pyspy_messages, start_payload
 from preflight.transport.ways import Gate, TooSlowError, Ways, fan_out
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ def _send_missing_file(talk: PayloadSession, document: bytes) -> None:
         lacks = msgspec.json.decode(document, type=_Lacks)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise WireError(f"its request for a file is unreadable: {error}") from error
-    for message in offer(lacks.machine):
+    for message in pyspy_messages(lacks.machine):
         talk.send(message)
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from preflight.core.registry import Entry
     from preflight.fabric.schedule import Planned
-    from preflight.transport.ways import Way
+    from preflight.transport.ways import Choice
 
 
 _BASELINE = "baseline "
@@ -289,7 +289,7 @@ _OTHERS: Final = {"local": "local processes", "torchrun": "torchrun (the job's o
 _MOST_PARTS: Final = 4
 
 
-def reach_words(hosts: Sequence[Host], known: Mapping[str, Way], slurm_job: str = "") -> str:
+def reach_words(hosts: Sequence[Host], known: Mapping[str, Choice], slurm_job: str = "") -> str:
     """How the nodes are reached; `known`: the ways found out so far, by node name."""
     job = f"Slurm job {slurm_job}, one step" if slurm_job else "one Slurm step"
     titles = {**_OTHERS, "srun": f"srun ({job})"}

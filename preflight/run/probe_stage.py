@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from preflight.fleet.model import Host, Job
     from preflight.run.site_sections import LoadedSection
-    from preflight.transport.bundle import Beside
+    from preflight.transport.bundle import SiteCode
     from preflight.transport.ways import Ways
 
 CONNECT_S = 10.0
@@ -86,12 +86,12 @@ def probe_fleet(
     called with each answer at once, in that node's thread: an interrupt must not lose it.
     """
     by_name = {host.name: host for host in hosts}
-    beside = modules(sections)
+    site_modules = modules(sections)
     common = {
         "nonce": nonce,
         "sections": [
             {"id": section.id, "module": module, "deadline_s": section.deadline_s}
-            for section, (module, _) in zip(sections, beside, strict=True)
+            for section, (module, _) in zip(sections, site_modules, strict=True)
         ],
         "kernel_log_since_s": kernel_log_since_s,
         "names": list(names),
@@ -105,12 +105,12 @@ def probe_fleet(
             "nccl_conf_file": job.nccl_conf_file(name) if job else "",
             "towards": next((host.address for host in hosts if host.name != name), ""),
         }
-        result = _probe(by_name[name], ways, request, beside, deadline_s)
+        result = _probe(by_name[name], ways, request, site_modules, deadline_s)
         on_result(name, result)
         return result
 
     if any(host.transport in ("ssh", "paramiko", "openssh") for host in hosts):
-        pack_ahead("probe", beside)
+        pack_ahead("probe", site_modules)
     answers = fan_out(
         list(by_name),
         probe,
@@ -125,7 +125,7 @@ def probe_fleet(
 
 
 def _probe(
-    host: Host, ways: Ways, request: dict[str, Any], beside: Beside, deadline_s: float
+    host: Host, ways: Ways, request: dict[str, Any], site_modules: SiteCode, deadline_s: float
 ) -> ProbeResult:
     """Log in and fetch one node's facts; the result also holds any failure."""
     began = time.monotonic()
@@ -134,7 +134,7 @@ def _probe(
     try:
         connection = ways.connect(host, step.given_s)
         step = _StepTime(PROBE_S, max(1.0, deadline_s - (time.monotonic() - began)))
-        facts, clock = _ask(connection, host, request, beside, step.given_s)
+        facts, clock = _ask(connection, host, request, site_modules, step.given_s)
     except (ReachError, WireError, TimeoutError) as error:
         failed = error if isinstance(error, ReachError) else _no_answer(host, error)
         reach = Reach(
@@ -163,13 +163,17 @@ def _no_answer(host: Host, error: Exception) -> ReachError:
 
 
 def _ask(
-    connection: Connection, host: Host, request: dict[str, Any], beside: Beside, timeout_s: float
+    connection: Connection,
+    host: Host,
+    request: dict[str, Any],
+    site_modules: SiteCode,
+    timeout_s: float,
 ) -> tuple[Facts, Clock]:
     deadlines = {"deadline_s": timeout_s, "driver_deadline_s": min(DRIVER_S, timeout_s / 2)}
     request = {**request, **deadlines}
     began = time.monotonic()
     asked_at_s = _EPOCH_S + began
-    session = start_payload(connection, host, "probe", request, timeout_s, beside=beside)
+    session = start_payload(connection, host, "probe", request, timeout_s, modules=site_modules)
     with closing(session) as payload:
         payload.finish()
         document = payload.read(timeout_s + 2)

@@ -204,7 +204,7 @@ class BurnStage(_Stage):
             while not (ended or collected.done or collected.busy or collected.no_torch):
                 if time.monotonic() > self._ends:
                     raise TimeoutError
-                document = session.hear(_TURN_S)
+                document = session.receive(_TURN_S)
                 if document is not None:
                     self._handle(collected, session, document)
 
@@ -381,7 +381,7 @@ class PortStage(_Stage):
     def _next_answer(self, session: LeasedSession) -> bytes:
         """Return its next answer; TimeoutError when the stage's time is up."""
         while time.monotonic() < self._ends:
-            document = session.hear(min(_TURN_S, self._left_s()))
+            document = session.receive(min(_TURN_S, self._left_s()))
             if document is not None:
                 return document
         raise TimeoutError("did not answer in time")

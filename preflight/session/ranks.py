@@ -28,7 +28,7 @@ from preflight.transport.torchrun_ranks import TorchrunTransport, gather
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
 
-    from preflight.transport.bundle import Beside
+    from preflight.transport.bundle import SiteCode
     from preflight.transport.job_store import Place
     from preflight.transport.torchrun_ranks import JobRanks
 
@@ -154,8 +154,8 @@ class Leading:
         uneven = next((m for m in self.crew.members if m.present and not m.is_regular), None)
         if uneven is not None:
             raise UsageError(
-                f"{self.crew.words(uneven)} has a different number of ranks on its node: give the "
-                "same --nproc-per-node on every node"
+                f"{self.crew.describe(uneven)} has a different number of ranks on its node: give "
+                "the same --nproc-per-node on every node"
             )
 
 
@@ -165,7 +165,7 @@ def leading(config: pytest.Config) -> Leading | None:
     return role if isinstance(role, Leading) else None
 
 
-def _sections(config: pytest.Config) -> Beside:
+def _sections(config: pytest.Config) -> SiteCode:
     """The site's own modules for the probe: no code is sent through the job's store."""
     try:
         return modules(ask_sections(config))

@@ -323,7 +323,7 @@ class Session:
         """The nodes, how they are reached, what will run, how long, and where the report goes."""
         run, keys = self.run, self.run.expected(self._chosen.wanted)
         contacts_none = self._config.option.collectonly or self._chosen.replayed is not None
-        ways = {} if contacts_none else run.ways.of_all(WAYS_S)
+        ways = {} if contacts_none else run.ways.choose_all(WAYS_S)
         lines = header(
             run.fleet,
             reach_words(run.fleet.hosts, ways, slurm_job(run.fleet)),

@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 
 PAYLOAD = Path(__file__).resolve().parent.parent / "payload"
 
-CARRIED = dict.fromkeys(("burn", "probe", "stacks", "sweep"), ("pynvml",))
+EXTRA_MODULES = dict.fromkeys(("burn", "probe", "stacks", "sweep"), ("pynvml",))
 """Modules sent with the payload, by entry: a node need not have them installed."""
 
-NEEDS = {
+ENTRY_PARTS = {
     "probe": ("probe/",),
     "ports": ("probe/", "job_ports.py"),
     "burn": ("probe/", "sweep/", "burn/"),
@@ -49,7 +49,7 @@ NEEDS = {
 }
 """Parts of the payload that an entry needs besides the first two: every byte goes to every node."""
 
-_ALWAYS = ("start.py", "children.py")
+_COMMON_PARTS = ("start.py", "children.py")
 
 WITH_TORCH = ("burn", "sweep")
 """Entries that need the job's own Python, with its torch."""
@@ -85,11 +85,11 @@ The oldest Python must be able to read its first lines, which report that it is 
 a preinstalled payload (`preflight.answer`) reads the version in it, and runs none of it.
 """
 
-Beside = tuple[tuple[str, bytes], ...]
+SiteCode = tuple[tuple[str, bytes], ...]
 """(module, source) of a site's modules, sent with the payload and compiled on the node."""
 
 _PYTHON = re.compile(r"python[0-9.]*")
-_packing = threading.Lock()
+_pack_lock = threading.Lock()
 
 
 class _Bound(msgspec.Struct, frozen=True):
@@ -107,7 +107,7 @@ def start_payload(
     *,
     limit: int = OUTPUT_LIMIT,
     payload: Path = PAYLOAD,
-    beside: Beside = (),
+    modules: SiteCode = (),
     environ: Mapping[str, str] | None = None,
 ) -> PayloadSession:
     """Send the payload and its request to a node; `PayloadSession.read` then gives its answers.
@@ -115,25 +115,25 @@ def start_payload(
     `entry`: "probe", "ports", "burn", "outputs", "sweep", "stacks". `request`: one JSON object with
     at least "nonce". `timeout_s` ends all of it, on the node too. `limit`: most bytes of the
     answer.
-    `beside`: a site's own modules, which are sent too.
+    `modules`: a site's own modules, which are sent too.
     `environ`: variables for the node's Python, besides those of the login. A rank of the job has
     the job's own already.
     """
-    line = request if isinstance(request, bytes) else msgspec.json.encode(request)
-    nonce = msgspec.json.decode(line, type=_Bound).nonce
+    request_line = request if isinstance(request, bytes) else msgspec.json.encode(request)
+    nonce = msgspec.json.decode(request_line, type=_Bound).nonce
     if isinstance(connection, HasPayload):
         packed = b""
         remote = connection.start_entry(entry, timeout_s=timeout_s, limit=limit)
     else:
-        packed = bundle(entry, payload, beside)
-        argv = boot(host.python, entry, len(packed), environ)
+        packed = bundle(entry, payload, modules)
+        argv = boot_argv(host.python, entry, len(packed), environ)
         remote = connection.start(argv, timeout_s=timeout_s, limit=limit)
-    talk = PayloadSession(remote, host.python, nonce, timeout_s)
-    talk.push(packed + line.replace(b"\n", b" ") + b"\n")
-    return talk
+    session = PayloadSession(remote, host.python, nonce, timeout_s)
+    session.push(packed + request_line.replace(b"\n", b" ") + b"\n")
+    return session
 
 
-def boot(
+def boot_argv(
     python: Sequence[str], entry: str, size: int, environ: Mapping[str, str] | None = None
 ) -> list[str]:
     """The command that reads a payload of `size` bytes from its standard input and runs `entry`.
@@ -152,72 +152,72 @@ def boot(
     return words
 
 
-def bundle(entry: str, payload: Path = PAYLOAD, beside: Beside = ()) -> bytes:
+def bundle(entry: str, payload: Path = PAYLOAD, modules: SiteCode = ()) -> bytes:
     """The zip for an entry, made once per process."""
-    with _packing:
-        return _bundle(entry, payload, beside)
+    with _pack_lock:
+        return _bundle(entry, payload, modules)
 
 
-def pack_ahead(entry: str, beside: Beside) -> None:
-    """Make the zip while nodes are connected to; an error comes again when it is used."""
+def pack_ahead(entry: str, modules: SiteCode) -> None:
+    """Make the zip in a thread, while nodes connect; `bundle` raises the same error again."""
 
     def pack() -> None:
         with suppress(Exception):
-            bundle(entry, beside=beside)
+            bundle(entry, modules=modules)
 
     threading.Thread(target=pack, name="preflight-pack", daemon=True).start()
 
 
 @lru_cache(maxsize=8)
-def _bundle(entry: str, payload: Path, beside: Beside) -> bytes:
+def _bundle(entry: str, payload: Path, modules: SiteCode) -> bytes:
     import zipfile  # with its kin it takes 3 ms, and where the payload is installed none is made
 
-    packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w") as archive:
-        parts = (*_ALWAYS, *NEEDS.get(entry, ()))
-        own = (source for source in _sources(payload) if source[0].startswith(parts))
-        for name, path in (*own, *map(_installed, CARRIED.get(entry, ()))):
-            _add(archive, name, path.read_bytes())
-            _add(archive, name + "c", _compiled(name, path))
-        for module, source in beside:
-            _add(archive, f"{module}.py", source)
-    return packed.getvalue()
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        parts = (*_COMMON_PARTS, *ENTRY_PARTS.get(entry, ()))
+        files = (source for source in _payload_files(payload) if source[0].startswith(parts))
+        for name, path in (*files, *map(_module_file, EXTRA_MODULES.get(entry, ()))):
+            _add_file(archive, name, path.read_bytes())
+            _add_file(archive, name + "c", _compile(name, path))
+        for module, source in modules:
+            _add_file(archive, f"{module}.py", source)
+    return content.getvalue()
 
 
-def _sources(payload: Path) -> Iterator[tuple[str, Path]]:
+def _payload_files(payload: Path) -> Iterator[tuple[str, Path]]:
     for path in sorted(payload.rglob("*.py")):
         name = path.relative_to(payload).as_posix()
         if name != "__init__.py":  # the folder is the zip's root, not a package
             yield name, path
 
 
-def _installed(module: str) -> tuple[str, Path]:
+def _module_file(module: str) -> tuple[str, Path]:
     spec = importlib.util.find_spec(module)
     if spec is None or spec.origin is None:
         raise reach_error("incomplete", module=module)
     return f"{module}.py", Path(spec.origin)
 
 
-def _compiled(name: str, path: Path) -> bytes:
-    """The .pyc for a node whose Python is ours: unchecked, for the zip holds the very source."""
+def _compile(name: str, path: Path) -> bytes:
+    """The .pyc for a node with this Python version: unchecked, as the zip holds its source."""
     code = SourceFileLoader(name, str(path)).get_code(name)
     if code is None:
         raise ReachError("python", f"{path} cannot be compiled", "install preflight again")
     unchecked = (1).to_bytes(4, "little")
     header = importlib.util.MAGIC_NUMBER + unchecked + importlib.util.source_hash(path.read_bytes())
-    return header + marshal.dumps(_relabelled(code, name))
+    return header + marshal.dumps(_relabel(code, name))
 
 
-def _relabelled(code: CodeType, name: str) -> CodeType:
-    """Without our own paths in it: they are no node's business."""
+def _relabel(code: CodeType, name: str) -> CodeType:
+    """Replace our own paths in compiled code, which no node needs to see, by the module's name."""
     inner = (
-        _relabelled(part, name) if isinstance(part, type(code)) else part for part in code.co_consts
+        _relabel(part, name) if isinstance(part, type(code)) else part for part in code.co_consts
     )
     return code.replace(co_filename=name, co_consts=tuple(inner))
 
 
-def _add(archive: zipfile.ZipFile, name: str, content: bytes) -> None:
-    """With a fixed date, so that the same payload gives the same bytes."""
+def _add_file(archive: zipfile.ZipFile, name: str, content: bytes) -> None:
+    """Add a file with a fixed date, so that the same payload gives the same bytes."""
     from zipfile import ZIP_DEFLATED, ZipInfo
 
     entry = ZipInfo(name, date_time=(1980, 1, 1, 0, 0, 0))
@@ -232,13 +232,13 @@ _LARGEST = 32 << 20
 _ELF_MACHINES = {62: ("x86_64", "amd64"), 183: ("aarch64", "arm64"), 243: ("riscv64",)}
 """e_machine, and how uname calls it."""
 
-_pyspy_packing = threading.Lock()
+_pyspy_lock = threading.Lock()
 
 
-def offer(machine: str) -> Iterator[dict[str, Any]]:
-    """Yield the messages that bring py-spy to a node of that kind, or one that says why not."""
-    with _pyspy_packing:  # all nodes of a fleet ask at the same moment
-        program = _program()
+def pyspy_messages(machine: str) -> Iterator[dict[str, Any]]:
+    """Yield the messages that send py-spy to a node of that kind, or one that says why not."""
+    with _pyspy_lock:  # all nodes of a fleet ask at the same moment
+        program = _read_pyspy()
     if program is None:
         yield {"none": "neither this node nor the machine that asks has py-spy"}
         return
@@ -253,10 +253,10 @@ def offer(machine: str) -> Iterator[dict[str, Any]]:
 
 
 @lru_cache(maxsize=1)
-def _program() -> tuple[bytes, tuple[str, ...]] | None:
-    """Return it compressed, and for which machines it is; None where there is none."""
+def _read_pyspy() -> tuple[bytes, tuple[str, ...]] | None:
+    """Return py-spy compressed, and the machines that it runs on; None where there is none."""
     try:
-        content = next((path.read_bytes() for path in _places() if path.is_file()), b"")
+        content = next((path.read_bytes() for path in _pyspy_paths() if path.is_file()), b"")
     except OSError:
         return None
     if not content.startswith(b"\x7fELF") or len(content) > _LARGEST:
@@ -265,8 +265,8 @@ def _program() -> tuple[bytes, tuple[str, ...]] | None:
     return zlib.compress(content, 6), _ELF_MACHINES.get(machine, ())
 
 
-def _places() -> Iterator[Path]:
-    """Where `pip install pytest-preflight[diagnose]` has put it, then where a shell finds one."""
+def _pyspy_paths() -> Iterator[Path]:
+    """Where `pip install pytest-preflight[diagnose]` puts py-spy, then where a shell finds it."""
     import importlib.metadata
     import shutil
 

@@ -98,11 +98,11 @@ class KnownHost(Struct, frozen=True):
         """The fingerprint as `ssh-keygen -l` prints it."""
         return fingerprint(self.blob)
 
-    def speaks_of(self, name: str) -> bool:
+    def is_about(self, name: str) -> bool:
         """Whether the line is about that host ("gpu017", "[gpu017]:2222")."""
         name = name.lower()
-        fitting = [pattern.negated for pattern in self.patterns if pattern.matches(name)]
-        return (name in self.plain or bool(fitting)) and not any(fitting)
+        matching = [pattern.negated for pattern in self.patterns if pattern.matches(name)]
+        return (name in self.plain or bool(matching)) and not any(matching)
 
 
 def fingerprint(blob: bytes) -> str:
@@ -115,7 +115,7 @@ def read_known_hosts(files: Sequence[str], names: Sequence[str]) -> tuple[KnownH
     return tuple(entry for file in files for entry in _lines_about(file, names, ""))
 
 
-def vouching(files: Sequence[str], names: Sequence[str]) -> bool:
+def has_authority(files: Sequence[str], names: Sequence[str]) -> bool:
     """Whether a certificate authority vouches for a host; unreadable files are skipped."""
     with suppress(ReachError):
         return any(_lines_about(file, names, AUTHORITY) for file in files)
@@ -133,7 +133,7 @@ def _lines_about(file: str, names: Sequence[str], marker: str) -> list[KnownHost
         index = _unreadable(path, error)
     if isinstance(index, ReachError):
         raise index.with_traceback(None)
-    return index.about(names)
+    return index.lines_about(names)
 
 
 class _Index:
@@ -143,7 +143,7 @@ class _Index:
         self._path = path
         self._lines: dict[str, list[KnownHost]] = {}
         self._others: list[KnownHost] = []
-        self._matched: dict[str, list[KnownHost]] = {}
+        self._by_pattern: dict[str, list[KnownHost]] = {}
         for entry in lines:
             if entry.patterns:
                 self._others.append(entry)
@@ -151,34 +151,34 @@ class _Index:
             for name in entry.plain:
                 self._lines.setdefault(name, []).append(entry)
         self._patterns = sum(len(entry.patterns) for entry in self._others)
-        self._left = MOST_COMPARED
+        self._comparisons_left = MOST_COMPARED
 
-    def about(self, names: Sequence[str]) -> list[KnownHost]:
+    def lines_about(self, names: Sequence[str]) -> list[KnownHost]:
         """Return the lines about a host, in their order; ReachError once the work is too much."""
         entries: dict[int, KnownHost] = {}
         for name in map(str.lower, names):
-            if name not in self._matched:
+            if name not in self._by_pattern:
                 self._count(self._patterns)
-                self._matched[name] = [entry for entry in self._others if entry.speaks_of(name)]
-            both = [*self._lines.get(name, ()), *self._matched[name]]
+                self._by_pattern[name] = [entry for entry in self._others if entry.is_about(name)]
+            lines = [*self._lines.get(name, ()), *self._by_pattern[name]]
             # Who verifies a key compares the name with each of these lines again.
-            self._count(sum(max(1, len(entry.patterns)) for entry in both))
-            entries |= {entry.line: entry for entry in both}
+            self._count(sum(max(1, len(entry.patterns)) for entry in lines))
+            entries |= {entry.line: entry for entry in lines}
         return [entries[number] for number in sorted(entries)]
 
     def _count(self, comparisons: int) -> None:
-        self._left -= comparisons
-        if self._left < 0:
+        self._comparisons_left -= comparisons
+        if self._comparisons_left < 0:
             raise reach_error("too_many_hosts", path=self._path, most=MOST_COMPARED)
 
 
 @lru_cache(maxsize=64)
 def _index(path: Path, _mtime_ns: int, _size: int, marker: str) -> _Index | ReachError:
-    """Read a file once for a fleet, also if it is refused. `marker`: of the lines, if not all."""
+    """Read a file, once for all nodes of a run. `marker`: only the lines with that marker."""
     try:
         lines = read_regular(path, LARGEST).decode().split("\n")  # as OpenSSH: VT or NEL ends none
         numbered = enumerate(lines, start=1)
-        entries = [_line(path, number, text.strip()) for number, text in numbered]
+        entries = [_parse_line(path, number, text.strip()) for number, text in numbered]
     except UnicodeDecodeError as error:
         return _unreadable(path, error)
     except ReachError as error:
@@ -190,14 +190,14 @@ def _unreadable(path: Path, error: OSError | UnicodeDecodeError) -> ReachError:
     return reach_error("unreadable_hosts", path=path, reason=unreadable(error))
 
 
-def _line(path: Path, number: int, text: str) -> KnownHost | None:
+def _parse_line(path: Path, number: int, text: str) -> KnownHost | None:
     if not text or text.startswith("#"):
         return None
     marker, _, rest = text.partition(" ") if text.startswith("@") else ("", "", text)
     names, kind, key = [*rest.split(maxsplit=3), "", "", ""][:3]
-    blob, read = _decode(key), _names(names)
-    if blob and read and marker in ("", REVOKED, AUTHORITY):
-        return KnownHost(str(path), number, marker, *read, kind, blob)
+    blob, parsed = _decode(key), _parse_names(names)
+    if blob and parsed and marker in ("", REVOKED, AUTHORITY):
+        return KnownHost(str(path), number, marker, *parsed, kind, blob)
     if not marker:
         return None  # OpenSSH also skips such a line
     raise reach_error("bad_marker", path=path, number=number)
@@ -210,7 +210,7 @@ def _decode(key: str) -> bytes:
         return b""
 
 
-def _names(names: str) -> tuple[frozenset[str], tuple[_Pattern | _Hashed, ...]] | None:
+def _parse_names(names: str) -> tuple[frozenset[str], tuple[_Pattern | _Hashed, ...]] | None:
     """Read the names of a line, once for all nodes; None for a line that OpenSSH skips, too."""
     if names.startswith("|"):
         if (hashed := _HASHED.fullmatch(names)) is None:
@@ -253,12 +253,12 @@ class HostKey(Struct, frozen=True):
 def verify(known_hosts: Sequence[KnownHost], kind: str, blob: bytes, route: Route) -> None:
     """Return if the key is known for the host, else raise ReachError("hostkey").
 
-    `known`: the lines about the host. `kind`, `blob`: its key. Of the route's names for it, a later
-    one counts only if no line has the exact one, which comes first.
+    `known_hosts`: the lines about the host. `kind`, `blob`: its key. Of the route's names for it, a
+    later one counts only if no line has the exact one, which comes first.
     """
     if not any(line.marker == REVOKED and line.blob == blob for line in known_hosts):
         plain = [line for line in known_hosts if not line.marker]
-        exact = [line for line in plain if line.speaks_of(route.known_names[0])]
+        exact = [line for line in plain if line.is_about(route.known_names[0])]
         if any(line.kind == kind and line.blob == blob for line in exact or plain):
             return
     shown = HostKey(kind, fingerprint(blob))
@@ -283,37 +283,37 @@ def refusal(
             sentence = f"{key}, which {line.file} line {line.line} revokes"
             return reach_error("revoked", sentence=sentence)
     # At sshd's default path of the key's public half.
-    file = f"/etc/ssh/ssh_host_{_family(shown)}_key.pub"
+    file = f"/etc/ssh/ssh_host_{_key_family(shown)}_key.pub"
     compare = f"compare with `ssh-keygen -lf {file}` on its console"
-    exact = [line for line in known_hosts if not line.marker and line.speaks_of(name)]
+    exact = [line for line in known_hosts if not line.marker and line.is_about(name)]
     if exact:
         old = next((line for line in exact if line.kind == shown.kind), exact[0])
-        add = _add(shown, route, old.file)
+        add = _add_command(shown, route, old.file)
         forget = shlex.join(("ssh-keygen", "-R", name, "-f", old.file))
         return reach_error("changed", shown=shown, old=old, compare=compare, forget=forget, add=add)
     authorities = [line for line in known_hosts if line.marker == AUTHORITY]
     if authorities and knows_certificates:
         line = authorities[0]
-        add = _add(shown, route, line.file)
+        add = _add_command(shown, route, line.file)
         return reach_error("no_certificate", line=line, shown=shown, compare=compare, add=add)
     if authorities:
         return reach_error("certificate_for_paramiko", line=authorities[0])
-    add = _add(shown, route, files[0] if files else "known_hosts")
+    add = _add_command(shown, route, files[0] if files else "known_hosts")
     where = " or ".join(files) or "any known_hosts file"
     return reach_error("unknown_key", shown=shown, where=where, compare=compare, add=add)
 
 
-def kinds_known(known_hosts: Sequence[KnownHost]) -> tuple[str, ...]:
+def known_kinds(known_hosts: Sequence[KnownHost]) -> tuple[str, ...]:
     """Return the key types to ask the host for first, so that its key can be compared."""
     return tuple(dict.fromkeys(line.kind for line in known_hosts if not line.marker))
 
 
-def _add(shown: HostKey, route: Route, file: str) -> str:
-    scan = ("ssh-keyscan", "-t", _family(shown), "-p", str(route.port), "--", route.hostname)
+def _add_command(shown: HostKey, route: Route, file: str) -> str:
+    scan = ("ssh-keyscan", "-t", _key_family(shown), "-p", str(route.port), "--", route.hostname)
     alias = f" | sed {shlex.quote(f's/[^ ]*/{route.alias}/')}" if route.alias else ""
     return f"add it: `{shlex.join((*route.through, *scan))}{alias} >> {shlex.quote(file)}`"
 
 
-def _family(shown: HostKey) -> str:
+def _key_family(shown: HostKey) -> str:
     kind = shown.kind.removesuffix("-cert-v01@openssh.com")
     return {"ssh-ed25519": "ed25519", "ssh-rsa": "rsa"}.get(kind, "ecdsa")

@@ -33,10 +33,10 @@ CALL_S = 10.0
 JOIN_S = 60.0
 """Deadline of the connection to the store."""
 
-_AT_ONCE = 512
-_SILENT = "ERROR"
-_ours = False
-"""torch's log is off: else other code (a conftest.py) loaded torch before us, with its log on."""
+_BATCH = 512
+_ERRORS_ONLY = "ERROR"
+_owns_log = False
+"""We or the job chose torch's log level; else a conftest.py loaded torch with its log on."""
 _FIRST_NAP_S, _LONGEST_NAP_S = 0.005, 0.25
 
 
@@ -47,17 +47,17 @@ class StoreLostError(PreflightError):
 class JobStore:
     """One connection to the store. Calls from several threads run one at a time, waits included."""
 
-    def __init__(self, store: Any, *, talkative: bool = False) -> None:
+    def __init__(self, store: Any, *, logs_timeouts: bool = False) -> None:
         self._store = store
-        self._talkative = talkative
-        self._turn = threading.Lock()
-        self._too_late: type[Exception] = _distributed().DistStoreError
+        self._logs_timeouts = logs_timeouts
+        self._lock = threading.Lock()
+        self._timeout_error: type[Exception] = _distributed().DistStoreError
 
     @classmethod
     def open(cls, place: Place) -> JobStore:
         """Connect as the job's ranks do; StoreLostError if there is no store."""
-        global _ours  # noqa: PLW0603  torch is loaded once per process, by us or by another
-        _ours = _ours or "torch" not in sys.modules or "TORCH_CPP_LOG_LEVEL" in os.environ
+        global _owns_log  # noqa: PLW0603  torch is loaded once per process, by us or by another
+        _owns_log = _owns_log or "torch" not in sys.modules or "TORCH_CPP_LOG_LEVEL" in os.environ
         dist = _distributed()
         try:
             raw = dist.TCPStore(
@@ -74,7 +74,7 @@ class JobStore:
                 "the master node's torchrun and at the firewall in front of it"
             ) from error
         raw.set_timeout(timedelta(seconds=CALL_S))
-        return cls(dist.PrefixStore(place.prefix, raw), talkative=not _ours)
+        return cls(dist.PrefixStore(place.prefix, raw), logs_timeouts=not _owns_log)
 
     def write(self, key: str, note: bytes) -> None:
         """Write a note under a key, in place of an older one."""
@@ -84,26 +84,26 @@ class JobStore:
         """Wait for a note and return it; None if there is none in time. WireError if too long."""
         if not self.wait([key], within_s):
             return None
-        return _sized(self._call("get", key))
+        return _check_size(self._call("get", key))
 
     def wait(self, keys: Sequence[str], within_s: float) -> bool:
         """Wait until all keys are there; False if some are not in time."""
-        if self._talkative:
+        if self._logs_timeouts:
             return self._poll(keys, within_s)
         try:
-            with self._turn:
+            with self._lock:
                 self._store.wait(list(keys), timedelta(seconds=max(0.001, within_s)))
-        except self._too_late:
+        except self._timeout_error:
             return False
         except RuntimeError as error:
             raise _lost(error) from error
         return True
 
     def _poll(self, keys: Sequence[str], within_s: float) -> bool:
-        """Do the same by polling: a torch with its log on logs each wait that times out."""
-        ends, nap_s = time.monotonic() + within_s, _FIRST_NAP_S
+        """Wait by polling: a torch with its log on logs each wait that times out."""
+        deadline, nap_s = time.monotonic() + within_s, _FIRST_NAP_S
         while not self._call("check", list(keys)):
-            left_s = ends - time.monotonic()
+            left_s = deadline - time.monotonic()
             if left_s <= 0:
                 return False
             time.sleep(min(nap_s, left_s))
@@ -111,7 +111,7 @@ class JobStore:
         return True
 
     def take(self, key: str, within_s: float) -> bytes | None:
-        """As `read`, and remove the note."""
+        """Read a note as `read` does, and remove it."""
         note = self.read(key, within_s)
         if note is not None:
             self._call("delete_key", key)
@@ -120,27 +120,27 @@ class JobStore:
     def read_all(self, keys: Sequence[str]) -> list[bytes]:
         """Read notes that are known to be there, many in one round trip."""
         notes: list[bytes] = []
-        for at in range(0, len(keys), _AT_ONCE):
-            notes += map(_sized, self._call("multi_get", list(keys[at : at + _AT_ONCE])))
+        for start in range(0, len(keys), _BATCH):
+            notes += map(_check_size, self._call("multi_get", list(keys[start : start + _BATCH])))
         return notes
 
     def has(self, key: str) -> bool:
         """Whether a note is there."""
         return bool(self._call("check", [key]))
 
-    def count(self, key: str, more: int = 0) -> int:
-        """Add to a counter and return what it came to."""
-        return int(self._call("add", key, more))
+    def add(self, key: str, amount: int = 0) -> int:
+        """Add to a counter and return its new value."""
+        return int(self._call("add", key, amount))
 
     def _call(self, name: str, *arguments: Any) -> Any:
         try:
-            with self._turn:
+            with self._lock:
                 return getattr(self._store, name)(*arguments)
         except RuntimeError as error:
             raise _lost(error) from error
 
 
-def _sized(note: bytes) -> bytes:
+def _check_size(note: bytes) -> bytes:
     if len(note) > NOTE_LIMIT:
         raise WireError(f"a note in the job's store has {len(note)} bytes: not preflight's")
     return note
@@ -152,19 +152,19 @@ def _lost(error: RuntimeError) -> StoreLostError:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Turn torch's C++ log off while torch loads, and restore the job's environment."""
-    chosen = os.environ.setdefault("TORCH_CPP_LOG_LEVEL", _SILENT)
+def _torch_log_off() -> Iterator[None]:
+    """Turn torch's C++ log off while torch loads, then restore the job's environment."""
+    chosen = os.environ.setdefault("TORCH_CPP_LOG_LEVEL", _ERRORS_ONLY)
     try:
         yield
     finally:
-        if chosen is _SILENT:
+        if chosen is _ERRORS_ONLY:
             del os.environ["TORCH_CPP_LOG_LEVEL"]
 
 
 def _distributed() -> Any:
     """Import the part of torch that has the store, without its warnings."""
-    with warnings.catch_warnings(), _quiet():
+    with warnings.catch_warnings(), _torch_log_off():
         warnings.simplefilter("ignore")
         import torch.distributed as dist
     if not dist.is_available():

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from preflight.transport.job_store import JobStore, Order, Reply
 
 _TICK_S = 1.0
-_BESIDE_S = 2.0
+_SIBLINGS_S = 2.0
 _HOLE_S = 3.0
 """A rank may die after it took a place in the queue and before it wrote there."""
 
@@ -76,9 +76,9 @@ class RankHub:
         """Send an order to a rank. StoreLostError if the store is gone."""
         note = msgspec.json.encode(ToRank(self._nonce, order))
         with self._lock:
-            at = self._sent.get(rank, 0)
-            self._sent[rank] = at + 1
-            self._outgoing.write(f"to/{rank}/{at}", note)
+            number = self._sent.get(rank, 0)
+            self._sent[rank] = number + 1
+            self._outgoing.write(f"to/{rank}/{number}", note)
 
     def attach(self, rank: int, sink: Callable[[Reply | str], None]) -> int:
         """Number a new child; `sink` gets its replies, or the reason why the rank is lost."""
@@ -105,12 +105,12 @@ class RankHub:
         missing = set(ranks) - live
         for rank in live:
             self.send(rank, Ask(number))
-        ends = time.monotonic() + within_s
+        deadline = time.monotonic() + within_s
         with self._changed:
             while left := {r for r in live if (r, number) not in self._answers} - self._lost.keys():
                 if self._ended_by_torchrun & live:  # torchrun ends a node's ranks together
-                    ends = min(ends, time.monotonic() + _BESIDE_S)
-                if not self._changed.wait(max(0.0, ends - time.monotonic())):
+                    deadline = min(deadline, time.monotonic() + _SIBLINGS_S)
+                if not self._changed.wait(max(0.0, deadline - time.monotonic())):
                     break
             silent = missing | left | (live & self._lost.keys())
             self._answers -= {(rank, number) for rank in live}
@@ -138,37 +138,37 @@ class RankHub:
         """Stop our threads: one inside the store crashes an interpreter that shuts down."""
         self._stopping.set()
         with suppress(StoreLostError):  # a last note wakes the thread that reads
-            self._outgoing.write(f"from/{self._outgoing.count('from', 1) - 1}", b"")
+            self._outgoing.write(f"from/{self._outgoing.add('from', 1) - 1}", b"")
         for thread in self._threads:
             thread.join(BEAT_S)
 
     # -- receiving --------------------------------------------------------------------------
 
     def _listen(self) -> None:
-        at = 0
-        drawn_since: float | None = None
+        position = 0
+        reserved_since: float | None = None
         with suppress(StoreLostError):
             while not self._stopping.is_set():
-                note = self._next(at)
+                note = self._next(position)
                 if note is not None:
-                    self._take(note)
-                elif self._incoming.count("from") <= at:
-                    drawn_since = None
+                    self._receive(note)
+                elif self._incoming.add("from") <= position:
+                    reserved_since = None
                     continue
-                elif drawn_since is None or time.monotonic() - drawn_since < _HOLE_S:
-                    drawn_since = drawn_since or time.monotonic()
+                elif reserved_since is None or time.monotonic() - reserved_since < _HOLE_S:
+                    reserved_since = reserved_since or time.monotonic()
                     continue
-                at, drawn_since = at + 1, None
+                position, reserved_since = position + 1, None
         for rank in () if self._stopping.is_set() else self._watched:
             self._mark_lost(rank, "cannot answer: the job's store is gone")
 
-    def _next(self, at: int) -> bytes | None:
+    def _next(self, position: int) -> bytes | None:
         try:
-            return self._incoming.take(f"from/{at}", _TICK_S)
+            return self._incoming.take(f"from/{position}", _TICK_S)
         except WireError:
             return b""
 
-    def _take(self, note: bytes) -> None:
+    def _receive(self, note: bytes) -> None:
         try:
             message = decode_note(note, FromRank, self._nonce)
         except WireError:

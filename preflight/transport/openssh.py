@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from preflight.core.remote_command import OUTPUT_LIMIT, PipeRemote, ReachError, spawn, with_deadline
 from preflight.core.trust import who_may_change
 from preflight.transport import reach_error
-from preflight.transport.openssh_logins import JumpHosts, Master, hop, trouble
+from preflight.transport.openssh_logins import JumpHosts, Master, hop, login_error
 from preflight.transport.ssh_config import SettingsCache, login_options, route_to, silent_agent
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from preflight.transport.ssh_config import SshSettings
 
 
-_OURS: Final = {
+_MASTER_OPTIONS: Final = {
     "AddKeysToAgent": "no",
     "BatchMode": "yes",
     "ClearAllForwardings": "yes",
@@ -55,7 +55,7 @@ _OURS: Final = {
     "VisualHostKey": "no",
 }
 
-_GUEST: Final = {
+_CLIENT_OPTIONS: Final = {
     "BatchMode": "yes",
     "ControlMaster": "no",
     "EscapeChar": "none",
@@ -68,40 +68,40 @@ def master_argv(
     ssh: str, host: Host, config: SshSettings, socket: Path, *, left_s: float, proxy: str = ""
 ) -> list[str]:
     """Return the ssh that logs in. `proxy`: a ProxyCommand that overrides the configuration's."""
-    options = {**_OURS, "ConnectTimeout": str(max(1, math.ceil(left_s)))}
+    options = {**_MASTER_OPTIONS, "ConnectTimeout": str(max(1, math.ceil(left_s)))}
     if proxy:
         options["ProxyCommand"] = proxy
-    if config.one("forkafterauthentication") == "yes":  # older ssh does not know the option
+    if config.first("forkafterauthentication") == "yes":  # older ssh does not know the option
         options["ForkAfterAuthentication"] = "no"
-    if silent_agent(config.one("identityagent")):
+    if silent_agent(config.first("identityagent")):
         options["IdentityAgent"] = "none"
     if host.identity_file:
-        options |= {"IdentityFile": _path(host.identity_file), "IdentitiesOnly": "yes"}
+        options |= {"IdentityFile": _quote_path(host.identity_file), "IdentitiesOnly": "yes"}
     if host.known_hosts:
-        options["UserKnownHostsFile"] = _path(host.known_hosts)
+        options["UserKnownHostsFile"] = _quote_path(host.known_hosts)
         options["GlobalKnownHostsFile"] = "/dev/null"
-    words = [ssh, *login_options(host), "-N", "-T", "-S", str(socket), *_words(options)]
+    words = [ssh, *login_options(host), "-N", "-T", "-S", str(socket), *_option_words(options)]
     return [*words, "--", host.address]
 
 
-def guest_argv(ssh: str, socket: Path, *words: str) -> list[str]:
+def client_argv(ssh: str, socket: Path, *words: str) -> list[str]:
     """Return an ssh that uses only a master's connection, and reads no configuration."""
-    return [ssh, "-F", "none", "-T", "-S", str(socket), *_words(_GUEST), *words]
+    return [ssh, "-F", "none", "-T", "-S", str(socket), *_option_words(_CLIENT_OPTIONS), *words]
 
 
-def _words(options: dict[str, str]) -> Iterator[str]:
+def _option_words(options: dict[str, str]) -> Iterator[str]:
     for key, value in options.items():
         yield from ("-o", f"{key}={value}")
 
 
-def _path(file: str) -> str:
+def _quote_path(file: str) -> str:
     """Quote a file name for ssh's options, its % escaped."""
     return '"' + file.replace("%", "%%") + '"'
 
 
 def proxy_through(ssh: str, socket: Path) -> str:
     """Return the ProxyCommand that reaches a node through a master on its jump host."""
-    words = guest_argv(ssh, socket, "-W")
+    words = client_argv(ssh, socket, "-W")
     return f"{shlex.join(words).replace('%', '%%')} '[%h]:%p' node"
 
 
@@ -109,16 +109,16 @@ SSH_FAILED: Final = 255
 SIGNALLED: Final = -1
 """Ended by a signal of unknown number."""
 
-_TELL: Final = '"$@"; s=$?; echo "$0 $s" >&2; exit $s'
+_REPORT_STATUS: Final = '"$@"; s=$?; echo "$0 $s" >&2; exit $s'
 
 
-def marked(argv: Sequence[str], mark: str) -> list[str]:
+def with_status_report(argv: Sequence[str], mark: str) -> list[str]:
     """Make the node write a command's exit status to stderr: `MARK 137`.
 
     ssh's client exits with 255 for a command killed by a signal, for one that exits 255 and for a
     lost connection alike, and does not exit while a grandchild holds the output open.
     """
-    return ["sh", "-c", _TELL, mark, *argv]
+    return ["sh", "-c", _REPORT_STATUS, mark, *argv]
 
 
 class OpenSSHRemote(PipeRemote):
@@ -153,13 +153,13 @@ class OpenSSHRemote(PipeRemote):
         return SIGNALLED if self._master.serves else None
 
 
-LONGEST: Final = 104
+LONGEST_SOCKET: Final = 104
 """Bytes of the longest Unix socket path that every system allows, its final NUL included."""
 
-_ADDED: Final = len("/65535") + len(".0123456789abcdef") + 1
-"""What follows the folder: our number, ssh's random suffix while it binds, the NUL."""
+_SUFFIX: Final = len("/65535") + len(".0123456789abcdef") + 1
+"""Bytes after the folder's path: our number, ssh's random suffix while it binds, the NUL."""
 
-_WATCH: Final = """
+_GUARD: Final = """
 read -r _
 for socket in "$0"/*; do
     [ -S "$socket" ] && ssh -F none -o ProxyCommand=false -S "$socket" -O exit node 2>/dev/null
@@ -170,7 +170,7 @@ rm -rf "$0"
 
 LEAVE_S: Final = 5.0
 
-_TEMPORARY: Final = (tempfile.gettempdir(), "/tmp")  # noqa: S108  mkdtemp makes a folder of ours
+_TEMPORARY_FOLDERS: Final = (tempfile.gettempdir(), "/tmp")  # noqa: S108  mkdtemp makes a folder of ours
 
 
 class Sockets:
@@ -180,7 +180,7 @@ class Sockets:
         self.folder = _private_folder()
         self._numbers = itertools.count()
         self._guard = subprocess.Popen(
-            ["sh", "-c", _WATCH, str(self.folder)],
+            ["sh", "-c", _GUARD, str(self.folder)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -206,7 +206,7 @@ class Sockets:
 
 def _private_folder() -> Path:
     troubles = []
-    for base in dict.fromkeys((os.environ.get("XDG_RUNTIME_DIR", ""), *_TEMPORARY)):
+    for base in dict.fromkeys((os.environ.get("XDG_RUNTIME_DIR", ""), *_TEMPORARY_FOLDERS)):
         if not base.startswith("/"):
             continue
         try:
@@ -215,7 +215,7 @@ def _private_folder() -> Path:
             troubles.append(f"{base}: {error.strerror}")
             continue
         trouble = "" if os.geteuid() else who_may_change(folder)
-        if len(os.fsencode(folder)) + _ADDED > LONGEST or not str(folder).isprintable():
+        if len(os.fsencode(folder)) + _SUFFIX > LONGEST_SOCKET or not str(folder).isprintable():
             trouble = "its path is too long for a socket"
         if not trouble:
             return folder
@@ -229,8 +229,8 @@ class OpenSSHTransport:
 
     name = "openssh"
 
-    def __init__(self, asked: SettingsCache | None = None) -> None:
-        self._asked = asked or SettingsCache()
+    def __init__(self, settings: SettingsCache | None = None) -> None:
+        self._settings = settings or SettingsCache()
         self._jumps = JumpHosts(self._log_in)
         self._masters: set[Master] = set()
         self._sockets: Sockets | None = None
@@ -240,7 +240,7 @@ class OpenSSHTransport:
     def connect(self, host: Host, timeout_s: float) -> OpenSSHConnection:
         """Log in within that time; ReachError says at which step it failed."""
         master = self._log_in(host, time.monotonic() + timeout_s)
-        master.forget_log()
+        master.close_log()
         return OpenSSHConnection(master)
 
     def close(self) -> None:
@@ -250,35 +250,35 @@ class OpenSSHTransport:
             masters, self._masters = self._masters, set()
             sockets, self._sockets = self._sockets, None
         for master in masters:
-            master.ask_to_end()
+            master.hang_up()
         for master in masters:
             master.end()
         if sockets is not None:
             sockets.close()
         atexit.unregister(self.close)
 
-    def _log_in(self, host: Host, ends: float, before: tuple[str, ...] = ()) -> Master:
-        """Log in; `before`: jump hosts to go through, if the configuration names none."""
-        began = time.monotonic()
-        config = self._asked.of(host, max(0.1, ends - began))
-        hops = before or _hops(config)
-        loops = not before and _is_last(host, config, hops)
-        jump = self._jumps.to(hops, host.ssh_config, ends) if hops and not loops else None
+    def _log_in(self, host: Host, deadline: float, jumps: tuple[str, ...] = ()) -> Master:
+        """Log in; `jumps`: jump hosts to go through, if the configuration names none."""
+        started_at = time.monotonic()
+        config = self._settings.get(host, max(0.1, deadline - started_at))
+        hops = jumps or _hops(config)
+        loops = not jumps and _is_own_jump_host(host, config, hops)
+        jump = self._jumps.reach(hops, host.ssh_config, deadline) if hops and not loops else None
         proxy = "none" if loops else proxy_through(_ssh(), jump.master.socket) if jump else ""
-        master = self._started(host, config, proxy, ends)
+        master = self._start_master(host, config, proxy, deadline)
         try:
-            if master.logged_in(ends):
+            if master.wait_for_login(deadline):
                 return master
             timed_out = master.alive
         finally:
             if not master.socket.exists():
-                self._drop(master)
-        log, seconds = master.log.decode("utf-8", "replace"), time.monotonic() - began
+                self._discard(master)
+        log, seconds = master.log.decode("utf-8", "replace"), time.monotonic() - started_at
         route = replace(route_to(host, config), via=jump.name if jump else "")
-        behind = jump.trouble(log, route, seconds) if jump else None
-        raise behind or trouble(log, route, seconds, timed_out=timed_out)
+        jump_error = jump.connect_error(log, route, seconds) if jump else None
+        raise jump_error or login_error(log, route, seconds, timed_out=timed_out)
 
-    def _started(self, host: Host, config: SshSettings, proxy: str, ends: float) -> Master:
+    def _start_master(self, host: Host, config: SshSettings, proxy: str, deadline: float) -> Master:
         ssh = _ssh()
         with self._lock:
             if self._closed:
@@ -287,13 +287,13 @@ class OpenSSHTransport:
                 self._sockets = Sockets()
                 atexit.register(self.close)
             socket = self._sockets.new()
-            left_s = ends - time.monotonic()
+            left_s = deadline - time.monotonic()
             argv = master_argv(ssh, host, config, socket, left_s=left_s, proxy=proxy)
             master = Master(argv, socket)
             self._masters.add(master)
         return master
 
-    def _drop(self, master: Master) -> None:
+    def _discard(self, master: Master) -> None:
         with self._lock:
             self._masters.discard(master)
         master.end()
@@ -307,14 +307,14 @@ def _ssh() -> str:
 
 
 def _hops(config: SshSettings) -> tuple[str, ...]:
-    jumps = config.one("proxyjump")
+    jumps = config.first("proxyjump")
     return () if jumps in ("", "none") else tuple(jumps.split(","))
 
 
-def _is_last(host: Host, config: SshSettings, hops: tuple[str, ...]) -> bool:
-    """Whether a `Host *` meant for others makes a node its own jump host: ssh would loop."""
-    last = hop(hops[-1], None) if hops else None
-    return last is not None and last.address in (host.address, config.one("hostname"))
+def _is_own_jump_host(host: Host, config: SshSettings, hops: tuple[str, ...]) -> bool:
+    """Whether a `Host *` meant for other nodes makes a node its own jump host: ssh would loop."""
+    jump = hop(hops[-1], None) if hops else None
+    return jump is not None and jump.address in (host.address, config.first("hostname"))
 
 
 class OpenSSHConnection:
@@ -330,14 +330,14 @@ class OpenSSHConnection:
         if not self._master.serves:
             raise reach_error("lost")
         mark = f"@preflight-{secrets.token_hex(8)}"
-        command = shlex.join(marked(with_deadline(argv, timeout_s), mark))
+        command = shlex.join(with_status_report(with_deadline(argv, timeout_s), mark))
         ssh = shutil.which("ssh") or "ssh"
         try:
-            process = spawn(guest_argv(ssh, self._master.socket, "--", "node", command))
+            process = spawn(client_argv(ssh, self._master.socket, "--", "node", command))
         except OSError as error:
             raise reach_error("no_process", reason=error.strerror) from error
         return OpenSSHRemote(process, timeout_s, limit, mark=mark, master=self._master)
 
     def close(self) -> None:
         """Hang up; commands that still run lose their channels."""
-        self._master.ask_to_end()
+        self._master.hang_up()

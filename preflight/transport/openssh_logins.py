@@ -32,7 +32,7 @@ from preflight.transport.host_keys import (
     refusal,
 )
 from preflight.transport.ssh_config import (
-    Once,
+    FetchOnce,
     config_option,
     login_refused,
     login_wants_more,
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 
 MOST_HOPS: Final = 8
-NEWS_S: Final = 1.0
+LOG_WAIT_S: Final = 1.0
 """How long to wait for the master to log why a connection through it failed."""
 
 WAIT_SLACK_S: Final = 2.0
@@ -63,7 +63,7 @@ _FREED: Final = re.compile(
     r"debug1: channel (\d+): free: direct-tcpip: .{0,200}? for (\S{1,255}) port (\d+),"
 )
 
-_Way: TypeAlias = tuple[tuple[str, ...], str | None]
+_JumpPath: TypeAlias = tuple[tuple[str, ...], str | None]
 
 
 def hop(text: str, ssh_config: str | None) -> Host | None:
@@ -84,19 +84,19 @@ class JumpHost:
         self.master = master
         self._host = host
         self._reasons: dict[tuple[str, str], str] = {}
-        self._news = threading.Condition()
+        self._reason_logged = threading.Condition()
         threading.Thread(
             target=self._listen, name=f"preflight-jump-{host.name}", daemon=True
         ).start()
 
-    def trouble(self, log: str, route: Route, seconds: float) -> ReachError | None:
+    def connect_error(self, log: str, route: Route, seconds: float) -> ReachError | None:
         """Say why the jump host did not connect; None if the fault lies behind the node's port."""
         if "debug1: Remote protocol version" in log:
             return None
         if "forwarding request failed" in log:
             return self._why_closed(route, seconds)
         if not self.master.alive:
-            return in_the_way(self._host, "the connection to it was lost")
+            return jump_host_error(self._host, "the connection to it was lost")
         return None
 
     def _why_closed(self, route: Route, seconds: float) -> ReachError:
@@ -104,14 +104,14 @@ class JumpHost:
         kind, _, detail = reason.partition(": ")
         if kind != "connect failed":
             advice = "look at AllowTcpForwarding and PermitOpen in its sshd_config"
-            return in_the_way(self._host, f"it forwards no connection: {reason}", advice)
+            return jump_host_error(self._host, f"it forwards no connection: {reason}", advice)
         if re.search(r"not known|resol|nodename|No address", detail):
             return no_name(route.hostname, f"{excerpt(detail)} (asked on {self.name})")
         return no_connection(route.where, detail, seconds)
 
     def _reason(self, host: str, port: int) -> str:
-        with self._news:
-            self._news.wait_for(lambda: (host, str(port)) in self._reasons, NEWS_S)
+        with self._reason_logged:
+            self._reason_logged.wait_for(lambda: (host, str(port)) in self._reasons, LOG_WAIT_S)
             return excerpt(self._reasons.get((host, str(port)), "no reason given"))
 
     def _listen(self) -> None:
@@ -126,9 +126,9 @@ class JumpHost:
                 if match := _FAILED.search(text):
                     failed[match[1]] = match[2]
                 elif (match := _FREED.search(text)) and match[1] in failed:
-                    with self._news:
+                    with self._reason_logged:
                         self._reasons[match[2], match[3]] = failed.pop(match[1])
-                        self._news.notify_all()
+                        self._reason_logged.notify_all()
 
 
 class JumpHosts:
@@ -137,9 +137,9 @@ class JumpHosts:
     def __init__(self, log_in: Callable[[Host, float, tuple[str, ...]], Master]) -> None:
         """`log_in(host, ends, before)` logs in to a jump host through the others before it."""
         self._log_in = log_in
-        self._logins: Once[_Way, JumpHost] = Once()
+        self._logins: FetchOnce[_JumpPath, JumpHost] = FetchOnce()
 
-    def to(self, hops: tuple[str, ...], ssh_config: str | None, ends: float) -> JumpHost | None:
+    def reach(self, hops: tuple[str, ...], ssh_config: str | None, until: float) -> JumpHost | None:
         """Reach the last of these jump hosts; None if only ssh can read their names.
 
         ReachError("route"), which blames the jump host, if the login fails: the same for all nodes.
@@ -147,28 +147,28 @@ class JumpHosts:
         host = hop(hops[-1], ssh_config)
         if host is None or len(hops) > MOST_HOPS:
             return None
-        wait_s = max(0.0, ends - time.monotonic()) + WAIT_SLACK_S
-        opened = partial(self._opened, host, ends, hops[:-1])
+        wait_s = max(0.0, until - time.monotonic()) + WAIT_SLACK_S
+        open_jump_host = partial(self._open, host, until, hops[:-1])
         try:
-            return self._logins.get((hops, ssh_config), opened, wait_s)
+            return self._logins.get((hops, ssh_config), open_jump_host, wait_s)
         except TimeoutError as error:
-            raise in_the_way(host, "its login did not finish in time") from error
+            raise jump_host_error(host, "its login did not finish in time") from error
         except ReachError as error:
             raise ReachError(error.step, error.sentence, error.advice, blame=error.blame) from error
 
-    def _opened(self, host: Host, ends: float, before: tuple[str, ...]) -> JumpHost:
+    def _open(self, host: Host, deadline: float, jumps: tuple[str, ...]) -> JumpHost:
         # Those who wait must get the failure before their own deadline.
-        soon = time.monotonic() + 0.8 * (ends - time.monotonic())
+        login_deadline = time.monotonic() + 0.8 * (deadline - time.monotonic())
         try:
-            return JumpHost(host, self._log_in(host, soon, before))
+            return JumpHost(host, self._log_in(host, login_deadline, jumps))
         except ReachError as error:
             if error.blame:
                 raise
             advice = error.advice if error.step == "hostkey" else ""
-            raise in_the_way(host, error.sentence, advice) from error
+            raise jump_host_error(host, error.sentence, advice) from error
 
 
-def in_the_way(host: Host, sentence: str, advice: str = "") -> ReachError:
+def jump_host_error(host: Host, sentence: str, advice: str = "") -> ReachError:
     """Return the error that blames the jump host; the nodes behind it are unknown."""
     words = ["ssh", *config_option(host.ssh_config), "-o", "BatchMode=yes"]
     words += ["-l", host.user] if host.user else []
@@ -214,10 +214,10 @@ class Master:
     @property
     def serves(self) -> bool:
         """Whether it still takes commands; before it ends it closes its socket."""
-        with socket.socket(socket.AF_UNIX) as door:
-            door.settimeout(TICK_S)
+        with socket.socket(socket.AF_UNIX) as client:
+            client.settimeout(TICK_S)
             try:
-                door.connect(str(self.socket))
+                client.connect(str(self.socket))
             except TimeoutError:
                 return self.alive  # too many connections wait
             except OSError:
@@ -230,21 +230,21 @@ class Master:
         assert isinstance(self._process.stderr, FileIO)
         return self._process.stderr
 
-    def logged_in(self, ends: float) -> bool:
+    def wait_for_login(self, deadline: float) -> bool:
         """Wait until commands can use it; False if it ended or time is up."""
         os.set_blocking(self.stderr.fileno(), False)
         with selectors.DefaultSelector() as selector:
             selector.register(self.stderr, selectors.EVENT_READ)
             while not self.socket.exists():
-                left_s = ends - time.monotonic()
+                left_s = deadline - time.monotonic()
                 if left_s <= 0:
                     return False
                 if selector.select(min(left_s, TICK_S)) and not self._read_log():
-                    self._reap(max(0.0, ends - time.monotonic()))
+                    self._reap(max(0.0, deadline - time.monotonic()))
                     return False
         return True
 
-    def forget_log(self) -> None:
+    def close_log(self) -> None:
         """Stop reading its log, which may be endless.
 
         ssh ignores SIGPIPE, so it may write to a closed pipe.
@@ -252,17 +252,17 @@ class Master:
         with suppress(OSError):
             self.stderr.close()
 
-    def ask_to_end(self) -> None:
+    def hang_up(self) -> None:
         """Hang up; `end` then reaps it. Never raises."""
         signal_group(self._process, signal.SIGTERM)
 
     def end(self) -> None:
         """Hang up, wait until it is gone, remove its socket. Never raises."""
-        self.ask_to_end()
+        self.hang_up()
         if not self._reap(REAP_S):
             signal_group(self._process, signal.SIGKILL)
             self._reap(REAP_S)
-        self.forget_log()
+        self.close_log()
         with suppress(OSError):
             self.socket.unlink(missing_ok=True)
 
@@ -284,10 +284,10 @@ _CERTIFICATE: Final = re.compile(
     r'ID "(.*)" CA (\S+) (SHA256:\S+) valid (.*)$',
     re.MULTILINE,
 )
-_INVALID: Final = re.compile(r"^Certificate invalid: (.+)$", re.MULTILINE)
+_INVALID_CERTIFICATE: Final = re.compile(r"^Certificate invalid: (.+)$", re.MULTILINE)
 
 
-def refused_key(log: str, route: Route) -> ReachError:
+def host_key_error(log: str, route: Route) -> ReachError:
     """Name key, certificate and authority by their fingerprints. `log`: the log of `ssh -v`."""
     try:
         lines = read_known_hosts(route.known_hosts, route.known_names)
@@ -305,46 +305,46 @@ def refused_key(log: str, route: Route) -> ReachError:
     why = refusal(lines, shown, route)
     is_revoked = "is marked as revoked" in log or "was revoked" in log or "revoked by" in log
     if is_revoked and "revokes" not in why.sentence:
-        sentence = f"it shows the {shown.kind} key {shown.fingerprint}, which ssh's {_WHERE}"
+        sentence = f"it shows the {shown.kind} key {shown.fingerprint}, which ssh's {_REVOKED_BY}"
         return reach_error("revoked", sentence=sentence)
     return why
 
 
-_WHERE: Final = "configuration revokes (RevokedHostKeys)"
+_REVOKED_BY: Final = "configuration revokes (RevokedHostKeys)"
 
 
 def _refused_certificate(
-    log: str, certificate: re.Match[str], route: Route, lines: tuple[KnownHost, ...]
+    log: str, match: re.Match[str], route: Route, lines: tuple[KnownHost, ...]
 ) -> ReachError:
-    shown = HostKey(excerpt(certificate[1], 60), certificate[2])
-    authority = HostKey(excerpt(certificate[4], 60), certificate[5])
-    whose = f"its host certificate {excerpt(certificate[3], 60)!a}, signed by {authority.kind} "
-    whose += authority.fingerprint
+    shown = HostKey(excerpt(match[1], 60), match[2])
+    authority = HostKey(excerpt(match[4], 60), match[5])
+    prefix = f"its host certificate {excerpt(match[3], 60)!a}, signed by {authority.kind} "
+    prefix += authority.fingerprint
     for line in lines:
         if line.marker == REVOKED and line.fingerprint == authority.fingerprint:
-            void = f"{whose}, is void: {line.file} line {line.line} revokes that key"
-            return reach_error("revoked", sentence=void)
+            sentence = f"{prefix}, is void: {line.file} line {line.line} revokes that key"
+            return reach_error("revoked", sentence=sentence)
         if line.marker == REVOKED and line.fingerprint == shown.fingerprint:
             return refusal(lines, shown, route)
     if "was revoked" in log or "is marked as revoked" in log:
-        return reach_error("revoked", sentence=f"{whose}, is void: ssh's {_WHERE}")
-    if invalid := _INVALID.search(log):
+        return reach_error("revoked", sentence=f"{prefix}, is void: ssh's {_REVOKED_BY}")
+    if invalid := _INVALID_CERTIFICATE.search(log):
         name = route.known_names[0]
         sign = shlex.join(("ssh-keygen", "-s", "CA", "-I", "ID", "-h", "-n", name, "HOST_KEY.pub"))
         reason = excerpt(invalid[1])
-        return reach_error("invalid_certificate", whose=whose, name=name, reason=reason, sign=sign)
+        return reach_error("invalid_certificate", whose=prefix, name=name, reason=reason, sign=sign)
     if any(not line.marker for line in lines):
         return refusal(lines, shown, route)
     kind = "unknown_authority" if route.known_hosts else "no_hosts_file"
     file, name = next(iter(route.known_hosts), ""), route.known_names[0]
     files = " or ".join(route.known_hosts)
-    return reach_error(kind, whose=whose, files=files, name=name, file=file)
+    return reach_error(kind, whose=prefix, files=files, name=name, file=file)
 
 
 _NO_NAME: Final = re.compile(r"^ssh: Could not resolve hostname (\S+): (.+)$", re.MULTILINE)
 _NO_CONNECT: Final = re.compile(r"^ssh: connect to host \S+ port \d+: (.+)$", re.MULTILINE)
-_NO_DEAL: Final = re.compile(r"^Unable to negotiate with .*?: (.+)$", re.MULTILINE)
-_OTHER_TONGUE: Final = re.compile(
+_NO_COMMON_ALGORITHM: Final = re.compile(r"^Unable to negotiate with .*?: (.+)$", re.MULTILINE)
+_NOT_SSH: Final = re.compile(
     r"^(?:kex_exchange_identification: (?:banner line contains|No SSH|received too much)"
     r"|Protocol major versions differ|Bad remote protocol version).*$",
     re.MULTILINE,
@@ -358,23 +358,23 @@ _CANNOT_SIGN: Final = "the node accepts it, but it needs a passphrase, a touch o
 _UNUSABLE: Final = re.compile(r'^(?:no such identity: |Load key ")(.+?)"?: (.+)$', re.MULTILINE)
 _CONTINUE: Final = re.compile(r"^debug1: Authentications that can continue: (\S+)$", re.MULTILINE)
 _KEY_ACCEPTED: Final = re.compile(r"^debug1: Host .* is known and matches", re.MULTILINE)
-_LATE: Final = re.compile(
+_TIMED_OUT: Final = re.compile(
     r"^Connection (?:timed out during banner exchange|to .* timed out)$", re.MULTILINE
 )
-_NO_NEWS: Final = re.compile(
+_UNINFORMATIVE: Final = re.compile(
     r"^(?:debug\d|OpenSSH_|Connection (?:to|closed by|reset by) UNKNOWN|Pseudo-terminal)"
 )
 
 
-def trouble(log: str, route: Route, seconds: float, *, timed_out: bool) -> ReachError:
+def login_error(log: str, route: Route, seconds: float, *, timed_out: bool) -> ReachError:
     """Say at which step ssh failed, after so many seconds.
 
     `log`: its standard error. `timed_out`: we ended it at its deadline.
     """
     log = log.replace("\r", "")
     greeted = "debug1: Remote protocol version" in log
-    read = _after_greeting if greeted else _before_greeting
-    return next(read(log, route, seconds, timed_out=timed_out))
+    errors = _after_greeting if greeted else _before_greeting
+    return next(errors(log, route, seconds, timed_out=timed_out))
 
 
 def _before_greeting(
@@ -386,9 +386,9 @@ def _before_greeting(
         yield no_name(match[1], excerpt(match[2]))
     if match := _NO_CONNECT.search(log):
         yield no_connection(route.where, match[1], seconds)
-    if match := _BANNER.search(log) or _OTHER_TONGUE.search(log):
+    if match := _BANNER.search(log) or _NOT_SSH.search(log):
         yield reach_error("not_ssh", where=route.where, why=excerpt(match[match.lastindex or 0]))
-    if timed_out or _LATE.search(log):
+    if timed_out or _TIMED_OUT.search(log):
         kind = "never_speaks" if connected else "no_answer"
         yield reach_error(kind, where=route.where, seconds=seconds)
     if "kex_exchange_identification:" in log and connected:
@@ -402,8 +402,8 @@ def _after_greeting(
 ) -> Iterator[ReachError]:
     """Yield the errors that fit, best first, after the SSH greeting."""
     if "Host key verification failed." in log:
-        yield refused_key(log, route)
-    if match := _NO_DEAL.search(log):
+        yield host_key_error(log, route)
+    if match := _NO_COMMON_ALGORITHM.search(log):
         yield reach_error("no_handshake", where=route.where, why=excerpt(match[1]))
     if not _KEY_ACCEPTED.search(log):
         why = f"not finished in {seconds:.0f} s" if timed_out else _last_line(log)
@@ -414,13 +414,13 @@ def _after_greeting(
     if "with partial success" in log:
         yield login_wants_more(route, _CONTINUE.findall(log)[-1:])
     if "Permission denied" in log or "Too many authentication failures" in log:
-        yield login_refused(route, *_keys(log))
+        yield login_refused(route, *_refused_and_unusable(log))
     if timed_out:
         yield reach_error("slow", login=route.login)
     yield reach_error("disconnected", login=route.login, news=_last_line(log))
 
 
-def _keys(log: str) -> tuple[list[str], list[str]]:
+def _refused_and_unusable(log: str) -> tuple[list[str], list[str]]:
     """Return the keys that the node refused, and those that could not be tried, with the reason."""
     accepted = dict.fromkeys(_ACCEPTED.findall(log))
     tried = [key for key in dict.fromkeys(_OFFERED.findall(log)) if key not in accepted]
@@ -433,5 +433,5 @@ def _keys(log: str) -> tuple[list[str], list[str]]:
 
 def _last_line(log: str) -> str:
     """Return the last line of the log that is not a debug line."""
-    lines = [line for line in log.splitlines() if line.strip() and not _NO_NEWS.match(line)]
+    lines = [line for line in log.splitlines() if line.strip() and not _UNINFORMATIVE.match(line)]
     return excerpt(lines[-1]) if lines else ""

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from preflight.core.remote_command import OUTPUT_LIMIT, ReachError, Remote, with_deadline
 from preflight.core.text import excerpt
 from preflight.transport import reach_error
-from preflight.transport.host_keys import kinds_known, read_known_hosts, verify
+from preflight.transport.host_keys import known_kinds, read_known_hosts, verify
 from preflight.transport.ssh_config import (
     AGENT_S,
     SettingsCache,
@@ -57,36 +57,36 @@ class _Key:
     secret: paramiko.PKey
 
 
-def log_in(transport: paramiko.Transport, route: Route, ends: float) -> None:
+def log_in(transport: paramiko.Transport, route: Route, deadline: float) -> None:
     """Try the keys in turn; ReachError("login") that names them if none is accepted."""
     tried: list[str] = []
     unusable: list[str] = []
-    for key in _keys(route, unusable, ends):
+    for key in _keys(route, unusable, deadline):
         if len(tried) == MOST_KEYS:
             unusable.append(f"more keys than {MOST_KEYS}")
             break
         tried.append(key.label)
-        if _accepted(transport, route, key, ends):
+        if _try_key(transport, route, key, deadline):
             return
         if not transport.is_active():
             break
     raise login_refused(route, tried, unusable)
 
 
-def _keys(route: Route, unusable: list[str], ends: float) -> Iterator[_Key]:
+def _keys(route: Route, unusable: list[str], deadline: float) -> Iterator[_Key]:
     """Yield the configured keys, then the agent's; keys that cannot be used go to `unusable`."""
     for file in route.identity_files:
         try:
-            yield _Key(file, _load(file, Path(file).stat().st_mtime_ns))
+            yield _Key(file, _load_key(file, Path(file).stat().st_mtime_ns))
         except Exception as error:  # noqa: BLE001 (cryptography raises whatever it likes)
             unusable.append(f"{file} ({excerpt(str(error), 80)})")
-            yield from _agent_twin(file, ends)
+            yield from _agent_copy(file, deadline)
     if route.use_agent:
-        yield from _agent_keys(ends)
+        yield from _agent_keys(deadline)
 
 
 @lru_cache(maxsize=16)
-def _load(file: str, _mtime_ns: int) -> paramiko.PKey:
+def _load_key(file: str, _mtime_ns: int) -> paramiko.PKey:
     import paramiko
 
     # paramiko opens a key twice, and waits for ever where it is a pipe.
@@ -98,47 +98,47 @@ def _load(file: str, _mtime_ns: int) -> paramiko.PKey:
     return key
 
 
-def _agent_twin(file: str, ends: float) -> Iterator[_Key]:
+def _agent_copy(file: str, deadline: float) -> Iterator[_Key]:
     """Yield the agent's copy of a key whose file has a passphrase, found by its .pub file."""
     with suppress(OSError):
         public = read_key(f"{file}.pub").decode(errors="replace").split()
-        yield from (key for key in _agent_keys(ends) if key.secret.get_base64() in public)
+        yield from (key for key in _agent_keys(deadline) if key.secret.get_base64() in public)
 
 
 class _AgentSocket(socket.socket):
     """Limits the time and size of an agent's answers: paramiko waits for ever, and reads 4 GiB."""
 
-    ends = 0.0
+    deadline = 0.0
 
     def recv(self, size: int, flags: int = 0, /) -> bytes:
-        """Receive a part of an answer; OSError if it is too long, or later than `ends`."""
+        """Receive a part of an answer; OSError if it is too long, or later than `deadline`."""
         if size > LONGEST_ANSWER:
             raise OSError(errno.EMSGSIZE, os.strerror(errno.EMSGSIZE))
-        self.settimeout(max(0.001, self.ends - time.monotonic()))
+        self.settimeout(max(0.001, self.deadline - time.monotonic()))
         try:
             return super().recv(size, flags)
         except TimeoutError as error:  # without a number, paramiko's thread prints a traceback
             raise OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT)) from error
 
 
-def _agent_keys(ends: float) -> Iterator[_Key]:
+def _agent_keys(deadline: float) -> Iterator[_Key]:
     """Yield the agent's keys, without those that paramiko cannot read; none if it is too slow.
 
     paramiko's own list raises an exception for a comment that is not UTF-8.
     """
     import paramiko
 
-    place = os.environ.get("SSH_AUTH_SOCK")
-    if not place or silent_agent():
+    path = os.environ.get("SSH_AUTH_SOCK")
+    if not path or silent_agent():
         return
-    with suppress(paramiko.SSHException, OSError), _AgentSocket(socket.AF_UNIX) as link:
-        link.settimeout(AGENT_S)
-        link.connect(place)
-        link.ends = min(ends, time.monotonic() + AGENT_S)
+    with suppress(paramiko.SSHException, OSError), _AgentSocket(socket.AF_UNIX) as agent_socket:
+        agent_socket.settimeout(AGENT_S)
+        agent_socket.connect(path)
+        agent_socket.deadline = min(deadline, time.monotonic() + AGENT_S)
         agent: Any = paramiko.agent.AgentSSH()
-        agent._conn = link  # noqa: SLF001  paramiko has no other way
+        agent._conn = agent_socket  # noqa: SLF001  paramiko has no other way
         kind, answer = agent._send_message(_LIST_KEYS)  # noqa: SLF001
-        link.ends = ends
+        agent_socket.deadline = deadline
         for _ in range(min(answer.get_int(), MOST_LISTED) if kind == _KEYS_LISTED else 0):
             blob, comment = answer.get_binary(), excerpt(answer.get_binary(), 60)
             try:
@@ -148,16 +148,16 @@ def _agent_keys(ends: float) -> Iterator[_Key]:
             yield _Key(f"the agent's {comment or secret.fingerprint}", secret)
 
 
-def _accepted(transport: paramiko.Transport, route: Route, key: _Key, ends: float) -> bool:
+def _try_key(transport: paramiko.Transport, route: Route, key: _Key, deadline: float) -> bool:
     import paramiko
 
-    transport.auth_timeout = max(0.1, ends - time.monotonic())
+    transport.auth_timeout = max(0.1, deadline - time.monotonic())
     try:
         missing = transport.auth_publickey(route.user, key.secret)
     except paramiko.BadAuthenticationType as error:
         raise login_wants_more(route, error.allowed_types) from error
     except (paramiko.SSHException, EOFError, OSError) as error:
-        if time.monotonic() >= ends:
+        if time.monotonic() >= deadline:
             raise reach_error("slow", login=route.login) from error
         return False
     if missing:
@@ -171,13 +171,13 @@ STALL_MS = 20_000
 _Address: TypeAlias = tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes]
 
 
-def connected(route: Route, ends: float) -> socket.socket:
+def open_socket(route: Route, deadline: float) -> socket.socket:
     """Return a TCP connection to the first address that answers."""
     addresses = _addresses(route)
     began = time.monotonic()
     trouble = ReachError("route", "its name has no address", "give the node an `address`")
     for tried, (family, address) in enumerate(addresses):
-        share_s = (ends - time.monotonic()) / (len(addresses) - tried)
+        share_s = (deadline - time.monotonic()) / (len(addresses) - tried)
         sock = socket.socket(family, socket.SOCK_STREAM)
         try:
             sock.settimeout(max(0.1, share_s))
@@ -217,13 +217,13 @@ CHEAP = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
 POLL_S = 0.5
 """How often an idle connection's thread wakes; paramiko's own 0.1 s costs 400 of them 7 % CPU."""
 
-LOG = "preflight.ssh"
+LOG_NAME = "preflight.ssh"
 
 
-def dial(route: Route, ends: float) -> paramiko.Transport:
+def dial(route: Route, deadline: float) -> paramiko.Transport:
     """Connect, agree on keys, and prove that the host is the one we know; ReachError if not."""
     lines = read_known_hosts(route.known_hosts, route.known_names)
-    transport = _handshake(connected(route, ends), route, kinds_known(lines), ends)
+    transport = _handshake(open_socket(route, deadline), route, known_kinds(lines), deadline)
     try:
         key = transport.get_remote_server_key()
         verify(lines, key.get_name(), key.asbytes(), route)
@@ -243,16 +243,16 @@ def hang_up(transport: paramiko.Transport) -> None:
 
 
 def _handshake(
-    sock: socket.socket, route: Route, kinds: Sequence[str], ends: float
+    sock: socket.socket, route: Route, kinds: Sequence[str], deadline: float
 ) -> paramiko.Transport:
     _import_paramiko()  # only now: meanwhile sshd starts a process for this connection
     import paramiko
 
-    _silence()
+    _mute_log()
     began = time.monotonic()
-    left_s = max(0.1, ends - began)
+    left_s = max(0.1, deadline - began)
     transport = paramiko.Transport(sock, disabled_algorithms=WEAK)
-    transport.set_log_channel(LOG)
+    transport.set_log_channel(LOG_NAME)
     transport.banner_timeout = transport.handshake_timeout = left_s
     sock.settimeout(POLL_S)
     _prefer(transport.get_security_options(), kinds)
@@ -261,14 +261,14 @@ def _handshake(
     in_time = done.wait(left_s)
     if in_time and transport.is_active():
         return transport
-    trouble = _no_handshake(transport, route, time.monotonic() - began)
+    trouble = _handshake_error(transport, route, time.monotonic() - began)
     hang_up(transport)
     raise trouble
 
 
-def _silence() -> None:
+def _mute_log() -> None:
     """Suppress paramiko's log: our errors say the same without tracebacks on stderr."""
-    log = logging.getLogger(LOG)
+    log = logging.getLogger(LOG_NAME)
     log.propagate = False
     if not log.handlers:
         log.addHandler(logging.NullHandler())
@@ -278,28 +278,28 @@ def _prefer(options: paramiko.SecurityOptions, kinds: Sequence[str]) -> None:
     """Prefer host keys of the known types, and the cheapest ciphers."""
     signatures = {"ssh-rsa": ("rsa-sha2-512", "rsa-sha2-256")}
     algorithms = [name for kind in kinds for name in signatures.get(kind, (kind,))]
-    options.key_types = _first(options.key_types, algorithms)
-    options.ciphers = _first(options.ciphers, CHEAP)
+    options.key_types = _put_first(options.key_types, algorithms)
+    options.ciphers = _put_first(options.ciphers, CHEAP)
 
 
-def _first(offered: Sequence[str], priority: Sequence[str]) -> tuple[str, ...]:
-    head = [name for name in priority if name in offered]
-    return (*head, *(name for name in offered if name not in head))
+def _put_first(offered: Sequence[str], priority: Sequence[str]) -> tuple[str, ...]:
+    first = [name for name in priority if name in offered]
+    return (*first, *(name for name in offered if name not in first))
 
 
-def _no_handshake(transport: paramiko.Transport, route: Route, seconds: float) -> ReachError:
+def _handshake_error(transport: paramiko.Transport, route: Route, seconds: float) -> ReachError:
     error = transport.get_exception()
     cause = getattr(error, "__context__", None) or error
     if transport.remote_version:
-        return reach_error("no_handshake", where=route.where, why=_words(error, seconds))
+        return reach_error("no_handshake", where=route.where, why=_reason(error, seconds))
     if cause is None or isinstance(cause, TimeoutError):
         return reach_error("never_speaks", where=route.where, seconds=seconds)
     if isinstance(cause, EOFError | OSError):
         return reach_error("closes_early", where=route.where)
-    return reach_error("not_ssh", where=route.where, why=_words(error, seconds))
+    return reach_error("not_ssh", where=route.where, why=_reason(error, seconds))
 
 
-def _words(error: BaseException | None, seconds: float) -> str:
+def _reason(error: BaseException | None, seconds: float) -> str:
     if error is None:
         return f"not finished in {seconds:.0f} s"
     return excerpt(str(error)) or "the connection was closed"
@@ -321,18 +321,18 @@ class ParamikoTransport:
 
     name = "paramiko"
 
-    def __init__(self, asked: SettingsCache | None = None) -> None:
-        self._asked = asked or SettingsCache()
+    def __init__(self, settings: SettingsCache | None = None) -> None:
+        self._settings = settings or SettingsCache()
 
     def connect(self, host: Host, timeout_s: float) -> ParamikoConnection:
         """Log in within that time; ReachError says at which step it failed."""
-        ends = time.monotonic() + timeout_s
-        config = self._asked.of(host, timeout_s)
+        deadline = time.monotonic() + timeout_s
+        config = self._settings.get(host, timeout_s)
         refuse_jump_hosts(config)
         route = route_to(host, config)
-        transport = dial(route, ends)
+        transport = dial(route, deadline)
         try:
-            log_in(transport, route, ends)
+            log_in(transport, route, deadline)
         except BaseException:
             hang_up(transport)
             raise
@@ -375,7 +375,7 @@ class ParamikoConnection:
 
         try:
             channel = self._transport.open_session(timeout=OPEN_S)
-            with _closed_when_late(channel):
+            with _exec_deadline(channel):
                 channel.exec_command(shlex.join(with_deadline(argv, timeout_s)))
         except (paramiko.SSHException, EOFError, OSError) as error:
             reason = excerpt(str(error)) or "connection lost"
@@ -393,10 +393,10 @@ class ParamikoRemote(Remote):
     def __init__(self, channel: paramiko.Channel, timeout_s: float, limit: int) -> None:
         super().__init__(timeout_s, limit)
         self._channel = channel
-        self._news = threading.Event()
+        self._arrival = threading.Event()
         channel.settimeout(0.0)
-        channel.in_buffer.set_event(self._news)
-        channel.in_stderr_buffer.set_event(self._news)
+        channel.in_buffer.set_event(self._arrival)
+        channel.in_stderr_buffer.set_event(self._arrival)
 
     def finish_input(self) -> None:
         """Send an end of file, once everything sent before has gone out."""
@@ -422,13 +422,13 @@ class ParamikoRemote(Remote):
         if writing:
             time.sleep(min(wait_s, ROOM_TICK_S))
         elif not self._buffer.ended:
-            self._news.wait(wait_s)
+            self._arrival.wait(wait_s)
         return self._drain()
 
     def _drain(self) -> bool:
         """Take all output that has arrived; return whether there was any."""
         channel, buffer = self._channel, self._buffer
-        over = bool(channel.eof_received or channel.closed)  # read first: no data follows it
+        at_end = bool(channel.eof_received or channel.closed)  # read first: no data follows it
         moved = False
         with suppress(OSError, EOFError):
             while channel.recv_ready() and not buffer.overflow:
@@ -437,7 +437,7 @@ class ParamikoRemote(Remote):
             while channel.recv_stderr_ready() and not buffer.overflow:
                 buffer.add_stderr(channel.recv_stderr(CHUNK))
                 moved = True
-        buffer.ended = buffer.ended or over
+        buffer.ended = buffer.ended or at_end
         return moved
 
     def _exited(self, wait_s: float) -> bool:
@@ -456,14 +456,14 @@ class ParamikoRemote(Remote):
 
 def refuse_jump_hosts(config: SshSettings) -> None:
     """Refuse a node behind a jump host, and say what would reach it."""
-    for way in ("proxyjump", "proxycommand"):
-        through = config.one(way)
+    for option in ("proxyjump", "proxycommand"):
+        through = config.first(option)
         if through not in ("", "none"):
-            raise reach_error("jump_host", way=way, through=excerpt(through, 80))
+            raise reach_error("jump_host", way=option, through=excerpt(through, 80))
 
 
 @contextmanager
-def _closed_when_late(channel: paramiko.Channel) -> Iterator[None]:
+def _exec_deadline(channel: paramiko.Channel) -> Iterator[None]:
     """Give `exec_command` the deadline it lacks: closing its channel makes it raise."""
     watch = threading.Timer(OPEN_S, channel.close)
     watch.daemon = True

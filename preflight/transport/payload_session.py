@@ -68,14 +68,14 @@ class PayloadSession:
         self._timeout_s = timeout_s
         self._booted = False
         self._noise = b""
-        self._passed_over = 0
+        self._noise_lines = 0
 
     def push(self, data: bytes) -> None:
         """Send bytes unchanged. If the node takes no more, `read` raises the reason."""
         try:
             self._remote.send(data, self._timeout_s)
         except TimeoutError as error:
-            raise self._late(self._timeout_s) from error
+            raise self._late_error(self._timeout_s) from error
         except ReachError:
             return
 
@@ -97,42 +97,42 @@ class PayloadSession:
         ReachError("python") if the node's Python never ran, ReachError("answer") if something else
         came, or nothing in time; both end the payload.
         """
-        document = self.hear(deadline_s)
+        document = self.receive(deadline_s)
         if document is None:
-            raise self._late(deadline_s)
+            raise self._late_error(deadline_s)
         return document
 
-    def hear(self, within_s: float) -> bytes | None:
-        """Do the same, but return None if nothing comes in time; the payload works on."""
-        ends = time.monotonic() + within_s
+    def receive(self, within_s: float) -> bytes | None:
+        """Return the next answer as `read` does, or None if none comes in time; both go on."""
+        deadline = time.monotonic() + within_s
         while True:
             try:
-                line = self._remote.read_line(max(0.0, ends - time.monotonic()))
+                line = self._remote.read_line(max(0.0, deadline - time.monotonic()))
             except TimeoutError:
                 return None
             except ReachError:
                 self.close()
                 raise
             if line is None:
-                raise self._ended(self._remote.wait(LAST_WORDS_S))
+                raise self._end_error(self._remote.wait(LAST_WORDS_S))
             if line.startswith(self._mark):
                 return line[len(self._mark) :]
             if line.endswith(BOOTED):
                 self._booted = True
             else:
                 self._noise = line or self._noise
-                self._passed_over += 1
-            if self._passed_over > MOST_NOISE:
+                self._noise_lines += 1
+            if self._noise_lines > MOST_NOISE:
                 self.close()
                 raise reach_error("endless", most=MOST_NOISE)
 
-    def _late(self, deadline_s: float) -> ReachError:
+    def _late_error(self, deadline_s: float) -> ReachError:
         """Return the error for no answer in time; its last output may say what it waits for."""
         output = last_line(self._remote.wait(0.0).stderr) or excerpt(self._noise)
         where = "its payload" if self._booted else self._python
         return reach_error("late", where=where, deadline_s=deadline_s, output=_quoted(output))
 
-    def _ended(self, answer: Answer) -> ReachError:
+    def _end_error(self, answer: Answer) -> ReachError:
         """Return the error that says what came instead of an answer."""
         output = last_line(answer.stderr) or last_line(answer.stdout) or excerpt(self._noise)
         status = answer.status
@@ -152,11 +152,11 @@ class PayloadSession:
         elif status == 0:
             kind = "something_else"
         else:
-            return self._no_python(status, output)
+            return self._python_error(status, output)
         lasted = {"deadline_s": self._timeout_s, "lease_s": LEASE_S}
         return reach_error(kind, status=status, output=_quoted(output), **lasted)
 
-    def _no_python(self, status: int, output: str) -> ReachError:
+    def _python_error(self, status: int, output: str) -> ReachError:
         """Return the error if the node's Python never ran our code."""
         if CUT_SHORT in output:
             return reach_error("cut_short", what=CUT_SHORT)
@@ -193,14 +193,14 @@ LOST_S = 12.0
 """Silence after which a connection counts as lost. Less than the lease: a node that is cut off must
 be known as the culprit before other nodes stop because of it."""
 
-_HELD_UP_S = 3.0
+_SUSPENDED_S = 3.0
 """Longest time between two calls; callers come at least every second."""
 
 
 class MessageSession(Protocol):
     """A session with a running payload. One thread sends and reads; any may `close`."""
 
-    def hear(self, within_s: float) -> bytes | None:
+    def receive(self, within_s: float) -> bytes | None:
         """Return its next message as JSON; None if none comes in time.
 
         WireError or ReachError once no more can come.
@@ -216,31 +216,31 @@ class MessageSession(Protocol):
 class LeasedSession:
     """A session that renews the payload's lease; for one thread, except `close`."""
 
-    def __init__(self, talk: MessageSession) -> None:
-        self._talk = talk
+    def __init__(self, session: MessageSession) -> None:
+        self._session = session
         self._renewals = 0
-        self._last_sent = self._last_message = self._last_look = time.monotonic()
-        self._watched = self._spared = False
+        self._last_sent = self._last_message = self._last_call = time.monotonic()
+        self._watched = self._extended = False
 
     def watch(self) -> None:
         """Expect regular messages from now on; silence means a lost connection."""
         self._watched = True
         self._last_message = time.monotonic()
 
-    def hear(self, within_s: float) -> bytes | None:
+    def receive(self, within_s: float) -> bytes | None:
         """Return its next message and renew the lease; ReachError("answer") on a lost connection.
 
         If this process was suspended meanwhile, the payload gets half the time more, once.
         """
         self.renew()
-        document = self._talk.hear(within_s)
+        document = self._session.receive(within_s)
         now = time.monotonic()
-        held_up_s, self._last_look = now - self._last_look, now
+        between_s, self._last_call = now - self._last_call, now
         if document is not None:
-            self._last_message, self._spared = now, False
+            self._last_message, self._extended = now, False
         elif self._watched and now - self._last_message > LOST_S:
-            if held_up_s > _HELD_UP_S and not self._spared:
-                self._last_message, self._spared = now - LOST_S / 2, True
+            if between_s > _SUSPENDED_S and not self._extended:
+                self._last_message, self._extended = now - LOST_S / 2, True
                 return None
             raise reach_error("silent", seconds=LOST_S)
         return document
@@ -248,7 +248,7 @@ class LeasedSession:
     def send(self, message: Mapping[str, object]) -> None:
         """Send one JSON object, which also renews the lease."""
         self._last_sent = time.monotonic()
-        self._talk.send(message)
+        self._session.send(message)
 
     def renew(self) -> None:
         """Renew the lease if it is time; callers must call this often."""
@@ -258,13 +258,13 @@ class LeasedSession:
 
     def close(self) -> None:
         """End the payload."""
-        self._talk.close()
+        self._session.close()
 
 
-LEAST_S = 3.0
+LEAST_GAP_S = 3.0
 """Shorter gaps happen on any busy machine and do no harm."""
 
-_LOOK_S = 0.5
+_TICK_S = 0.5
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 """This clock also counts while the machine sleeps (Linux)."""
 
@@ -277,43 +277,43 @@ class SuspendDetector:
     """Detects that this process was suspended: it reads the clock twice a second."""
 
     def __init__(self) -> None:
-        self._looked = _now()
-        self._ended = 0.0
-        self._longest_s = 0.0
-        self._unforgiven_s = 0.0
+        self._last_reading = _now()
+        self._ended_at = 0.0
+        self._last_gap_s = 0.0
+        self._unreported_s = 0.0
         self._lock = threading.Lock()
-        self._over = threading.Event()
+        self._stopped = threading.Event()
 
     def watch(self) -> None:
         """Start to watch, in a thread."""
-        self._looked = _now()
+        self._last_reading = _now()
         threading.Thread(target=self._watch, daemon=True).start()
 
     def close(self) -> None:
         """Stop watching."""
-        self._over.set()
+        self._stopped.set()
 
     def recent_s(self) -> float:
         """Return the length of the last suspension if it ended within the lease; else 0."""
-        self.look()
-        return self._longest_s if _now() - self._ended < LEASE_S else 0.0
+        self.check()
+        return self._last_gap_s if _now() - self._ended_at < LEASE_S else 0.0
 
-    def forgive_s(self) -> float:
-        """Return how long this process was suspended since the last call."""
-        self.look()
+    def take_suspended_s(self) -> float:
+        """Return how long this process was suspended since the last call of this method."""
+        self.check()
         with self._lock:
-            seconds, self._unforgiven_s = self._unforgiven_s, 0.0
+            seconds, self._unreported_s = self._unreported_s, 0.0
         return seconds
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Compare the clock with the last reading; any thread may call it first after a pause."""
         with self._lock:
             now = _now()
-            hole_s, self._looked = now - self._looked, now
-            if not self._over.is_set() and hole_s > LEAST_S:
-                self._ended, self._longest_s = now, hole_s
-                self._unforgiven_s += hole_s
+            gap_s, self._last_reading = now - self._last_reading, now
+            if not self._stopped.is_set() and gap_s > LEAST_GAP_S:
+                self._ended_at, self._last_gap_s = now, gap_s
+                self._unreported_s += gap_s
 
     def _watch(self) -> None:
-        while not self._over.wait(_LOOK_S):
-            self.look()
+        while not self._stopped.wait(_TICK_S):
+            self.check()

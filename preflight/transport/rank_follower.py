@@ -24,25 +24,25 @@ from preflight.core.remote_command import end_group, spawn, with_deadline
 from preflight.errors import WireError
 from preflight.fleet.job_environment import public_variables
 from preflight.transport import job_store as notes
-from preflight.transport.bundle import boot, bundle
+from preflight.transport.bundle import boot_argv, bundle
 from preflight.transport.relay import addresses_towards
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
-    from preflight.transport.bundle import Beside
+    from preflight.transport.bundle import SiteCode
     from preflight.transport.job_store import Order, Place, Reply
 
 
-_MOST = 512
-_LONGEST = 32768
+_MOST_VARIABLES = 512
+_LONGEST_VALUE = 32768
 
 
-def present(place: Place, nonce: str, version: str) -> notes.Present:
+def describe_rank(place: Place, nonce: str, version: str) -> notes.Present:
     """Describe this rank."""
     variables = sorted(public_variables(os.environ).items())
-    environ = {name: value for name, value in variables if len(value) <= _LONGEST}
+    environ = {name: value for name, value in variables if len(value) <= _LONGEST_VALUE}
     return notes.Present(
         nonce=nonce,
         version=version,
@@ -54,7 +54,7 @@ def present(place: Place, nonce: str, version: str) -> notes.Present:
         address=address_towards(place.master_addr),
         pid=os.getpid(),
         python=sys.executable[:4096],
-        environ=dict(list(environ.items())[:_MOST]),
+        environ=dict(list(environ.items())[:_MOST_VARIABLES]),
     )
 
 
@@ -63,34 +63,34 @@ def address_towards(host: str) -> str:
     return next(addresses_towards(host), "")
 
 
-ASK_S = 0.5
+END_S = 0.5
 """Wait for the end and the last stderr of a child whose output has ended."""
 
-AT_ITS_LIMITS = "install coreutils' timeout; look at its limits"
+SPAWN_ADVICE = "install coreutils' timeout; look at its limits"
 
 
-def no_process(error: OSError) -> str:
+def spawn_failure(error: OSError) -> str:
     """Return why a rank cannot start an entry."""
     return f"cannot start a process: {error.strerror or error}"
 
 
 def spawn_entry(
-    entry: str, timeout_s: float, beside: Beside
+    entry: str, timeout_s: float, modules: SiteCode
 ) -> tuple[subprocess.Popen[bytes], bytes]:
     """Start an entry of the payload here; return its process and what it must read first."""
-    packed = bundle(entry, beside=beside if entry == "probe" else ())
-    return spawn(with_deadline(boot((sys.executable,), entry, len(packed)), timeout_s)), packed
+    packed = bundle(entry, modules=modules if entry == "probe" else ())
+    return spawn(with_deadline(boot_argv((sys.executable,), entry, len(packed)), timeout_s)), packed
 
 
 class Child:
     """A process on this rank: a thread feeds its input, others pass its output to `send`."""
 
-    def __init__(self, start: notes.Start, send: Callable[[Reply], None], beside: Beside) -> None:
+    def __init__(self, start: notes.Start, send: Callable[[Reply], None], code: SiteCode) -> None:
         self._number = start.child
         self._limit = start.limit
         self._send = send
         self._input: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._process, packed = spawn_entry(start.entry, start.timeout_s, beside)
+        self._process, packed = spawn_entry(start.entry, start.timeout_s, code)
         self._input.put(packed)
 
     def run(self) -> None:
@@ -114,9 +114,9 @@ class Child:
         assert self._process.stdin is not None
         with suppress(OSError):
             while (data := self._input.get()) is not None:
-                left = memoryview(data)
-                while left:
-                    left = left[os.write(self._process.stdin.fileno(), left) :]
+                unsent = memoryview(data)
+                while unsent:
+                    unsent = unsent[os.write(self._process.stdin.fileno(), unsent) :]
         with suppress(OSError):
             self._process.stdin.close()
 
@@ -125,28 +125,28 @@ class Child:
         process = self._process
         assert process.stdout is not None
         assert process.stderr is not None
-        errors = threading.Thread(target=self._read_errors, args=(process.stderr.fileno(),))
-        errors.daemon = True
-        errors.start()
-        left = self._limit
+        stderr_reader = threading.Thread(target=self._read_errors, args=(process.stderr.fileno(),))
+        stderr_reader.daemon = True
+        stderr_reader.start()
+        remaining = self._limit
         with suppress(OSError):
             out, most = process.stdout.fileno(), notes.CHUNK
-            while left > 0 and (data := os.read(out, min(most, left + 1))):
-                left -= len(data)
+            while remaining > 0 and (data := os.read(out, min(most, remaining + 1))):
+                remaining -= len(data)
                 self._send(notes.Output(self._number, out=data))
-        if left < 0:
+        if remaining < 0:
             self.end()
-        errors.join(ASK_S)
+        stderr_reader.join(END_S)
         status: int | None = None
         with suppress(subprocess.TimeoutExpired):
-            status = process.wait(ASK_S)
+            status = process.wait(END_S)
         self._send(notes.Ended(self._number, status))
 
     def _read_errors(self, descriptor: int) -> None:
-        left = self._limit
+        remaining = self._limit
         with suppress(OSError):
-            while left > 0 and (data := os.read(descriptor, notes.CHUNK)):
-                left -= len(data)
+            while remaining > 0 and (data := os.read(descriptor, notes.CHUNK)):
+                remaining -= len(data)
                 self._send(notes.Output(self._number, err=data))
 
 
@@ -168,20 +168,20 @@ class _Terminated(BaseException):
     """Not an error: torchrun's agent ended this rank by a signal."""
 
 
-def follow(place: Place, beside: Beside = ()) -> int:
+def follow(place: Place, modules: SiteCode = ()) -> int:
     """Serve rank 0 until the run is over; the exit code is that of all ranks.
 
-    `beside`: the site's own modules for the probe, from this node.
+    `modules`: the site's own modules for the probe, from this node.
     """
-    watch = _Watch(place)
+    watch = _Rank0Watch(place)
     signal.signal(signal.SIGTERM, _on_signal)
     signal.signal(signal.SIGINT, _on_signal)
     try:
-        return Follower(place, watch, beside).serve()
+        return Follower(place, watch, modules).serve()
     except _Terminated:
         return INTERRUPTED
     except (notes.StoreLostError, WireError) as error:
-        watch.complain(str(error))
+        watch.print_reason(str(error))
         return BROKE
     finally:
         # From here on SIGTERM only means that another rank of this node exited first.
@@ -196,7 +196,7 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
     raise _Terminated
 
 
-class _Watch:
+class _Rank0Watch:
     """Ends this rank when rank 0 is gone, even while a call to the store hangs."""
 
     def __init__(self, place: Place) -> None:
@@ -214,7 +214,7 @@ class _Watch:
         for child in list(self.children.values()):
             child.end()
 
-    def complain(self, reason: str) -> None:
+    def print_reason(self, reason: str) -> None:
         """Print one line per node, since rank 0 cannot report it."""
         if self._place.index_on_node == 0:
             with suppress(OSError):
@@ -224,7 +224,7 @@ class _Watch:
     def _run(self) -> None:
         while time.monotonic() - self._last_beat < SILENCE_S:
             time.sleep(_TICK_S)
-        self.complain(f"no beat from rank 0 for {SILENCE_S:g} s; look at its node's torchrun")
+        self.print_reason(f"no beat from rank 0 for {SILENCE_S:g} s; look at its node's torchrun")
         self.end_children()
         os._exit(BROKE)
 
@@ -232,10 +232,10 @@ class _Watch:
 class Follower:
     """One rank, which follows rank 0's orders."""
 
-    def __init__(self, place: Place, watch: _Watch, beside: Beside) -> None:
+    def __init__(self, place: Place, watch: _Rank0Watch, modules: SiteCode) -> None:
         self._place = place
         self._watch = watch
-        self._beside = beside
+        self._modules = modules
         self._incoming = notes.JobStore.open(place)
         self._outgoing = notes.JobStore.open(place)
         note = self._incoming.read("hello", HELLO_S)
@@ -250,7 +250,7 @@ class Follower:
         """Follow orders until the one to leave."""
         rank = self._place.rank
         self._outgoing.write(f"beat/{rank}", b"0")
-        note = present(self._place, self._nonce, __version__)
+        note = describe_rank(self._place, self._nonce, __version__)
         self._outgoing.write(f"present/{rank}", msgspec.json.encode(note))
         threading.Thread(target=self._beat, daemon=True).start()
         try:
@@ -263,22 +263,22 @@ class Follower:
         return self._leave(code)
 
     def _take_orders(self) -> int:
-        at = 0
+        number = 0
         while True:
-            note = self._incoming.take(f"to/{self._place.rank}/{at}", _TICK_S)
+            note = self._incoming.take(f"to/{self._place.rank}/{number}", _TICK_S)
             if note is not None:
-                at += 1
+                number += 1
                 order = notes.decode_note(note, notes.ToRank, self._nonce).order
                 if isinstance(order, notes.Leave):
                     return order.code
-                self._obey(order)
+                self._execute(order)
 
-    def _obey(self, order: Order) -> None:
+    def _execute(self, order: Order) -> None:
         if isinstance(order, notes.Start):
             try:
-                child = Child(order, self._send, self._beside)
+                child = Child(order, self._send, self._modules)
             except OSError as error:
-                self._send(notes.Unable(order.child, no_process(error)[:500], AT_ITS_LIMITS))
+                self._send(notes.Unable(order.child, spawn_failure(error)[:500], SPAWN_ADVICE))
                 return
             self._watch.children[order.child] = child
             child.run()
@@ -305,17 +305,17 @@ class Follower:
         with self._lock, suppress(notes.StoreLostError):
             message = notes.FromRank(self._nonce, self._place.rank, self._number, reply)
             self._number += 1
-            position = self._outgoing.count("from", 1) - 1
+            position = self._outgoing.add("from", 1) - 1
             self._outgoing.write(f"from/{position}", msgspec.json.encode(message))
 
     def _beat(self) -> None:
-        beats, before = 0, b""
+        beats, last_beat = 0, b""
         with suppress(notes.StoreLostError, WireError):
             while True:
                 beats += 1
                 self._outgoing.write(f"beat/{self._place.rank}", str(beats).encode())
-                now = self._outgoing.read("beat/0", 0.0)
-                if now is not None and now != before:
-                    before = now
+                beat = self._outgoing.read("beat/0", 0.0)
+                if beat is not None and beat != last_beat:
+                    last_beat = beat
                     self._watch.note_beat()
                 time.sleep(BEAT_S)

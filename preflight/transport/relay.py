@@ -156,7 +156,7 @@ IN_ROOM = 256 << 10
 OUT_ROOM = 1 << 20
 """Bytes that may be in flight to a command, and of frames from it; as in node_relay.py."""
 
-SEND = 256 << 10
+SEND_BYTES = 256 << 10
 
 
 class Channel:
@@ -190,10 +190,10 @@ class Link:
         self,
         connection: socket.socket,
         address: str,
-        proven: RelayIdentity,
+        identity: RelayIdentity,
         wake: Callable[[], None],
     ) -> None:
-        self.name = proven.name
+        self.name = identity.name
         self.connection = connection
         self.address = address
         self.lost = False
@@ -201,13 +201,13 @@ class Link:
         """Addresses of two relays that claim this name; "" while there is one."""
         self.fault = ""
         """How it broke the protocol, so that it was cut off."""
-        self._sealer = proven.sealer
-        self._opener = proven.opener
-        self._outgoing = bytearray(proven.answer)
+        self._sealer = identity.sealer
+        self._opener = identity.opener
+        self._outgoing = bytearray(identity.answer)
         self._wake = wake
         self._lock = threading.Lock()
         self._channels: dict[int, Channel] = {}
-        self._late: dict[int, int] = {}
+        self._forgotten: dict[int, int] = {}
         """Bytes that may still come for each forgotten command, by its channel."""
         self._count = 0
 
@@ -237,7 +237,7 @@ class Link:
     def forget(self, number: int) -> None:
         """End a command and drop all that still comes from it."""
         with self._lock:
-            self._late[number] = 2 * OUT_ROOM
+            self._forgotten[number] = 2 * OUT_ROOM
             self._channels.pop(number, None)
         self.send(KILL, number)
 
@@ -252,7 +252,7 @@ class Link:
         """Send what fits; OSError when the connection is lost."""
         with self._lock, suppress(BlockingIOError):
             while self._outgoing:
-                sent = self.connection.send(memoryview(self._outgoing)[:SEND].tobytes())
+                sent = self.connection.send(memoryview(self._outgoing)[:SEND_BYTES].tobytes())
                 del self._outgoing[:sent]
 
     def receive(self, data: bytes) -> None:
@@ -263,10 +263,10 @@ class Link:
                 _apply(channel, frame)
                 channel.changed.set()
                 continue
-            room = self._late.get(frame.channel, 0) - FRAME - len(frame.body)
-            if room < 0:
+            allowance = self._forgotten.get(frame.channel, 0) - FRAME - len(frame.body)
+            if allowance < 0:
                 raise RefusedError("it sent a frame of a command that does not run")
-            self._late[frame.channel] = room
+            self._forgotten[frame.channel] = allowance
 
     def disconnect(self) -> None:
         """Close it; every command's reader learns that nothing more comes."""
@@ -288,7 +288,7 @@ class Link:
 
 def _apply(channel: Channel, frame: Frame) -> None:
     if frame.kind == MORE_IN:
-        count = _number(frame.body)
+        count = _unpack_number(frame.body)
         if not 0 < count <= channel.sent + IN_ROOM - channel.granted:
             raise RefusedError("it took more input than was sent")
         channel.granted += count
@@ -303,14 +303,14 @@ def _apply(channel: Channel, frame: Frame) -> None:
     elif frame.kind == DEAF:
         channel.input_closed = True
     elif frame.kind == EXIT:
-        channel.status = _number(frame.body)
+        channel.status = _unpack_number(frame.body)
         channel.input_closed = True
         channel.exited.set()
     else:
         raise RefusedError("it sent a frame of an unknown kind")
 
 
-def _number(body: bytes) -> int:
+def _unpack_number(body: bytes) -> int:
     if len(body) != NUMBER.size:
         raise RefusedError("a frame is malformed")
     return int(NUMBER.unpack(body)[0])
@@ -322,7 +322,7 @@ TURN_BYTES = 16 << 10
 GREETING_S = 10.0
 """Deadline for a caller to authenticate."""
 
-STRANGERS = 256
+MOST_STRANGERS = 256
 """Callers, besides the expected ones, that may be greeted at once."""
 
 BACKLOG = 4096
@@ -359,7 +359,7 @@ class RelayHub:
         self._callers: dict[socket.socket, _Caller] = {}
         """The oldest first."""
         self._closing = False
-        self._awake = False
+        self._wake_sent = False
         self._wake_out, self._wake_in = socket.socketpair()
         self._wake_out.settimeout(0.0)
         self._wake_in.settimeout(0.0)
@@ -381,8 +381,8 @@ class RelayHub:
             self.changed.notify_all()
 
     def _wake(self, *, force: bool = False) -> None:
-        if force or not self._awake:
-            self._awake = True
+        if force or not self._wake_sent:
+            self._wake_sent = True
             with suppress(OSError):
                 self._wake_in.send(b"!")
 
@@ -415,12 +415,12 @@ class RelayHub:
         elif isinstance(key.data, Link):
             self._move_frames(key.data, events)
         else:
-            self._awake = False
+            self._wake_sent = False
             with suppress(OSError):
                 self._wake_out.recv(4096)
 
     def _accept(self) -> None:
-        free = len(self._expected) + STRANGERS - len(self._callers)
+        free = len(self._expected) + MOST_STRANGERS - len(self._callers)
         if free <= 0:
             self._make_room()
         with suppress(OSError):  # such as BlockingIOError: no more callers
@@ -444,28 +444,28 @@ class RelayHub:
 
     def _make_room(self) -> None:
         """Drop the oldest caller of the busiest address: a flood harms only its own address."""
-        [(crowd, _)] = Counter(caller.address for caller in self._callers.values()).most_common(1)
-        self._refuse(next(caller for caller in self._callers.values() if caller.address == crowd))
+        [(busiest, _)] = Counter(caller.address for caller in self._callers.values()).most_common(1)
+        self._refuse(next(caller for caller in self._callers.values() if caller.address == busiest))
 
     def _greet(self, caller: _Caller) -> None:
         try:
             data = caller.connection.recv(512)
-            proven = caller.hello.feed(data) if data else None
+            identity = caller.hello.feed(data) if data else None
         except BlockingIOError:
             return
         except (OSError, RefusedError):
             self._refuse(caller)
             return
-        first = self.links.get(proven.name) if proven else None
-        if first is not None and not first.lost:
+        earlier = self.links.get(identity.name) if identity else None
+        if earlier is not None and not earlier.lost:
             # All relays share one secret: one of these two is another node, unknown which.
-            first.claimants = f"{first.address} and {caller.address}"
-            self._disconnect(first)
-        if not data or first is not None:
+            earlier.claimants = f"{earlier.address} and {caller.address}"
+            self._disconnect(earlier)
+        if not data or earlier is not None:
             self._refuse(caller)
-        elif proven:
+        elif identity:
             self._callers.pop(caller.connection, None)
-            link = Link(caller.connection, caller.address, proven, self._wake)
+            link = Link(caller.connection, caller.address, identity, self._wake)
             self._selector.modify(caller.connection, selectors.EVENT_READ, link)
             with self.changed:
                 self.links[link.name] = link
@@ -515,13 +515,13 @@ class RelayHub:
 
 def _listen(ports: range | None, callers: int) -> socket.socket:
     """Open a port on all addresses; `ports`: the only ones that a firewall lets through."""
-    both = socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if both else socket.AF_INET
+    dual_stack = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if dual_stack else socket.AF_INET
     trouble = OSError("no free port")
     for port in ports or (0,):
         try:
             listener = socket.create_server(
-                ("", port), family=family, backlog=max(BACKLOG, callers), dualstack_ipv6=both
+                ("", port), family=family, backlog=max(BACKLOG, callers), dualstack_ipv6=dual_stack
             )
         except OSError as error:
             trouble = error

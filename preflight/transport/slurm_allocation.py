@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 
-ASK_S = 10.0
+QUERY_S = 10.0
 """Deadline of Slurm's query commands."""
 
-NODES: Final = ("sinfo", "--all", "--noheader", "--Node", "--format=%N|%T|%E")
+SINFO: Final = ("sinfo", "--all", "--noheader", "--Node", "--format=%N|%T|%E")
 """Prints a line NAME|STATE|REASON for each node, one for each of its partitions."""
 
-KNOWS_OVERLAP = (20, 11)
+OVERLAP_SINCE = (20, 11)
 _VERSION = re.compile(r"slurm\S{0,40}\s+(\d+)\.(\d+)")
 
 
@@ -51,27 +51,27 @@ class Launcher:
 
     def states(self, nodes: Sequence[str]) -> str:
         """Return a line NAME|STATE|REASON for each partition of each of these nodes."""
-        return ask([*NODES, f"--nodes={fold(nodes)}"], self.environ)
+        return query([*SINFO, f"--nodes={fold(nodes)}"], self.environ)
 
     @cached_property
     def ports(self) -> range | None:
         """The ports that firewalls between Slurm's nodes let through, if SrunPortRange is set."""
-        config = ask(["scontrol", "show", "config"], self.environ)
+        config = query(["scontrol", "show", "config"], self.environ)
         match = re.search(r"^SrunPortRange\s*=\s*(\d+)-(\d+)", config, re.MULTILINE)
-        span = range(int(match[1]), int(match[2]) + 1) if match else range(0)
-        return span if span and span[0] > 0 else None
+        ports = range(int(match[1]), int(match[2]) + 1) if match else range(0)
+        return ports if ports and ports[0] > 0 else None
 
     @cached_property
     def _sharing(self) -> tuple[str, ...]:
         """Steps share the job's resources by default before 20.11, and with --overlap since."""
-        match = _VERSION.search(ask(["srun", "--version"], self.environ))
-        old = match is not None and (int(match[1]), int(match[2])) < KNOWS_OVERLAP
-        return () if old else ("--overlap",)
+        match = _VERSION.search(query(["srun", "--version"], self.environ))
+        is_old = match is not None and (int(match[1]), int(match[2])) < OVERLAP_SINCE
+        return () if is_old else ("--overlap",)
 
 
-def ask(argv: Sequence[str], environ: Mapping[str, str]) -> str:
+def query(argv: Sequence[str], environ: Mapping[str, str]) -> str:
     """Return the output of one of Slurm's commands; "" if it does not end in time."""
-    result = run_here(argv, ASK_S, environ)
+    result = run_here(argv, QUERY_S, environ)
     return result.stdout.decode("utf-8", "replace") if result else ""
 
 
@@ -125,7 +125,7 @@ class NodeUse(Struct, frozen=True, kw_only=True):
     @property
     def down(self) -> bool:
         """Whether no job can start there."""
-        return self.state.startswith(_NOT_UP) or self.state.endswith("*")
+        return self.state.startswith(_DOWN_PREFIXES) or self.state.endswith("*")
 
     @property
     def words(self) -> str:
@@ -191,27 +191,27 @@ def parse_reservation(text: str) -> Reservation | None:
     )
 
 
-_NOT_UP = ("down", "fail", "error", "unknown", "powering", "powered", "reboot")
+_DOWN_PREFIXES = ("down", "fail", "error", "unknown", "powering", "powered", "reboot")
 """Prefixes of sinfo's states in which a node runs no job."""
 
-_LAUNCH = re.compile(r"Task launch for \S+ failed on node ([^\s:]+): (.*)")
+_LAUNCH_FAILED = re.compile(r"Task launch for \S+ failed on node ([^\s:]+): (.*)")
 _EXITED = re.compile(r"error: ([^\s:]+): tasks? [\d,\-]+: (.*)")
 _EXECVE = re.compile(r"error: execve\(\): (.*)")
 _ERROR = re.compile(r"^(?:srun|slurmstepd\S*): (?:error|fatal): (.*)")
 
 
-def down(listing: str) -> dict[str, ReachError]:
+def down_nodes(listing: str) -> dict[str, ReachError]:
     """Name the nodes that are down according to Slurm; `listing`: the output of NODES."""
     uses = parse_nodes(listing).items()
     return {name: reach_error("slurm_says", words=use.words) for name, use in uses if use.down}
 
 
-def not_started(line: str) -> dict[str, ReachError]:
+def failed_launches(line: str) -> dict[str, ReachError]:
     """Name the nodes on which srun could not start its task: srun then ends the whole step."""
-    return _errors_of(_LAUNCH.search(line), "not_started")
+    return _errors_of(_LAUNCH_FAILED.search(line), "not_started")
 
 
-def exited(line: str) -> dict[str, ReachError]:
+def exited_nodes(line: str) -> dict[str, ReachError]:
     """Name the nodes on which our task has ended; the others go on without them."""
     return _errors_of(_EXITED.search(line), "step_ended")
 
@@ -234,6 +234,6 @@ def missing_python(line: str, python: str) -> ReachError | None:
     return reach_error("no_python", python=python, reason=excerpt(match[1], 120))
 
 
-def complaint(lines: Iterable[str]) -> str:
+def first_error(lines: Iterable[str]) -> str:
     """Return the first error of srun: the later ones follow from it."""
     return next((excerpt(match[1]) for line in lines if (match := _ERROR.match(line))), "")

@@ -111,7 +111,7 @@ class RelayRemote(Remote):
     def _drain(self) -> bool:
         """Take all that has arrived; return whether there was any."""
         channel, buffer = self._channel, self._buffer
-        over = channel.ended  # read first: no data follows it
+        at_end = channel.ended  # read first: no data follows it
         moved = False
         while channel.output and not buffer.overflow:
             kind, data = channel.output.popleft()
@@ -122,7 +122,7 @@ class RelayRemote(Remote):
         if self._ungranted >= GRANT_AFTER:
             self._link.send(relay.MORE_OUT, self._number, relay.NUMBER.pack(self._ungranted))
             self._ungranted = 0
-        buffer.ended = buffer.ended or (over and not channel.output)
+        buffer.ended = buffer.ended or (at_end and not channel.output)
         return moved
 
     def _exited(self, wait_s: float) -> bool:
@@ -140,11 +140,11 @@ LONGEST_S = 7 * 86400
 LEAVE_S = 3.0
 """Wait for srun to see its tasks end, and again after SIGTERM."""
 
-LINE = 4096
-_HERE = "@preflight here "
+LINE_BYTES = 4096
+_STARTED = "@preflight here "
 _BOOT = (
     "import os;os.write(1,('"
-    + _HERE
+    + _STARTED
     + "'+os.environ.get('SLURMD_NODENAME','')+chr(10)).encode());"
     + BOOT
 )
@@ -155,7 +155,7 @@ READ_BYTES, READ_BYTES_PER_NODE = 64 << 10, 4 << 10
 """Bytes of each output of the step that are parsed; the rest is read and dropped."""
 
 
-class _Trouble(Struct, frozen=True):
+class _TaskReport(Struct, frozen=True):
     node: str
     trouble: str
 
@@ -177,7 +177,7 @@ class SrunStep:
         self.started: set[str] = set()
         """Nodes whose task runs, though it may wait for its input."""
         self._names = frozenset(names)
-        self._breaking = False
+        self._is_failing = False
         """srun could not start a node: it is about to end the others too."""
         self.ended = threading.Event()
         """srun has ended, and all its output has been read."""
@@ -210,8 +210,8 @@ class SrunStep:
         """Why srun gave up, if it did and named no node."""
         if not self.ended.is_set():
             return None
-        complaint = slurm.complaint(self._lines) or excerpt("".join(self._lines[-1:])) or "nothing"
-        return reach_error("srun_gave_up", complaint=complaint)
+        why = slurm.first_error(self._lines) or excerpt("".join(self._lines[-1:])) or "nothing"
+        return reach_error("srun_gave_up", complaint=why)
 
     def close(self) -> None:
         """Wait until srun ends with its relays, then terminate and kill it. Never raises."""
@@ -247,23 +247,23 @@ class SrunStep:
         self.ended.set()
         self._changed()
 
-    def _read(self, pipe: IO[bytes], take: Callable[[bytes], None]) -> None:
-        room = READ_BYTES + READ_BYTES_PER_NODE * len(self._names)
+    def _read(self, pipe: IO[bytes], handle: Callable[[bytes], None]) -> None:
+        remaining = READ_BYTES + READ_BYTES_PER_NODE * len(self._names)
         with suppress(OSError, ValueError):
-            while room > 0 and (line := pipe.readline(LINE)):
-                room -= len(line)
-                take(line.rstrip(b"\n"))
+            while remaining > 0 and (line := pipe.readline(LINE_BYTES)):
+                remaining -= len(line)
+                handle(line.rstrip(b"\n"))
             while pipe.read(READ_BYTES):
                 pass
 
     def _read_output(self, line: bytes) -> None:
         """Read the messages of tasks that have started, or that cannot connect to us."""
-        if line.startswith(_HERE.encode()):
-            self.started |= self._names & {line[len(_HERE) :].decode("utf-8", "replace")}
+        if line.startswith(_STARTED.encode()):
+            self.started |= self._names & {line[len(_STARTED) :].decode("utf-8", "replace")}
         if not line.startswith(self._mark):
             return
         with suppress(msgspec.DecodeError, RecursionError):
-            report = msgspec.json.decode(line[len(self._mark) :], type=_Trouble)
+            report = msgspec.json.decode(line[len(self._mark) :], type=_TaskReport)
             why = reach_error("no_way_back", trouble=excerpt(report.trouble, 150))
             self._explain({report.node: why})
 
@@ -272,12 +272,12 @@ class SrunStep:
         if len(self._lines) < MOST_LINES:
             self._lines.append(text)
         self._no_python = self._no_python or slurm.missing_python(text, self._python)
-        not_started = slurm.not_started(text)
+        not_started = slurm.failed_launches(text)
         self._explain(not_started)
-        self._breaking = self._breaking or bool(not_started)
-        if not self._breaking:  # else srun ends the others' tasks too
-            ends = slurm.exited(text)
-            self._explain({name: self._no_python or reason for name, reason in ends.items()})
+        self._is_failing = self._is_failing or bool(not_started)
+        if not self._is_failing:  # else srun ends the others' tasks too
+            deadline = slurm.exited_nodes(text)
+            self._explain({name: self._no_python or reason for name, reason in deadline.items()})
 
     def _explain(self, reasons: Mapping[str, ReachError]) -> None:
         """Keep the first error of each node of the step, and say where it comes from."""
@@ -312,8 +312,8 @@ class SrunTransport:
         self._hosts = {host.name: host for host in hosts}
         self._launcher = launcher or Launcher(os.environ)
         self._lock = threading.Lock()
-        self._began = self._closed = False
-        self._settled = threading.Event()
+        self._has_started = self._closed = False
+        self._decided = threading.Event()
         self._errors: dict[str, ReachError] = {}
         self._hub: RelayHub | None = None
         self._steps: list[SrunStep] = []
@@ -326,13 +326,13 @@ class SrunTransport:
         may run before it is known that the step stays.
         """
         with self._lock:
-            if not self._began:
-                self._began = True
+            if not self._has_started:
+                self._has_started = True
                 atexit.register(self.close)
                 threading.Thread(target=self._start_steps, daemon=True).start()
-        self._settled.wait(max(timeout_s, START_S))
+        self._decided.wait(max(timeout_s, START_S))
         hub = self._hub
-        link = hub.links.get(host.name) if hub is not None and self._settled.is_set() else None
+        link = hub.links.get(host.name) if hub is not None and self._decided.is_set() else None
         if link is None:
             raise self._errors.get(host.name) or reach_error("no_relay", seconds=START_S)
         return RelayConnection(link)
@@ -354,34 +354,34 @@ class SrunTransport:
         """Start the step, again without the nodes that fail it, until all the others connect."""
         try:
             names = list(self._hosts)
-            down = slurm.down(self._launcher.states(names))
+            down = slurm.down_nodes(self._launcher.states(names))
             self._errors |= {name: why for name, why in down.items() if name in self._hosts}
-            ends = time.monotonic() + START_S
+            deadline = time.monotonic() + START_S
             for _ in range(ATTEMPTS):
-                rest = [name for name in names if name not in self._errors]
-                if not rest or self._closed or self._start_step(rest, ends):
+                remaining = [name for name in names if name not in self._errors]
+                if not remaining or self._closed or self._start_step(remaining, deadline):
                     break
         except OSError as error:
             trouble = reach_error("no_srun", why=error.strerror or str(error))
             self._errors = {**dict.fromkeys(self._hosts, trouble), **self._errors}
         finally:
-            self._settled.set()
+            self._decided.set()
 
-    def _start_step(self, names: list[str], ends: float) -> bool:
+    def _start_step(self, names: list[str], deadline: float) -> bool:
         """Start one step on these nodes; return whether it stays up with those that connected.
 
         If not, the nodes at fault are in `_errors`, and the step is closed.
         """
-        hub, step = self._begin(names)
-        absent = _missing(hub, step, names, ends)
+        hub, step = self._open_step(names)
+        absent = _await_relays(hub, step, names, deadline)
         # srun sends no input before all tasks are connected: a relay that connected has its input.
-        lasts = bool(hub.links) and not step.ended.is_set()
-        if not lasts:
+        stays_up = bool(hub.links) and not step.ended.is_set()
+        if not stays_up:
             absent = [name for name in absent if name not in step.started] or absent
             absent = [name for name in absent if name in step.errors] or absent
         silence = step.reason or reach_error("no_relay", seconds=PATIENCE_S)
         self._errors |= {name: step.errors.get(name, silence) for name in absent}
-        if lasts:
+        if stays_up:
             return True
         with self._lock:
             self._hub = None
@@ -389,7 +389,7 @@ class SrunTransport:
         threading.Thread(target=step.close, daemon=True).start()
         return False
 
-    def _begin(self, names: list[str]) -> tuple[RelayHub, SrunStep]:
+    def _open_step(self, names: list[str]) -> tuple[RelayHub, SrunStep]:
         secret = secrets.token_bytes(32)
         hub = RelayHub(names, secret, self._launcher.ports)
         request = {
@@ -415,12 +415,12 @@ class SrunTransport:
         return hub, step
 
 
-def _missing(hub: RelayHub, step: SrunStep, names: Sequence[str], ends: float) -> list[str]:
+def _await_relays(hub: RelayHub, step: SrunStep, names: Sequence[str], latest: float) -> list[str]:
     """Wait for all relays to connect; return the nodes whose relay has not at the deadline."""
-    patience = min(ends, time.monotonic() + PATIENCE_S + PER_NODE_S * len(names))
+    deadline = min(latest, time.monotonic() + PATIENCE_S + PER_NODE_S * len(names))
     with hub.changed:
         while waiting := [name for name in names if name not in hub.links]:
-            left_s = patience - time.monotonic()
+            left_s = deadline - time.monotonic()
             if left_s <= 0 or step.ended.is_set():
                 break
             hub.changed.wait(left_s)

@@ -34,14 +34,14 @@ BEYOND_PARAMIKO = (
 )
 """Settings that paramiko ignores: it would reach the node in another way, or not at all."""
 
-_KEPT = frozenset((
+_SETTINGS_READ = frozenset((
     *map(str.lower, BEYOND_PARAMIKO), "addressfamily", "forkafterauthentication",
     "globalknownhostsfile", "gssapiauthentication", "hostkeyalias", "hostname", "identityagent",
     "identityfile", "port", "user", "userknownhostsfile",
 ))  # fmt: skip
 """Settings that preflight reads; all 90 of them for thousands of nodes would fill memory."""
 
-_Way: TypeAlias = tuple[str, str | None, int | None, str | None]
+_LoginKey: TypeAlias = tuple[str, str | None, int | None, str | None]
 
 
 class SshSettings(Struct, frozen=True):
@@ -49,11 +49,11 @@ class SshSettings(Struct, frozen=True):
 
     settings: dict[str, tuple[str, ...]] = {}
 
-    def one(self, key: str) -> str:
+    def first(self, key: str) -> str:
         """Return its first value, or nothing."""
         return next(iter(self.settings.get(key, ())), "")
 
-    def every(self, key: str) -> tuple[str, ...]:
+    def values(self, key: str) -> tuple[str, ...]:
         """Return all its values."""
         return self.settings.get(key, ())
 
@@ -62,7 +62,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-class Once(Generic[K, V]):
+class FetchOnce(Generic[K, V]):
     """A cache whose first caller fetches a value while the others wait for it."""
 
     def __init__(self) -> None:
@@ -87,15 +87,15 @@ class SettingsCache:
     """A cache of the settings that `ssh -G` prints."""
 
     def __init__(self) -> None:
-        self._answers: Once[_Way, SshSettings] = Once()
+        self._answers: FetchOnce[_LoginKey, SshSettings] = FetchOnce()
 
-    def of(self, host: Host, timeout_s: float) -> SshSettings:
+    def get(self, host: Host, timeout_s: float) -> SshSettings:
         """Return the settings for a node; ReachError if ssh cannot read them."""
         key = (host.address, host.user, host.port, host.ssh_config)
         try:
-            return self._answers.get(key, partial(_ask, host, timeout_s), timeout_s)
+            return self._answers.get(key, partial(_ask_ssh, host, timeout_s), timeout_s)
         except TimeoutError as error:
-            raise _unreadable(host, f"no answer in {timeout_s:g} s") from error
+            raise _config_error(host, f"no answer in {timeout_s:g} s") from error
 
 
 def login_options(host: Host) -> list[str]:
@@ -110,7 +110,7 @@ def config_option(ssh_config: str | None) -> list[str]:
     return ["-F", ssh_config] if ssh_config else []
 
 
-def _ask(host: Host, timeout_s: float) -> SshSettings:
+def _ask_ssh(host: Host, timeout_s: float) -> SshSettings:
     ssh = shutil.which("ssh")
     if ssh is None:
         return SshSettings()
@@ -120,18 +120,18 @@ def _ask(host: Host, timeout_s: float) -> SshSettings:
             argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s, check=True
         )
     except subprocess.TimeoutExpired as error:
-        raise _unreadable(host, f"no answer in {timeout_s:g} s") from error
+        raise _config_error(host, f"no answer in {timeout_s:g} s") from error
     except subprocess.CalledProcessError as error:
-        raise _unreadable(host, excerpt(error.stderr) or f"exit {error.returncode}") from error
+        raise _config_error(host, excerpt(error.stderr) or f"exit {error.returncode}") from error
     settings: dict[str, tuple[str, ...]] = {}
     for line in result.stdout.decode("utf-8", "replace").splitlines():
         key, _, value = line.partition(" ")
-        if key.lower() in _KEPT:
+        if key.lower() in _SETTINGS_READ:
             settings[key.lower()] = (*settings.get(key.lower(), ()), value)
     return SshSettings(settings)
 
 
-def _unreadable(host: Host, reason: str) -> ReachError:
+def _config_error(host: Host, reason: str) -> ReachError:
     file = host.ssh_config or "~/.ssh/config"
     words = shlex.join(["ssh", "-G", *config_option(host.ssh_config)])
     return reach_error("bad_configuration", reason=reason, file=file, words=words)
@@ -195,21 +195,21 @@ def route_to(host: Host, config: SshSettings) -> Route:
     It has the inventory's key, even if missing; else ssh's keys that exist.
     """
     if host.identity_file:
-        keys = _expanded([host.identity_file])
+        keys = _expand_paths([host.identity_file])
     else:
-        identities = _expanded(config.every("identityfile") or IDENTITIES)
+        identities = _expand_paths(config.values("identityfile") or IDENTITIES)
         keys = tuple(file for file in identities if Path(file).is_file())
-    files = f"{config.one('userknownhostsfile')} {config.one('globalknownhostsfile')}"
+    files = f"{config.first('userknownhostsfile')} {config.first('globalknownhostsfile')}"
     known_hosts = [host.known_hosts] if host.known_hosts else files.split() or KNOWN_HOSTS
     return Route(
-        hostname=config.one("hostname") or host.address,
-        port=host.port or int(config.one("port") or PORT),
-        user=host.user or config.one("user") or getpass.getuser(),
+        hostname=config.first("hostname") or host.address,
+        port=host.port or int(config.first("port") or PORT),
+        user=host.user or config.first("user") or getpass.getuser(),
         identity_files=keys,
-        use_agent=not host.identity_file and config.one("identityagent") != "none",
-        silent_agent=silent_agent(config.one("identityagent")),
-        known_hosts=tuple(file for file in _expanded(known_hosts) if file != "none"),
-        alias=config.one("hostkeyalias") or None,
+        use_agent=not host.identity_file and config.first("identityagent") != "none",
+        silent_agent=silent_agent(config.first("identityagent")),
+        known_hosts=tuple(file for file in _expand_paths(known_hosts) if file != "none"),
+        alias=config.first("hostkeyalias") or None,
         typed=host.address,
         ssh_config=host.ssh_config,
     )
@@ -220,7 +220,7 @@ def read_key(file: str) -> bytes:
     return read_regular(Path(file), _LARGEST_KEY)
 
 
-def _expanded(files: Iterable[str]) -> tuple[str, ...]:
+def _expand_paths(files: Iterable[str]) -> tuple[str, ...]:
     return tuple(str(typed_path(file)) for file in files)
 
 
@@ -230,28 +230,28 @@ _LIST_KEYS = b"\0\0\0\1\x0b"
 """SSH_AGENTC_REQUEST_IDENTITIES (draft-ietf-sshm-ssh-agent)."""
 
 
-def agents_socket(agent: str = "") -> str:
+def agent_socket(agent: str = "") -> str:
     """Return the socket that a value of IdentityAgent means; SSH_AUTH_SOCK's without one."""
     if agent in ("", _AGENT):
         return os.environ.get(_AGENT, "")
     return os.path.expandvars(str(typed_path(agent)))
 
 
-def silent_agent(named: str = "") -> str:
+def silent_agent(identity_agent: str = "") -> str:
     """Return the socket of IdentityAgent (or SSH_AUTH_SOCK) if its agent does not answer.
 
     ssh and paramiko would wait for it until the node's deadline, and the node would be blamed.
     """
-    place = "" if named == "none" else agents_socket(named)
-    return place if place and _is_silent(place) else ""
+    path = "" if identity_agent == "none" else agent_socket(identity_agent)
+    return path if path and _is_silent(path) else ""
 
 
 @lru_cache(maxsize=16)
-def _is_silent(place: str) -> bool:
+def _is_silent(path: str) -> bool:
     with socket.socket(socket.AF_UNIX) as agent:
         agent.settimeout(AGENT_S)
         try:
-            agent.connect(place)
+            agent.connect(path)
             agent.sendall(_LIST_KEYS)
             agent.recv(1)
         except OSError as error:
@@ -282,12 +282,12 @@ def login_refused(route: Route, tried: Sequence[str], unusable: Sequence[str]) -
     """Say what was tried, and give the command that shows the same refusal."""
     if route.silent_agent:
         unusable = [*unusable, f"the agent at {route.silent_agent} (silent for {AGENT_S:.0f} s)"]
-    without = f"; not usable: {', '.join(unusable)}" if unusable else ""
+    skipped = f"; not usable: {', '.join(unusable)}" if unusable else ""
     if tried:
-        sentence = f"{route.login} is refused with {', '.join(tried)}{without}"
+        sentence = f"{route.login} is refused with {', '.join(tried)}{skipped}"
         remedy = "add the key's public half to that user's ~/.ssh/authorized_keys on the node"
     else:
-        sentence = f"there is no key to log in with as {route.login}{without}"
+        sentence = f"there is no key to log in with as {route.login}{skipped}"
         remedy = "make a key usable without a prompt (load it into ssh-agent)"
     identity = ["-i", route.identity_files[0]] if len(route.identity_files) == 1 else []
     options = [*config_option(route.ssh_config), "-o", "BatchMode=yes", "-p", str(route.port)]

@@ -38,11 +38,11 @@ from preflight.transport.job_store import (
     decode_note,
 )
 from preflight.transport.rank_follower import (
-    AT_ITS_LIMITS,
+    SPAWN_ADVICE,
     address_towards,
-    no_process,
-    present,
+    describe_rank,
     spawn_entry,
+    spawn_failure,
 )
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
     from preflight.core.remote_command import Connection, HasPayload
     from preflight.fleet.model import Host
-    from preflight.transport.bundle import Beside
+    from preflight.transport.bundle import SiteCode
     from preflight.transport.job_store import JobStore, Reply
     from preflight.transport.job_store_hub import RankHub
 
@@ -63,10 +63,10 @@ class TorchrunTransport:
 
     name = "torchrun"
 
-    def __init__(self, job: JobRanks, hub: RankHub, beside: Beside = ()) -> None:
+    def __init__(self, job: JobRanks, hub: RankHub, modules: SiteCode = ()) -> None:
         self._job = job
         self._hub = hub
-        self._beside = beside
+        self._modules = modules
 
     def connect(self, host: Host, timeout_s: float) -> TorchrunConnection:
         """Ask a node's ranks to answer; ReachError("answer") if none of them does."""
@@ -77,36 +77,36 @@ class TorchrunTransport:
         for member in members:
             theirs = member.present.version[:40] if member.present else __version__
             if theirs != __version__:
-                rank = self._job.words(member)
+                rank = self._job.describe(member)
                 raise reach_error("other_version", rank=rank, theirs=theirs, ours=__version__)
-        there = [member for member in members if member.rank not in silent]
+        answering = [member for member in members if member.rank not in silent]
         shortfall = self._shortfall([m for m in members if m.rank in silent])
-        if shortfall is not None and not there:
+        if shortfall is not None and not answering:
             raise ReachError("answer", shortfall.sentence, shortfall.advice)
         ranks = [self._rank_connection(member) for member in members]
-        return TorchrunConnection(self._rank_connection(there[0]), ranks, shortfall)
+        return TorchrunConnection(self._rank_connection(answering[0]), ranks, shortfall)
 
     def close(self) -> None:
         """Do nothing: the ranks stay until rank 0 lets all exit together."""
 
     def _rank_connection(self, member: Member) -> OwnRank | OtherRank:
-        words = self._job.words(member)
+        rank_name = self._job.describe(member)
         if member.rank == self._job.place.rank:
-            return OwnRank(words, self._beside)
-        return OtherRank(words, self._hub, member.rank)
+            return OwnRank(rank_name, self._modules)
+        return OtherRank(rank_name, self._hub, member.rank)
 
     def _shortfall(self, silent: Sequence[Member]) -> Shortfall | None:
         """Name the ranks that do not answer, those that their torchrun ended last."""
         if not silent:
             return None
         ended = [m for m in silent if self._hub.ended_by_torchrun(m.rank)]
-        mute = [m for m in silent if m not in ended]
-        first = (mute or ended)[0]
-        count = f", and {len(mute) - 1} more of its ranks" if len(mute) > 1 else ""
-        how = "started, then stopped answering" if mute else "was ended by its own torchrun"
-        sentence = f"{self._job.words(first)}{count} {how}"
-        if mute and ended:
-            sentence += f"; its torchrun then ended {_ranks(ended)}"
+        lost = [m for m in silent if m not in ended]
+        first = (lost or ended)[0]
+        count = f", and {len(lost) - 1} more of its ranks" if len(lost) > 1 else ""
+        ending = "started, then stopped answering" if lost else "was ended by its own torchrun"
+        sentence = f"{self._job.describe(first)}{count} {ending}"
+        if lost and ended:
+            sentence += f"; its torchrun then ended {_name_ranks(ended)}"
         pid = f" (pid {first.present.pid})" if first.present else ""
         return Shortfall(
             sentence,
@@ -131,26 +131,26 @@ class TorchrunConnection(_RankConnection):
     """A connection to a node through its first rank that answers; `ranks` are all of its ranks."""
 
     def __init__(
-        self, speaker: HasPayload, ranks: Sequence[Connection], shortfall: Shortfall | None
+        self, answering_rank: HasPayload, ranks: Sequence[Connection], shortfall: Shortfall | None
     ) -> None:
         self.shortfall = shortfall
         self.ranks = ranks
-        self.start_entry = speaker.start_entry
+        self.start_entry = answering_rank.start_entry
 
 
 class OwnRank(_RankConnection):
     """Rank 0, this process: its entries are our child processes."""
 
-    def __init__(self, words: str, beside: Beside) -> None:
-        self._words, self._beside = words, beside
+    def __init__(self, rank_name: str, modules: SiteCode) -> None:
+        self._rank_name, self._modules = rank_name, modules
 
     def start_entry(self, entry: str, *, timeout_s: float, limit: int = OUTPUT_LIMIT) -> Remote:
         """Start an entry here."""
         try:
-            process, packed = spawn_entry(entry, timeout_s, self._beside)
+            process, packed = spawn_entry(entry, timeout_s, self._modules)
         except OSError as error:
             raise ReachError(
-                "answer", f"{self._words}: {no_process(error)}", AT_ITS_LIMITS
+                "answer", f"{self._rank_name}: {spawn_failure(error)}", SPAWN_ADVICE
             ) from error
         remote = PipeRemote(process, timeout_s, limit)
         with suppress(ReachError, TimeoutError):  # reading its answer raises the reason
@@ -161,20 +161,20 @@ class OwnRank(_RankConnection):
 class OtherRank(_RankConnection):
     """Another rank, which starts entries by order."""
 
-    def __init__(self, words: str, hub: RankHub, rank: int) -> None:
-        self._words, self._hub, self._rank = words, hub, rank
+    def __init__(self, rank_name: str, hub: RankHub, rank: int) -> None:
+        self._rank_name, self._hub, self._rank = rank_name, hub, rank
 
     def start_entry(self, entry: str, *, timeout_s: float, limit: int = OUTPUT_LIMIT) -> Remote:
         """Order the rank to start an entry."""
-        return RankRemote(self._hub, self._rank, self._words, Start(0, entry, timeout_s, limit))
+        return RankRemote(self._hub, self._rank, self._rank_name, Start(0, entry, timeout_s, limit))
 
 
 class RankRemote(Remote):
     """A child process of another rank; its input and output are notes in the store."""
 
-    def __init__(self, hub: RankHub, rank: int, words: str, start: Start) -> None:
+    def __init__(self, hub: RankHub, rank: int, rank_name: str, start: Start) -> None:
         super().__init__(start.timeout_s, start.limit)
-        self._hub, self._rank, self._words = hub, rank, words
+        self._hub, self._rank, self._rank_name = hub, rank, rank_name
         self._replies: queue.SimpleQueue[Reply | str] = queue.SimpleQueue()
         self._ended: Ended | None = None
         self._child = hub.attach(rank, self._replies.put)
@@ -208,7 +208,7 @@ class RankRemote(Remote):
             self._is_released = True
             raise self._gone_error(reply)
         if isinstance(reply, Unable):
-            raise ReachError("answer", f"{self._words}: {reply.sentence}", reply.advice)
+            raise ReachError("answer", f"{self._rank_name}: {reply.sentence}", reply.advice)
         if isinstance(reply, Ended):
             self._ended = reply
             self._buffer.ended = True
@@ -218,7 +218,7 @@ class RankRemote(Remote):
         return True
 
     def _gone_error(self, why: str) -> ReachError:
-        return reach_error("rank_gone", rank=self._words, why=why)
+        return reach_error("rank_gone", rank=self._rank_name, why=why)
 
     def _exited(self, wait_s: float) -> bool:
         if self._ended is None and wait_s > 0:
@@ -234,12 +234,12 @@ class RankRemote(Remote):
         return None
 
 
-def _ranks(members: Sequence[Member]) -> str:
+def _name_ranks(members: Sequence[Member]) -> str:
     numbers = ", ".join(str(member.rank) for member in members)
     return f"rank {numbers}" if len(members) == 1 else f"ranks {numbers}"
 
 
-_BY_RANK = frozenset(("RANK", "LOCAL_RANK", "ROLE_RANK", "CUDA_VISIBLE_DEVICES"))
+_SET_PER_RANK = frozenset(("RANK", "LOCAL_RANK", "ROLE_RANK", "CUDA_VISIBLE_DEVICES"))
 
 
 class Member(Struct, frozen=True, kw_only=True):
@@ -263,7 +263,7 @@ class JobRanks(Struct, frozen=True, kw_only=True):
     place: Place
 
     @classmethod
-    def of(cls, place: Place, present: Mapping[int, Present]) -> JobRanks:
+    def from_answers(cls, place: Place, present: Mapping[int, Present]) -> JobRanks:
         """Place every rank of the world on its node; torchrun numbers them node by node."""
         members = [
             Member(
@@ -282,7 +282,7 @@ class JobRanks(Struct, frozen=True, kw_only=True):
         by_group = grouped((member.group, member) for member in self.members)
         return {group: tuple(members) for group, members in by_group.items()}
 
-    def words(self, member: Member) -> str:
+    def describe(self, member: Member) -> str:
         """Name a rank for messages: "rank 5 (h3, local rank 1)"."""
         answer = next((m.present for m in self.groups[member.group] if m.present), None)
         where = answer.hostname[:64] if answer else f"node of group rank {member.group}"
@@ -310,7 +310,7 @@ class JobRanks(Struct, frozen=True, kw_only=True):
             address=valid_host_name(self._address(first), label),
             python=(first.python,),
             environ=_node_environ([answer.environ for answer in answers]),
-            uneven=_uneven([answer.environ for answer in answers]),
+            uneven=_differing_variables([answer.environ for answer in answers]),
         )
 
     def _address(self, answer: Present) -> str:
@@ -354,21 +354,21 @@ def _node_environ(environs: Sequence[dict[str, str]]) -> dict[str, str]:
     return joined
 
 
-def _uneven(environs: Sequence[dict[str, str]]) -> dict[str, tuple[str | None, ...]]:
-    """Return variables that differ between a node's ranks, except those that torchrun sets."""
+def _differing_variables(environs: Sequence[dict[str, str]]) -> dict[str, tuple[str | None, ...]]:
+    """Return variables that differ between a node's ranks, except those set for each rank."""
     names = {name for environ in environs for name in environ}
     values = {name: tuple(environ.get(name) for environ in environs) for name in sorted(names)}
     return {
         name: row
         for name, row in values.items()
-        if len(set(row)) > 1 and name not in _BY_RANK and not name.startswith("TORCHELASTIC_")
+        if len(set(row)) > 1 and name not in _SET_PER_RANK and not name.startswith("TORCHELASTIC_")
     }
 
 
 def missing(job: JobRanks) -> str:
     """Name the ranks that never answered; "" if all did."""
     silent = [member for member in job.members if member.present is None]
-    ranks = ", ".join(job.words(member) for member in silent[:4])
+    ranks = ", ".join(job.describe(member) for member in silent[:4])
     more = f" and ranks {fold(str(m.rank) for m in silent[4:])}" if len(silent) > 4 else ""  # noqa: PLR2004
     return ranks + more
 
@@ -379,34 +379,34 @@ GATHER_S = 90.0
 STRAGGLER_S = 10.0
 """Wait for the rest: this, and twice the time that the first half needed."""
 
-_SAY_S = 5.0
-_LOOK_S = 0.2
+_PROGRESS_S = 5.0
+_POLL_S = 0.2
 
 
-def gather(place: Place, store: JobStore, nonce: str, tell: Callable[[str], None]) -> JobRanks:
+def gather(place: Place, store: JobStore, nonce: str, report: Callable[[str], None]) -> JobRanks:
     """Return all ranks; those that never answered have no `present`."""
-    answers: dict[int, Present] = {place.rank: present(place, nonce, __version__)}
+    answers: dict[int, Present] = {place.rank: describe_rank(place, nonce, __version__)}
     began = reported_at = time.monotonic()
-    patience = began + GATHER_S
-    halved = False
+    deadline = began + GATHER_S
+    half_answered = False
     while len(answers) < place.world_size:
         for rank in range(place.world_size):
             if rank not in answers and store.has(f"present/{rank}"):
-                _take(answers, rank, store, nonce)
+                _read_answer(answers, rank, store, nonce)
         now = time.monotonic()
-        if not halved and len(answers) * 2 >= place.world_size:
-            halved, patience = True, now + STRAGGLER_S + 2 * (now - began)
-        if len(answers) == place.world_size or now > patience:
+        if not half_answered and len(answers) * 2 >= place.world_size:
+            half_answered, deadline = True, now + STRAGGLER_S + 2 * (now - began)
+        if len(answers) == place.world_size or now > deadline:
             break
-        if now - reported_at > _SAY_S:
+        if now - reported_at > _PROGRESS_S:
             reported_at = now
-            tell(f"{len(answers)} of {place.world_size} ranks have answered; waiting for "
-                 f"{missing(JobRanks.of(place, answers))}")  # fmt: skip
-        time.sleep(_LOOK_S)
-    return JobRanks.of(place, answers)
+            report(f"{len(answers)} of {place.world_size} ranks have answered; waiting for "
+                 f"{missing(JobRanks.from_answers(place, answers))}")  # fmt: skip
+        time.sleep(_POLL_S)
+    return JobRanks.from_answers(place, answers)
 
 
-def _take(answers: dict[int, Present], rank: int, store: JobStore, nonce: str) -> None:
+def _read_answer(answers: dict[int, Present], rank: int, store: JobStore, nonce: str) -> None:
     """Read a rank's first note; one with a wrong number counts as missing."""
     try:
         note = store.read(f"present/{rank}")

@@ -21,11 +21,11 @@ from msgspec import Struct
 from preflight.core.remote_command import LocalConnection, ReachError, run_here
 from preflight.core.statistics import grouped
 from preflight.errors import PreflightError, UsageError
-from preflight.transport.host_keys import vouching
+from preflight.transport.host_keys import has_authority
 from preflight.transport.ssh_config import (
     BEYOND_PARAMIKO,
     SettingsCache,
-    agents_socket,
+    agent_socket,
     read_key,
     route_to,
 )
@@ -63,7 +63,7 @@ class Transport(Protocol):
 
 
 def transport_for(
-    name: str, hosts: Sequence[Host] = (), asked: SettingsCache | None = None
+    name: str, hosts: Sequence[Host] = (), settings: SettingsCache | None = None
 ) -> Transport:
     """Return the transport of that name.
 
@@ -74,11 +74,11 @@ def transport_for(
     if name == "paramiko":
         from preflight.transport.paramiko_ssh import ParamikoTransport
 
-        return ParamikoTransport(asked)
+        return ParamikoTransport(settings)
     if name == "openssh":
         from preflight.transport.openssh import OpenSSHTransport
 
-        return OpenSSHTransport(asked)
+        return OpenSSHTransport(settings)
     if name == "srun":
         from preflight.transport.srun import SrunTransport
 
@@ -89,7 +89,7 @@ def transport_for(
 ASK_S = 10.0
 """Deadline of `ssh -G` for one node; a `Match exec` of the configuration may be slow."""
 
-ASKED_AT_ONCE = 16
+MOST_ASKED = 16
 
 
 _OFF = frozenset(("", "none", "no", "false"))
@@ -107,28 +107,28 @@ def why_openssh(host: Host, config: SshSettings) -> str:
 
 
 def _reasons(host: Host, config: SshSettings) -> Iterator[str]:
-    """Yield such features, the cheap tests first."""
+    """Yield the features of a node's login that only OpenSSH has, the cheap tests first."""
     for label in BEYOND_PARAMIKO:
-        if config.one(label.lower()).lower() not in _OFF:
+        if config.first(label.lower()).lower() not in _OFF:
             yield label
-    if config.one("addressfamily") not in ("", "any"):
+    if config.first("addressfamily") not in ("", "any"):
         yield "AddressFamily"
-    agent = config.one("identityagent")
-    if not host.identity_file and agent != "none" and agents_socket(agent) != agents_socket():
+    agent = config.first("identityagent")
+    if not host.identity_file and agent != "none" and agent_socket(agent) != agent_socket():
         yield "IdentityAgent"
     route = route_to(host, config)
     for key_file in map(Path, route.identity_files):
         if key_file.with_name(f"{key_file.name}-cert.pub").is_file():
             yield "a user certificate"
-        if _is_on_a_token(key_file):
+        if _is_on_token(key_file):
             yield "a FIDO key"
-    if vouching(route.known_hosts, route.known_names):
+    if has_authority(route.known_hosts, route.known_names):
         yield "@cert-authority"
-    if config.one("gssapiauthentication") == "yes" and has_ticket():
+    if config.first("gssapiauthentication") == "yes" and has_ticket():
         yield "Kerberos"
 
 
-def _is_on_a_token(key_file: Path) -> bool:
+def _is_on_token(key_file: Path) -> bool:
     """Whether the private key is in a security key, according to its public half."""
     try:
         return read_key(f"{key_file}.pub").startswith(b"sk-")
@@ -144,7 +144,7 @@ def has_ticket() -> bool:
     return result is not None and result.returncode == 0
 
 
-class Way(Struct, frozen=True):
+class Choice(Struct, frozen=True):
     """The transport of a node, and why it was chosen if none was configured."""
 
     transport: str
@@ -156,43 +156,41 @@ class Ways:
 
     def __init__(self, hosts: Iterable[Host]) -> None:
         self._hosts = grouped((host.transport, host) for host in hosts)
-        self._asked = SettingsCache()
-        self._chosen: dict[str, Way] = {}
-        self._made: dict[str, Transport] = {}
-        self._making = threading.Lock()
+        self._settings = SettingsCache()
+        self._chosen: dict[str, Choice] = {}
+        self._open: dict[str, Transport] = {}
+        self._lock = threading.Lock()
 
     def use(self, transport: Transport) -> None:
         """Use an open transport for the nodes that name it."""
-        with self._making:
-            self._made[transport.name] = transport
+        with self._lock:
+            self._open[transport.name] = transport
 
     def way(self, host: Host) -> str:
         """Name the transport that serves a node."""
         return self.choose(host).transport
 
-    def choose(self, host: Host, timeout_s: float = ASK_S) -> Way:
+    def choose(self, host: Host, timeout_s: float = ASK_S) -> Choice:
         """Choose paramiko or OpenSSH if the inventory leaves it open; contacts no node.
 
         If `ssh -G` fails it is paramiko, whose `connect` reports the reason as a finding.
         """
         if host.transport != "ssh":
-            return Way(host.transport)
+            return Choice(host.transport)
         if host.name not in self._chosen:
             try:
-                why = why_openssh(host, self._asked.of(host, timeout_s))
+                why = why_openssh(host, self._settings.get(host, timeout_s))
             except ReachError:
                 why = ""
             usable = why and shutil.which("ssh")
-            self._chosen[host.name] = Way("openssh", why) if usable else Way("paramiko")
+            self._chosen[host.name] = Choice("openssh", why) if usable else Choice("paramiko")
         return self._chosen[host.name]
 
-    def of_all(self, deadline_s: float) -> dict[str, Way]:
+    def choose_all(self, deadline_s: float) -> dict[str, Choice]:
         """Return the transport of every node by name, without those not found out in time."""
         hosts = [host for group in self._hosts.values() for host in group]
-        fan_out(
-            self._hosts.get("ssh", ()), self.choose, deadline_s=deadline_s, at_most=ASKED_AT_ONCE
-        )
-        fixed = {host.name: Way(host.transport) for host in hosts if host.transport != "ssh"}
+        fan_out(self._hosts.get("ssh", ()), self.choose, deadline_s=deadline_s, at_most=MOST_ASKED)
+        fixed = {host.name: Choice(host.transport) for host in hosts if host.transport != "ssh"}
         ways = fixed | self._chosen
         return {host.name: ways[host.name] for host in hosts if host.name in ways}
 
@@ -202,15 +200,15 @@ class Ways:
 
     def close(self) -> None:
         """Close everything that was set up for the whole fleet. Never raises."""
-        with self._making:
-            while self._made:
-                self._made.popitem()[1].close()
+        with self._lock:
+            while self._open:
+                self._open.popitem()[1].close()
 
     def _transport(self, name: str) -> Transport:
-        with self._making:
-            if name not in self._made:
-                self._made[name] = transport_for(name, self._hosts.get(name, ()), self._asked)
-            return self._made[name]
+        with self._lock:
+            if name not in self._open:
+                self._open[name] = transport_for(name, self._hosts.get(name, ()), self._settings)
+            return self._open[name]
 
 
 class LocalTransport:
@@ -270,16 +268,16 @@ def fan_out(
 
     results: dict[str, R | Exception] = {}
     reported, reported_at = 0, 0.0
-    ends = time.monotonic() + deadline_s
+    deadline = time.monotonic() + deadline_s
     for number in range(len(by_name) if at_most is None else min(at_most, len(by_name))):
         threading.Thread(target=serve, name=f"preflight-fan-out-{number}", daemon=True).start()
     try:
-        while len(results) < len(by_name) and (left_s := ends - time.monotonic()) > 0:
+        while len(results) < len(by_name) and (left_s := deadline - time.monotonic()) > 0:
             with suppress(queue.Empty):
                 results.update([finished.get(timeout=min(left_s, PROGRESS_S))])
             done, now = len(results), time.monotonic()
-            due = now - reported_at >= PROGRESS_S or done == len(by_name)
-            if progress is not None and done != reported and due:
+            is_due = now - reported_at >= PROGRESS_S or done == len(by_name)
+            if progress is not None and done != reported and is_due:
                 reported, reported_at = done, now
                 progress(done, len(by_name), [name for name in by_name if name not in results])
         while not finished.empty():  # a machine that was suspended reads them after the deadline

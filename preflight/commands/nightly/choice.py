@@ -20,7 +20,7 @@ from preflight.errors import PreflightError, UsageError
 from preflight.fabric.schedule import circle
 from preflight.fleet.job_environment import slurm_environ
 from preflight.fleet.sources import allocated_nodes
-from preflight.transport.slurm_allocation import NODES, parse_nodes, parse_reservation
+from preflight.transport.slurm_allocation import SINFO, parse_nodes, parse_reservation
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -49,7 +49,7 @@ class SlurmError(PreflightError):
 
 def ask_nodes(environ: Mapping[str, str]) -> dict[str, NodeUse]:
     """Ask Slurm how each node is used, by Slurm's node names; SlurmError without an answer."""
-    uses = parse_nodes(_ask(NODES, environ))
+    uses = parse_nodes(_ask(SINFO, environ))
     if not uses:
         raise SlurmError("sinfo lists no node: see `sinfo --Node`, or give --whole-fleet")
     return uses

@@ -38,9 +38,9 @@ class Tampered:
         self._talk = talk
         self._change = change
 
-    def hear(self, within_s: float) -> bytes | None:
+    def receive(self, within_s: float) -> bytes | None:
         """What it says."""
-        return self._talk.hear(within_s)
+        return self._talk.receive(within_s)
 
     def send(self, message: Mapping[str, object]) -> None:
         """Its orders, changed on the way."""

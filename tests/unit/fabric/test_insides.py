@@ -45,9 +45,9 @@ class TwoRails:
         self._talk = real(host, request)
         self._remote = self._talk._remote  # type: ignore[attr-defined]
 
-    def hear(self, within_s: float) -> bytes | None:
+    def receive(self, within_s: float) -> bytes | None:
         """Its words, but for how many rails it has."""
-        document = self._talk.hear(within_s)
+        document = self._talk.receive(within_s)
         if document is None or b'"ready"' not in document:
             return document
         return msgspec.json.encode(msgspec.structs.replace(decode_event(document), rails=2))

@@ -94,7 +94,7 @@ class Mute:
     def __init__(self) -> None:
         self.stopped_s = 0.0
 
-    def hear(self, within_s: float) -> None:
+    def receive(self, within_s: float) -> None:
         """Nothing comes."""
         time.sleep(within_s + self.stopped_s)
         self.stopped_s = 0.0
@@ -110,14 +110,14 @@ class Mute:
 def test_who_did_not_listen_gives_a_line_some_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A line is not lost because its listener stood still; but it is when nothing comes then."""
     monkeypatch.setattr(payload_session, "LOST_S", 1.0)
-    monkeypatch.setattr(payload_session, "_HELD_UP_S", 0.5)
+    monkeypatch.setattr(payload_session, "_SUSPENDED_S", 0.5)
     mute = Mute()
     line = LeasedSession(mute)
     line.watch()
     mute.stopped_s = 2.0
-    assert line.hear(0.01) is None
+    assert line.receive(0.01) is None
     time.sleep(0.4)
-    assert line.hear(0.01) is None
+    assert line.receive(0.01) is None
     time.sleep(0.2)
     with pytest.raises(ReachError, match="the connection to it was lost"):
-        line.hear(0.01)
+        line.receive(0.01)

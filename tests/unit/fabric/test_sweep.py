@@ -224,8 +224,8 @@ def test_a_node_that_never_joins_is_left_out_by_the_others() -> None:
         def __init__(self, talk: MessageSession) -> None:
             self._talk = talk
 
-        def hear(self, within_s: float) -> bytes | None:
-            return self._talk.hear(within_s)
+        def receive(self, within_s: float) -> bytes | None:
+            return self._talk.receive(within_s)
 
         def send(self, message: Mapping[str, object]) -> None:
             if "go" not in message:
@@ -251,7 +251,7 @@ def test_nodes_that_talk_nonsense_are_left_out() -> None:
         def __init__(self, answer: bytes) -> None:
             self._answer = answer
 
-        def hear(self, within_s: float) -> bytes:
+        def receive(self, within_s: float) -> bytes:
             del within_s
             return self._answer
 
@@ -283,7 +283,7 @@ def test_agents_leave_when_their_controller_does() -> None:
     hosts = fleet(2)
     start = Starter({})
     talk = start(hosts[0], {"nonce": "alone", "name": "h1", "deadline_s": DEADLINE_S})
-    assert b"ready" in (talk.hear(DEADLINE_S) or b"")
+    assert b"ready" in (talk.receive(DEADLINE_S) or b"")
     assert agent(talk)
     talk.finish()  # type: ignore[attr-defined]
     assert wait_for(lambda: [] if agent(talk) else [1])

@@ -81,5 +81,5 @@ def test_this_machine_alone_needs_no_fleet(rank: int) -> None:
 @pytest.mark.slow
 def test_py_spy_goes_only_where_it_can_run() -> None:
     """A node of another architecture gets the reason why none comes."""
-    (message,) = bundle.offer("pdp11")
+    (message,) = bundle.pyspy_messages("pdp11")
     assert "none" in message

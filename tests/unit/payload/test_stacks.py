@@ -149,7 +149,9 @@ def answer(remote: Remote, *, has_spy: bool = True) -> NodeLook:
     document = remote.answer()
     if document.startswith(b'{"lacks"'):
         messages = (
-            bundle.offer(json.loads(document)["machine"]) if has_spy else [{"none": "no spy"}]
+            bundle.pyspy_messages(json.loads(document)["machine"])
+            if has_spy
+            else [{"none": "no spy"}]
         )
         for message in messages:
             remote.ask(**json.loads(msgspec.json.encode(message)))
@@ -511,7 +513,7 @@ def test_without_py_spy_all_the_rest_is_reported(start: Start) -> None:
 
 def test_py_spy_travels_and_leaves_nothing(start: Start, tmp_path: Path) -> None:
     """A node without it is given one, which runs from memory: no file stays there."""
-    if not [one for one in bundle.offer(os.uname().machine) if "part" in one]:
+    if not [one for one in bundle.pyspy_messages(os.uname().machine) if "part" in one]:
         pytest.skip("no py-spy here that could travel")
     remote = Remote("stacks", env={"TMPDIR": str(tmp_path)})
     ask(remote, pids=[start().pid], own_spy=False)

@@ -226,7 +226,7 @@ class Cut:
     def __init__(self) -> None:
         self.closed, self.left = threading.Event(), threading.Event()
 
-    def hear(self, within_s: float) -> None:
+    def receive(self, within_s: float) -> None:
         """ReachError once it is closed."""
         if self.closed.wait(within_s):
             raise ReachError("answer", "it ended before it answered", "look there")

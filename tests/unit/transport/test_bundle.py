@@ -19,7 +19,7 @@ import pytest
 from preflight.core.remote_command import LocalConnection, ReachError
 from preflight.errors import PreflightError
 from preflight.fleet.model import Host
-from preflight.transport.bundle import BOOT, boot, bundle, start_payload
+from preflight.transport.bundle import BOOT, boot_argv, bundle, start_payload
 from tests.unit.transport.sshd import PATIENCE_S, processes_with, wait_until
 
 if TYPE_CHECKING:
@@ -344,8 +344,12 @@ def test_a_payload_starts_in_the_environment_of_the_job(
 
 def test_the_environment_is_set_inside_of_a_container() -> None:
     """Right before the interpreter; in front of all where no word looks like one."""
-    inside = boot(
+    inside = boot_argv(
         ("apptainer", "exec", "x.sif", "/opt/bin/python3.11", "-X", "dev"), "sweep", 9, {"A": "1"}
     )
     assert inside[:6] == ["apptainer", "exec", "x.sif", "env", "A=1", "/opt/bin/python3.11"]
-    assert boot(("/opt/train/run",), "burn", 9, {"A": "1"})[:3] == ["env", "A=1", "/opt/train/run"]
+    assert boot_argv(("/opt/train/run",), "burn", 9, {"A": "1"})[:3] == [
+        "env",
+        "A=1",
+        "/opt/train/run",
+    ]

@@ -11,7 +11,7 @@ import pytest
 
 from preflight.core.remote_command import ReachError
 from preflight.transport import host_keys
-from preflight.transport.host_keys import kinds_known, read_known_hosts, verify, vouching
+from preflight.transport.host_keys import has_authority, known_kinds, read_known_hosts, verify
 from preflight.transport.ssh_config import Route
 from tests.patterns.growth import steepness, work
 from tests.unit.transport.sshd import new_key
@@ -109,7 +109,7 @@ def test_any_of_several_keys_will_do(tmp_path: Path, key: tuple[str, str]) -> No
     file = tmp_path / "known_hosts"
     file.write_text(f"h {' '.join(other)}\nh {' '.join(key)}\n")
     known = read_known_hosts([str(file)], ["h"])
-    assert kinds_known(known) == ("ssh-ed25519",)
+    assert known_kinds(known) == ("ssh-ed25519",)
     for kind, blob in ((line.kind, line.blob) for line in known):
         verify(known, kind, blob, _route(file, 22))
 
@@ -147,7 +147,7 @@ def test_a_comment_is_no_line_of_its_own(tmp_path: Path, key: tuple[str, str], e
     file.write_text(f"h {whole} root@h{end}* {whole}{end}@cert-authority * {whole}\n", newline="")
     assert len(read_known_hosts([str(file)], ["h"])) == 1
     assert read_known_hosts([str(file)], ["other"]) == ()
-    assert not vouching([str(file)], ["other"])
+    assert not has_authority([str(file)], ["other"])
 
 
 @pytest.mark.parametrize("line", ["@revoked * ssh-ed25519 broken!", "@vouched * {key}", "@revoked"])
@@ -186,7 +186,7 @@ def _look_up(folder: Path, line: str, many: int) -> None:
     file.write_text("".join(line.format(node=f"n{at}") for at in range(many)))
     for at in range(many):
         assert len(read_known_hosts([str(file)], [f"n{at}"])) == 1
-        assert vouching([str(file)], [f"n{at}"]) == line.startswith("@")
+        assert has_authority([str(file)], [f"n{at}"]) == line.startswith("@")
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def test_a_long_line_is_read_once_for_all_nodes(tmp_path: Path, names: str) -> N
     try:
         for at in range(1, 40):
             for known in read_known_hosts([str(file)], [f"n{at}"]):
-                assert known.speaks_of("n1")
+                assert known.is_about("n1")
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

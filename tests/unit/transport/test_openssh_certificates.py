@@ -62,7 +62,7 @@ def test_a_host_certificate_is_accepted(openssh: Transport, sshd: Sshd, authorit
     """A host that its authority vouches for is logged in to, and OpenSSH was chosen for that."""
     del authority
     host = sshd.host(transport="ssh")
-    assert why_openssh(host, SettingsCache().of(host, PATIENCE_S)) == "@cert-authority"
+    assert why_openssh(host, SettingsCache().get(host, PATIENCE_S)) == "@cert-authority"
     openssh.connect(host, PATIENCE_S).close()
 
 
@@ -140,12 +140,12 @@ def test_a_plain_key_where_a_certificate_is_due_is_refused(openssh: Transport, s
 def test_a_user_certificate_logs_in(openssh: Transport, sshd: Sshd) -> None:
     """A certificate beside the key opens a door that knows the authority alone."""
     host = sshd.host(transport="ssh")
-    assert why_openssh(host, SettingsCache().of(host, PATIENCE_S)) == ""
+    assert why_openssh(host, SettingsCache().get(host, PATIENCE_S)) == ""
     key = new_key(sshd.folder / "users")
     argv = ["ssh-keygen", "-q", "-s", str(key), "-I", "me", "-n", str(host.user)]
     subprocess.run([*argv, f"{sshd.identity}.pub"], check=True)
     (sshd.folder / "authorized_keys").unlink()
     sshd.reload(f"TrustedUserCAKeys {key}.pub")
-    assert why_openssh(host, SettingsCache().of(host, PATIENCE_S)) == "a user certificate"
+    assert why_openssh(host, SettingsCache().get(host, PATIENCE_S)) == "a user certificate"
     openssh.connect(host, PATIENCE_S).close()
     ParamikoTransport().connect(host, PATIENCE_S).close()  # where there is no ssh to ask

@@ -11,7 +11,7 @@ from preflight.fleet.model import Host
 from preflight.report.header import reach_words
 from preflight.transport import ways
 from preflight.transport.ssh_config import SettingsCache, SshSettings
-from preflight.transport.ways import Way, Ways, why_openssh
+from preflight.transport.ways import Choice, Ways, why_openssh
 from tests.unit.transport.sshd import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -120,12 +120,12 @@ def test_ways_choose_per_node_and_ask_ssh_once(
     hosts = [Host(name=f"h{n}", address=f"h{n}", **common) for n in (1, 2, 3)]  # type: ignore[arg-type]
     hosts.append(Host(name="here", address="here", transport="local"))
     ways = Ways(hosts)
-    known = ways.of_all(PATIENCE_S)
+    known = ways.choose_all(PATIENCE_S)
     assert known == {
-        "h1": Way("paramiko"),
-        "h2": Way("openssh", "ProxyJump"),
-        "h3": Way("openssh", "ProxyJump"),
-        "here": Way("local"),
+        "h1": Choice("paramiko"),
+        "h2": Choice("openssh", "ProxyJump"),
+        "h3": Choice("openssh", "ProxyJump"),
+        "here": Choice("local"),
     }
     assert reach_words(hosts, known) == (
         "ssh (paramiko for h1; OpenSSH for h[2-3]: ProxyJump, known hosts only), local processes x1"
@@ -141,7 +141,7 @@ def test_without_ssh_everything_goes_by_paramiko(
     monkeypatch.setenv("PATH", str(tmp_path))
     ways = Ways([HOST])
     assert ways.way(HOST) == "paramiko"
-    assert SettingsCache().of(HOST, PATIENCE_S) == SshSettings()
+    assert SettingsCache().get(HOST, PATIENCE_S) == SshSettings()
 
 
 def test_a_configuration_that_ssh_cannot_read_is_no_reason(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ HOST = Host(name="gpu017", address="gpu017")
 
 def route(host: Host) -> Route:
     """Ask ssh of a node, once."""
-    return route_to(host, SettingsCache().of(host, PATIENCE_S))
+    return route_to(host, SettingsCache().get(host, PATIENCE_S))
 
 
 @pytest.fixture

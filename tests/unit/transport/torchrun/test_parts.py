@@ -118,7 +118,7 @@ def present(rank: int, hostname: str, **changes: object) -> Present:
 def crew(*ranks: Present, world: int = 4) -> JobRanks:
     """The ranks of a job of which these answered."""
     whole = place(0, 29500, world=world, per_node=2)
-    return JobRanks.of(whole, {one.rank: one for one in ranks})
+    return JobRanks.from_answers(whole, {one.rank: one for one in ranks})
 
 
 def test_a_rank_that_never_answered_is_named_by_its_siblings() -> None:
@@ -205,7 +205,7 @@ class Scripted:
         self.sent: list[Mapping[str, object]] = []
         self.closed = False
 
-    def hear(self, within_s: float) -> bytes | None:
+    def receive(self, within_s: float) -> bytes | None:
         """What the test lets it say next."""
         try:
             event = self.says.get(timeout=min(within_s, 0.05))
@@ -227,7 +227,7 @@ class Scripted:
 
 def next_event(agents: RankAgents) -> Event:
     """The node's next event."""
-    document = agents.hear(10)
+    document = agents.receive(10)
     assert document is not None
     return decode(document)
 
@@ -237,7 +237,7 @@ def test_the_ranks_of_a_node_speak_as_one() -> None:
     first, second = Scripted(), Scripted()
     agents = RankAgents([first, second])
     first.says.put(Ready("2.9", cuda=True, gpus=1))
-    assert agents.hear(0.2) is None
+    assert agents.receive(0.2) is None
     second.says.put(Ready("2.9", cuda=True, gpus=1))
     assert next_event(agents) == Ready("2.9", cuda=True, gpus=2, rails=2)
     agents.send({"go": {"store": None, "address": "h1"}})
@@ -253,7 +253,7 @@ def test_the_ranks_of_a_node_speak_as_one() -> None:
     second.says.put(seen)
     assert next_event(agents) == seen
     first.says.put(Rest())
-    assert agents.hear(0.2) is None
+    assert agents.receive(0.2) is None
     second.says.put(Rest())
     assert next_event(agents) == Rest()
     agents.send({"more": {"turns": [None]}})
@@ -277,7 +277,7 @@ def test_a_rank_that_breaks_off_costs_its_own_rail() -> None:
     agents = RankAgents(early)
     early[1].says.put(ReachError("answer", "rank 1 (h1, local rank 1) stopped answering", "look"))
     with pytest.raises(ReachError, match="local rank 1"):
-        agents.hear(10)
+        agents.receive(10)
     late = [Scripted(), Scripted()]
     agents = RankAgents(late)
     for each in late:

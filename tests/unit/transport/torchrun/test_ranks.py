@@ -100,7 +100,7 @@ def test_a_rank_that_never_speaks_is_named_and_the_others_go_on(
 ) -> None:
     """One stopped before its first note: progress names it, then it alone is left out."""
     monkeypatch.setattr(torchrun_ranks, "STRAGGLER_S", 2.0)
-    monkeypatch.setattr(torchrun_ranks, "_SAY_S", 0.5)
+    monkeypatch.setattr(torchrun_ranks, "_PROGRESS_S", 0.5)
     ours = job(world=3)
     ours.follower(1)
     stopped = ours.follower(2)
