@@ -39,15 +39,15 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None
     """Refuse other users' conftest and ini files before root runs them; set up a rank's role."""
     if early_config.known_args_namespace.preflight:
         sys.meta_path.insert(0, _AsWritten)
-        from preflight.session.site import refuse_other_settings, refuse_strangers
+        from preflight.session.site import refuse_other_settings, refuse_untrusted_code
 
         with usage_errors():
             refuse_other_settings(early_config)
-            refuse_strangers(early_config)
+            refuse_untrusted_code(early_config)
             if os.environ.get("TORCHELASTIC_RUN_ID") and os.environ.get("RANK"):
-                from preflight.session.ranks import role_of
+                from preflight.session.ranks import rank_plugin
 
-                early_config.pluginmanager.register(role_of(os.environ), "preflight-rank")
+                early_config.pluginmanager.register(rank_plugin(os.environ), "preflight-rank")
     else:
         _refuse_options_alone(early_config)
     yield

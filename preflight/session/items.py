@@ -57,12 +57,12 @@ class CheckFile(pytest.File):
 
     def _items(self, registered: Registered) -> Iterator[CheckItem]:
         keys = self.run.expected([registered.check.id])
-        for label, own in self._split(registered, keys):
+        for label, item_keys in self._split(registered, keys):
             name = f"{registered.check.id}[{label}]"
             # pytest 9.2 splits node ids and would take `a[b]` for a name without parameters;
             # --lf then does not find its failures again.
             item = CheckItem.from_parent(self, name=name, nodeid=f"{self.nodeid}::{name}")
-            item.run, item.keys = self.run, own
+            item.run, item.keys = self.run, item_keys
             item.extra_keyword_matches.add(f"test_{registered.check.id.replace('.', '_')}")
             item.add_marker("preflight")
             item.add_marker(f"preflight_{registered.check.stage}")
@@ -77,8 +77,8 @@ class CheckFile(pytest.File):
             return
         # A group's name is free text of the inventory; ids are shown, pasted and parsed.
         group_of = {h.name: re.sub(r"[^\w.-]+", "_", h.group) for h in self.run.fleet.hosts}
-        whole = {"pair": "pairs", "fleet": FLEET}.get(registered.subject)
-        yield from grouped((whole or group_of[key[1][0]], key) for key in keys).items()
+        single_label = {"pair": "pairs", "fleet": FLEET}.get(registered.subject)
+        yield from grouped((single_label or group_of[key[1][0]], key) for key in keys).items()
 
 
 class CheckItem(pytest.Item):
@@ -98,7 +98,7 @@ class CheckItem(pytest.Item):
         if worst.outcome is Outcome.NOT_RUN:
             pytest.skip(printable(worst.sentence))
         if worst.makes_not_ready or worst.outcome in (Outcome.BROKEN, Outcome.MISSING):
-            raise FailedVerdict(_words(worst))
+            raise FailedVerdict(_failure_text(worst))
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], *_: Any) -> str:
         """Show a finding as its sentence; only an error of preflight shows a traceback."""
@@ -111,7 +111,7 @@ class CheckItem(pytest.Item):
         return self.path, None, self.name.replace("[", " on ").rstrip("]")
 
 
-def _words(verdict: Verdict) -> str:
+def _failure_text(verdict: Verdict) -> str:
     advice = f"\ndo: {printable(verdict.advice)}" if verdict.advice else ""
     trace = verdict.evidence.get("traceback", "") if verdict.outcome is Outcome.BROKEN else ""
     return f"{verdict.outcome}: {printable(verdict.sentence)}{advice}\n{trace}".rstrip()
@@ -136,10 +136,10 @@ def write_coloured(terminal: pytest.TerminalReporter, line: str) -> None:
     terminal.line(line)
 
 
-_NAMED = 8
-"""Up to so many nodes that are waited for are named; more are counted."""
+_MOST_NAMED = 8
+"""Most nodes that a progress line names as waited for; more are counted."""
 
-_BAR = 20
+_BAR_COLUMNS = 20
 """Columns of the bar."""
 
 
@@ -150,37 +150,37 @@ class TerminalProgress:
         self._terminal = terminal
         self._live = terminal.isatty and terminal.verbosity >= 0
         self._lock = threading.Lock()
-        self._began: dict[str, float] = {}
+        self._started_at: dict[str, float] = {}
         self._printed_at: dict[str, float] = {}
         self._width = 0
         file = terminal._tw._file  # noqa: SLF001  pytest offers no other way
         unicode = (getattr(file, "encoding", None) or "").lower().startswith("utf")
-        self._bar_of = ("█", "░") if unicode else ("#", "-")
+        self._bar_signs = ("█", "░") if unicode else ("#", "-")
 
     def step(self, phase: str, done: int, total: int, waiting: Sequence[str]) -> None:
         """Show how far a phase is; without a terminal, at its end and every ten seconds."""
         now = time.monotonic()
         with self._lock:
-            took = now - self._began.setdefault(phase, now)
+            took = now - self._started_at.setdefault(phase, now)
             text = f"{phase:<8} {done}/{total}  "
             if self._live and done < total:
                 text += f"{self._bar(done, total)}  {done / took if took else 0:.3g}/s  "
             text += f"{took:.1f} s"
             if done == total:
                 waiting = ()
-            if waiting and len(waiting) <= _NAMED:
+            if waiting and len(waiting) <= _MOST_NAMED:
                 text += f"  waiting for {fold(waiting)}"
             elif waiting:
                 text += f"  waiting for {len(waiting)} nodes"
             if self._live:
                 self._rewrite(text, last=done == total)
-            elif self._terminal.verbosity >= 0 and self._due(phase, now, last=done == total):
+            elif self._terminal.verbosity >= 0 and self._is_due(phase, now, last=done == total):
                 self._terminal.write_line(text)
 
     def _bar(self, done: int, total: int) -> str:
-        filled = _BAR * done // max(total, 1)
-        full, empty = self._bar_of
-        return f"[{full * filled}{empty * (_BAR - filled)}]"
+        filled = _BAR_COLUMNS * done // max(total, 1)
+        full, empty = self._bar_signs
+        return f"[{full * filled}{empty * (_BAR_COLUMNS - filled)}]"
 
     def line(self, text: str) -> None:
         """Print a line that stays."""
@@ -202,9 +202,9 @@ class TerminalProgress:
             self._terminal.write_line("")
             self._width = 0
 
-    def _due(self, phase: str, now: float, *, last: bool) -> bool:
-        """Every ten seconds while it lasts, and once at its end."""
-        previous = self._printed_at.get(phase, self._began[phase])
+    def _is_due(self, phase: str, now: float, *, last: bool) -> bool:
+        """Whether to print: every ten seconds while a phase lasts, and once at its end."""
+        previous = self._printed_at.get(phase, self._started_at[phase])
         if previous < 0 or not (last or now - previous >= 10):  # noqa: PLR2004  seconds
             return False
         self._printed_at[phase] = -1.0 if last else now
@@ -214,7 +214,7 @@ class TerminalProgress:
 VERY_QUIET = -2
 """pytest's verbosity at -qq."""
 
-_CONCLUSIVE = (0, 1)
+_CONCLUSIVE_EXITS = (0, 1)
 
 
 def is_very_quiet(config: pytest.Config) -> bool:
@@ -237,9 +237,9 @@ def print_excluded(fleet: FleetRow, exit_code: int) -> None:
     if nodes := excluded(fleet):
         sys.stdout.write(f"{nodes}\n")
         sys.stdout.flush()
-    if fleet.unjudged and exit_code in _CONCLUSIVE:
-        left = count(len(fleet.unjudged), "node")
+    if fleet.unjudged and exit_code in _CONCLUSIVE_EXITS:
+        unjudged = count(len(fleet.unjudged), "node")
         hint = "to judge all nodes: --preflight-fail-fast=never"
-        sys.stderr.write(f"preflight: {left} not judged and not in this list; {hint}\n")
-    if exit_code not in _CONCLUSIVE:
+        sys.stderr.write(f"preflight: {unjudged} not judged and not in this list; {hint}\n")
+    if exit_code not in _CONCLUSIVE_EXITS:
         sys.stderr.write(f"preflight: exit {exit_code}, not all was judged; run without -qq\n")

@@ -30,7 +30,7 @@ from preflight.run.estimate import workload
 from preflight.run.expected_verdicts import Settings
 from preflight.run.judgement import stages_needed
 from preflight.run.measured import read_measured
-from preflight.session.ranks import leading
+from preflight.session.ranks import rank_0_plugin
 from preflight.session.site import ask_nodes, ask_sections, load_site
 from preflight.session.stored_run import open_history
 from preflight.session.xdist import Handoff
@@ -72,7 +72,7 @@ def choose_rounds(
     working = config.invocation_params.dir
     history = None if place is None else open_history(place, working, fleet, settings.tier)
     past, wall_s = history.past if history else None, settings.wall_s
-    ahead = workload(
+    work = workload(
         fleet,
         settings.tier,
         stages,
@@ -88,13 +88,13 @@ def choose_rounds(
         seed=secrets.randbelow(RANDOM_SEEDS) if seed is None else seed,
         past=past,
         budget_s=wall_s,
-        cost=ahead.cost(wall_s),
+        cost=work.cost(wall_s),
         topology=fleet.topology,
     )
     rounds = len(planned.rounds) if "fabric" in stages else 0
     usual = default_rounds(len(nodes)) if rounds and extent == "auto" else 0
-    lines = ahead.lines(wall_s, rounds, max(rounds, usual))
-    return planned, history, lines, ahead if extent == "auto" else None
+    lines = work.lines(wall_s, rounds, max(rounds, usual))
+    return planned, history, lines, work if extent == "auto" else None
 
 
 def _extent(config: pytest.Config) -> Extent:
@@ -112,24 +112,24 @@ def _extent(config: pytest.Config) -> Extent:
 
 OPTION = "--preflight-kernel-log-since"
 LONGEST_S = 10 * 365 * 86400.0
-_SPAN = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?) ?([smhd])")
+_SPAN_PATTERN = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?) ?([smhd])")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
-def seconds_in(text: str) -> float | None:
+def parse_span(text: str) -> float | None:
     """Parse a span such as 90m, 1.5h or 3d; None for anything else."""
-    span = _SPAN.fullmatch(text)
+    span = _SPAN_PATTERN.fullmatch(text)
     return float(span[1]) * _UNITS[span[2]] if span else None
 
 
-def seconds_back(text: str | None) -> float | None:
+def parse_age(text: str | None) -> float | None:
     """Parse "boot", "2h", "3d", or a time such as 2026-11-21T08:00; None for all since boot.
 
     A time without a zone is this machine's. UsageError for anything else.
     """
     if text is None or text == "boot":
         return None
-    seconds = seconds_in(text)
+    seconds = parse_span(text)
     with suppress(ValueError, OverflowError):
         if seconds is None:
             seconds = time.time() - datetime.fromisoformat(text).astimezone().timestamp()
@@ -146,14 +146,14 @@ LONGEST_BUDGET_S = 7 * 86400
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """The operator's choices for a run. `wanted`: only these checks; None: all of the tier."""
+class Choices:
+    """The operator's choices for a run. `selected`: only these checks; None: all of the tier."""
 
     fleet: Fleet
     site_nodes: SiteNodes | None
     """The nodes that a hook of the site named, for xdist's workers."""
     registry: Registry
-    wanted: frozenset[str] | None
+    selected: frozenset[str] | None
     settings: Settings
     replay: str
     """The recorded run that is judged again, in words, and when it was."""
@@ -162,7 +162,7 @@ class Chosen:
     """The rounds of pairs; None for a replay of a run that did not record them."""
     history: HistorySession | None
     estimate: list[str]
-    ahead: Workload | None
+    workload: Workload | None
     """The run's estimated time and what does not fit into it; None for a replay."""
     outputs: Outputs
     items: str | None
@@ -171,75 +171,75 @@ class Chosen:
     began_s: float = field(default_factory=time.time)
 
 
-def read_options(config: pytest.Config) -> Chosen:
+def read_options(config: pytest.Config) -> Choices:
     """Read everything; UsageError in one line that says what to type."""
     _refuse_bad_values(config)
-    handoff = Handoff.to(config)
+    handoff = Handoff.received(config)
     site = load_site([Path(folder) for folder in config.getini("preflight_checks")])
     registry = Registry([*load_folder(shipped_folder()), *site])
     typed = config.getoption("preflight_checks")
-    wanted = None if typed is None else registry.select(typed)
+    selected = None if typed is None else registry.select(typed)
     began_s = time.time()
-    replay, past = _replay_file(config), None
+    replay, past_report = _replay_file(config), None
     if replay is not None:
         with suppress(UsageError):
-            past = reread(replay.parent)
+            past_report = reread(replay.parent)
     need = config.getoption("preflight_need")
     settings = Settings(
-        tier=config.getoption("preflight_tier") or (past.tier if past else "quick"),
+        tier=config.getoption("preflight_tier") or (past_report.tier if past_report else "quick"),
         # With --preflight-need all nodes are judged before the ready ones are counted.
         fail_fast=config.getoption("preflight_fail_fast") or ("stage" if need is None else "never"),
         budget_s=config.getoption("preflight_budget"),
         even_if_busy=config.getoption("preflight_even_if_busy"),
         sections=() if handoff else ask_sections(config),
         at_most=config.getoption("preflight_at_once") or SETUP_AT_MOST,
-        kernel_log_since_s=seconds_back(config.getoption("preflight_kernel_log_since")),
+        kernel_log_since_s=parse_age(config.getoption("preflight_kernel_log_since")),
         catch_rate=config.getoption("preflight_catch_rate"),
         keep_nccl_logs=config.getoption("preflight_keep_nccl_logs"),
     )
     outputs = Outputs.beside(
         config.invocation_params.dir, config.getoption("preflight_report"), began_s
     )
-    outputs.exclude_file = _file(config, "preflight_exclude_file")
-    outputs.metrics = _file(config, "preflight_prometheus")
+    outputs.exclude_file = _output_file(config, "preflight_exclude_file")
+    outputs.metrics = _output_file(config, "preflight_prometheus")
     if (keep := config.getoption("preflight_keep")) is not None:
         outputs.keep = keep
     if not config.option.collectonly and not handoff:
         outputs.refuse_unusable()
-    rank_0 = leading(config)
+    rank_0 = rank_0_plugin(config)
     is_fleet_typed = "PREFLIGHT_NODES" in os.environ or any(
         config.getoption(f"preflight_{how}") is not None for how in ("nodes", "inventory")
     )
     site_nodes = handoff.site_nodes if handoff else None
     if not (handoff or rank_0 or is_fleet_typed):
         site_nodes = ask_nodes(config)
-    fleet = resolve(_fleet_request(config, site_nodes, rank_0.crew if rank_0 else None))
+    fleet = resolve(_fleet_request(config, site_nodes, rank_0.ranks if rank_0 else None))
     refuse_unknown_checks(fleet.mentioned_checks, [entry.check.id for entry in registry])
     if need is not None and need > len(fleet.hosts):
         nodes = count(len(fleet.hosts), "node")
         raise UsageError(f"--preflight-need={need}: the fleet has only {nodes}")
-    replayed = _replayed(replay, fleet)
+    replayed = _read_replay(replay, fleet)
     checks = [entry.check for entry in registry if entry.check.within(settings.tier)]
-    check_ids = [check.id for check in checks if wanted is None or check.id in wanted]
+    check_ids = [check.id for check in checks if selected is None or check.id in selected]
     stages = stages_needed(registry, check_ids)
     source = handoff or replayed
-    planned, history, estimate, ahead = (
+    planned, history, estimate, work = (
         (source.planned, None, list[str](), None)
         if source is not None
         else choose_rounds(config, fleet, settings, stages)
     )
-    return Chosen(
+    return Choices(
         fleet=fleet,
         site_nodes=site_nodes,
         registry=registry,
-        wanted=wanted,
+        selected=selected,
         settings=settings,
-        replay=_replay_words(replay, past, replayed.nonce) if replay and replayed else "",
+        replay=_replay_words(replay, past_report, replayed.nonce) if replay and replayed else "",
         replayed=replayed,
         planned=planned,
         history=history,
         estimate=estimate,
-        ahead=ahead,
+        workload=work,
         outputs=outputs,
         items=config.getoption("preflight_items"),
         strict=config.getoption("preflight_strict"),
@@ -283,12 +283,12 @@ def _refuse_bad_values(config: pytest.Config) -> None:
     _extent(config)
 
 
-def _file(config: pytest.Config, option: str) -> Path | None:
+def _output_file(config: pytest.Config, option: str) -> Path | None:
     path = config.getoption(option)
     return config.invocation_params.dir / typed_path(path) if path else None
 
 
-_TYPED = (
+_FLEET_OPTIONS = (
     *("nodes", "inventory", "exclude", "transport", "python", "env_file", "launch", "script"),
     *("interface", "topology"),
 )
@@ -296,21 +296,21 @@ _TYPED = (
 
 
 def _fleet_request(
-    config: pytest.Config, site_nodes: SiteNodes | None, crew: JobRanks | None
+    config: pytest.Config, site_nodes: SiteNodes | None, ranks: JobRanks | None
 ) -> FleetRequest:
     def option(name: str) -> str | None:
         value = config.getoption(f"preflight_{name}")
         return None if value is None else str(value)
 
     return FleetRequest(
-        **{name: option(name) for name in _TYPED},
+        **{name: option(name) for name in _FLEET_OPTIONS},
         ask_slurm=not hasattr(config, "workerinput"),
         logs_in=config.getoption("preflight_replay") is None,
         site=site_nodes,
         ini_nodes=config.getini("preflight_nodes") or None,
         ini_inventory=config.getini("preflight_inventory") or None,
         environ=dict(os.environ),
-        ranked=crew.ranked() if crew else None,
+        ranked=ranks.ranked() if ranks else None,
     )
 
 
@@ -327,15 +327,15 @@ def _replay_words(replay: Path, past: Report | None, run: str) -> str:
     return f"the run{when} in {replay}, judged again; contacts no node"
 
 
-def _replayed(path: Path | None, fleet: Fleet) -> Measured | None:
+def _read_replay(path: Path | None, fleet: Fleet) -> Measured | None:
     if path is None:
         return None
     measured = read_measured(path)
-    unasked = fold(host.name for host in fleet.hosts if host.name not in measured.reach)
-    if unasked and "reach" not in measured.skipped:
-        advice = f"leave it out with --preflight-exclude={unasked}"
+    unmeasured = fold(host.name for host in fleet.hosts if host.name not in measured.reach)
+    if unmeasured and "reach" not in measured.skipped:
+        advice = f"leave it out with --preflight-exclude={unmeasured}"
         if all(host.name not in measured.reach for host in fleet.hosts):
             nodes = fold(measured.reach)
             advice = f"type --preflight-nodes={nodes}" if nodes else "give a run that reached nodes"
-        raise UsageError(f"--preflight-replay={path}: it holds no data of {unasked}: {advice}")
+        raise UsageError(f"--preflight-replay={path}: it holds no data of {unmeasured}: {advice}")
     return measured

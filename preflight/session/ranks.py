@@ -43,8 +43,8 @@ _NO_STORE = (
 )
 
 
-def refuse(config: pytest.Config, place: Place) -> None:
-    """Raise UsageError for options that do not go with torchrun; every rank decides alike."""
+def refuse_conflicting_options(config: pytest.Config, place: Place) -> None:
+    """Raise UsageError for options that do not go with torchrun, on every rank alike."""
     conflicts = shipped_table(__file__, "torchrun_conflicts.toml")
     for name, (option, advice) in conflicts["pytest"].items():
         value = config.getoption(name, None)
@@ -66,13 +66,13 @@ REFUSAL_S = 10.0
 """Time for rank 0 to print a usage error before another rank on its node exits."""
 
 
-def role_of(environ: Mapping[str, str]) -> Leading | Following:
+def rank_plugin(environ: Mapping[str, str]) -> Rank0Plugin | OtherRankPlugin:
     """The plugin for this rank; UsageError if torchrun's environment makes no sense."""
     place = read_place(environ)
-    return Following(place) if place.rank else Leading(place)
+    return OtherRankPlugin(place) if place.rank else Rank0Plugin(place)
 
 
-class Following:
+class OtherRankPlugin:
     """The plugin object of every rank but rank 0."""
 
     def __init__(self, place: Place) -> None:
@@ -82,10 +82,10 @@ class Following:
     def pytest_cmdline_main(self, config: pytest.Config) -> NoReturn:
         """Serve rank 0 instead of running a session, before pytest has started anything."""
         code = 0
-        if not _only_asks(config):
+        if not _is_only_help(config):
             try:
-                refuse(config, self._place)
-                code = follow(self._place, _sections(config))
+                refuse_conflicting_options(config, self._place)
+                code = follow(self._place, _site_modules(config))
             except UsageError:  # rank 0 finds the same error, and prints it
                 code = USAGE
                 if self._place.rank < self._place.local_world_size:
@@ -94,26 +94,26 @@ class Following:
         os._exit(code)
 
 
-class Leading:
-    """The plugin object of rank 0: it gathers the crew of ranks that the run is planned with."""
+class Rank0Plugin:
+    """The plugin object of rank 0: it gathers the ranks of the job before the run is planned."""
 
     def __init__(self, place: Place) -> None:
         self._place = place
         self._config: pytest.Config
-        self.crew: JobRanks | None = None
+        self.ranks: JobRanks | None = None
         self.hub: RankHub | None = None
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_cmdline_main(self, config: pytest.Config) -> Generator[None, object, object]:
         """Gather the ranks before the session, and let them go after it, with its exit code."""
-        if _only_asks(config):
+        if _is_only_help(config):
             return (yield)
         if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             signal.signal(signal.SIGTERM, signal.default_int_handler)
         code = UNCLEAR
         try:
             with usage_errors():
-                self._open(config)
+                self._gather_ranks(config)
             result = yield
             code = int(result) if isinstance(result, int) else UNCLEAR
         except pytest.UsageError:  # noqa: TID251  ours, or pytest's
@@ -123,7 +123,7 @@ class Leading:
             code = INTERRUPTED
             raise SystemExit(code) from None
         except PreflightError as error:
-            _print(str(error))
+            _print_line(str(error))
             raise SystemExit(code) from error
         finally:
             # From here on SIGTERM only means that another rank of this node has exited first.
@@ -135,48 +135,48 @@ class Leading:
 
     def transport(self) -> TorchrunTransport:
         """The transport to all nodes of this job."""
-        if self.crew is None or self.hub is None:
+        if self.ranks is None or self.hub is None:
             raise UsageError(
                 "the ranks were not gathered: start pytest with torchrun ... -m pytest"
             )
-        return TorchrunTransport(self.crew, self.hub, _sections(self._config))
+        return TorchrunTransport(self.ranks, self.hub, _site_modules(self._config))
 
-    def _open(self, config: pytest.Config) -> None:
-        refuse(config, self._place)
+    def _gather_ranks(self, config: pytest.Config) -> None:
+        refuse_conflicting_options(config, self._place)
         self._config = config
         nonce = secrets.token_hex(16)
-        listening, speaking = JobStore.open(self._place), JobStore.open(self._place)
-        self.hub = RankHub(listening, speaking, nonce)
+        incoming, outgoing = JobStore.open(self._place), JobStore.open(self._place)
+        self.hub = RankHub(incoming, outgoing, nonce)
         self.hub.begin()
-        speaking.write("hello", msgspec.json.encode(Hello(nonce, __version__)))
-        self.crew = gather(self._place, speaking, nonce, _print)
-        self.hub.watch(m.rank for m in self.crew.members if m.present and m.rank)
-        uneven = next((m for m in self.crew.members if m.present and not m.is_regular), None)
+        outgoing.write("hello", msgspec.json.encode(Hello(nonce, __version__)))
+        self.ranks = gather(self._place, outgoing, nonce, _print_line)
+        self.hub.watch(m.rank for m in self.ranks.members if m.present and m.rank)
+        uneven = next((m for m in self.ranks.members if m.present and not m.is_regular), None)
         if uneven is not None:
             raise UsageError(
-                f"{self.crew.describe(uneven)} has a different number of ranks on its node: give "
+                f"{self.ranks.describe(uneven)} has a different number of ranks on its node: give "
                 "the same --nproc-per-node on every node"
             )
 
 
-def leading(config: pytest.Config) -> Leading | None:
+def rank_0_plugin(config: pytest.Config) -> Rank0Plugin | None:
     """The plugin of rank 0, if torchrun started this session."""
     role = config.pluginmanager.get_plugin("preflight-rank")
-    return role if isinstance(role, Leading) else None
+    return role if isinstance(role, Rank0Plugin) else None
 
 
-def _sections(config: pytest.Config) -> SiteCode:
-    """The site's own modules for the probe: no code is sent through the job's store."""
+def _site_modules(config: pytest.Config) -> SiteCode:
+    """Each rank loads the site's modules itself: no code is sent through the job's store."""
     try:
         return modules(ask_sections(config))
     except UsageError:  # rank 0 finds the same error, and prints it
         return ()
 
 
-def _only_asks(config: pytest.Config) -> bool:
-    """Whether only the help or the version is asked for."""
+def _is_only_help(config: pytest.Config) -> bool:
+    """Whether pytest only shows its help or its version."""
     return bool(config.getoption("help", None) or config.getoption("version", None))
 
 
-def _print(line: str) -> None:
+def _print_line(line: str) -> None:
     print(f"preflight: {printable(line)}", file=sys.stderr, flush=True)  # noqa: T201  no terminal reporter yet

@@ -33,9 +33,9 @@ from preflight.session.items import (
     is_very_quiet,
     send_to_stderr,
 )
-from preflight.session.options import Chosen, read_options
-from preflight.session.ranks import leading
-from preflight.session.site import pass_on
+from preflight.session.options import Choices, read_options
+from preflight.session.ranks import rank_0_plugin
+from preflight.session.site import send_report
 from preflight.session.verdict_collector import VerdictCollector
 
 if TYPE_CHECKING:
@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from preflight.verdict import Verdict
 
 
-WAYS_S = 5.0
-"""Time for the header to find out how nodes will be reached; slower nodes are tried again later."""
+CHOICE_S = 5.0
+"""Time to choose the nodes' transports for the header; later nodes are chosen when connected."""
 
 
 def start(config: pytest.Config) -> tuple[Session, VerdictCollector]:
@@ -56,7 +56,7 @@ def start(config: pytest.Config) -> tuple[Session, VerdictCollector]:
     chosen = read_options(config)
     is_worker = hasattr(config, "workerinput")
     run = Run(chosen.fleet, chosen.registry, chosen.settings, NoProgress(), chosen.planned)
-    rank_0 = leading(config)
+    rank_0 = rank_0_plugin(config)
     if rank_0 is not None:
         run.ways.use(rank_0.transport())
     collector = VerdictCollector(run, chosen, is_worker=is_worker)
@@ -77,7 +77,7 @@ class Session:
         self,
         config: pytest.Config,
         run: Run,
-        chosen: Chosen,
+        chosen: Choices,
         collector: VerdictCollector,
         *,
         is_worker: bool,
@@ -88,11 +88,11 @@ class Session:
         self._collector = collector
         self._is_worker = is_worker
         self._interrupts = Interrupts()
-        self._stop: KeyboardInterrupt | None = None
-        self._to_show: list[Entry] = []
-        self._shown: set[tuple[str, str]] = set()
+        self._pending_interrupt: KeyboardInterrupt | None = None
+        self._unshown: list[Entry] = []
+        self._shown_causes: set[tuple[str, str]] = set()
         self._grouped = chosen.items == "group" or (
-            chosen.items is None and len(run.expected(chosen.wanted)) > GROUP_ABOVE
+            chosen.items is None and len(run.expected(chosen.selected)) > GROUP_ABOVE
         )
 
     # -- what is collected ------------------------------------------------------------------
@@ -131,13 +131,13 @@ class Session:
     ) -> None:
         """Sort the shipped checks by id, and keep those that were selected."""
         items.sort(key=_shipped_by_id)
-        if self._chosen.wanted is None:
+        if self._chosen.selected is None:
             return
         keep: list[pytest.Item] = []
         dropped: list[pytest.Item] = []
         for item in items:
-            strange = isinstance(item, CheckItem) and item.keys[0][0] not in self._chosen.wanted
-            (dropped if strange else keep).append(item)
+            is_other = isinstance(item, CheckItem) and item.keys[0][0] not in self._chosen.selected
+            (dropped if is_other else keep).append(item)
         if dropped:
             config.hook.pytest_deselected(items=dropped)
             items[:] = keep
@@ -177,8 +177,8 @@ class Session:
             if is_very_quiet(session.config):
                 send_to_stderr(session.config, terminal)
         self._interrupts.install()
-        if handoff := xdist.Handoff.to(session.config):
-            handoff.take(self.run)
+        if handoff := xdist.Handoff.received(session.config):
+            handoff.apply_to(self.run)
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
         """Do not show the line of code where Ctrl-C came, except for --full-trace."""
@@ -204,18 +204,18 @@ class Session:
                 raise self._session.Interrupted(f"{failed} errors during collection")
             self._measure(self._session.items)
         except KeyboardInterrupt as stop:
-            self._stop = stop
+            self._pending_interrupt = stop
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection(self) -> None:
-        """Raise a held Ctrl-C here: pytest does not finish a session that is stopped earlier."""
-        if self._stop is not None:
-            raise self._stop
+        """Raise a pending Ctrl-C here: pytest does not finish a session that is stopped earlier."""
+        if self._pending_interrupt is not None:
+            raise self._pending_interrupt
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
         """Hand the measurements to an xdist worker."""
-        xdist.give(node.workerinput, self.run, self._chosen.outputs, self._chosen.site_nodes)
+        xdist.send(node.workerinput, self.run, self._chosen.outputs, self._chosen.site_nodes)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> None:
@@ -237,7 +237,7 @@ class Session:
         yield
         conclusion = self._collector.conclusion
         if conclusion is not None and conclusion.report.verdicts:
-            for trouble in pass_on(self._config, conclusion.report, conclusion.outputs.path):
+            for trouble in send_report(self._config, conclusion.report, conclusion.outputs.path):
                 self.run.progress.line(f"sink   {trouble}")
         if self._interrupts.came_late:
             session.exitstatus = pytest.ExitCode.INTERRUPTED
@@ -247,33 +247,33 @@ class Session:
         chosen = [key for keys in keys_of.values() for key in keys]
         order = {key: place for place, key in enumerate(self.run.expected())}
         keys = sorted(chosen, key=lambda key: order.get(key, len(order)))
-        self._refuse_too_small(keys)
+        self._refuse_small_budget(keys)
         self._collector.expect(keys, keys_of)
         self.run.on_judged = self._show_findings
         if keys:
-            self._keep_events(keys)
+            self._begin_events(keys)
         if self._chosen.replayed is not None:
-            self.run.replay(self._chosen.replayed, keys, self._keep_finding)
+            self.run.replay(self._chosen.replayed, keys, self._collect_finding)
             self._collector.expect_repairs()
         elif keys:
             try:
                 with usage_errors():  # some wrong settings show only in the nodes' facts
-                    self.run.measure(keys, self._keep_finding)
+                    self.run.measure(keys, self._collect_finding)
             finally:
                 self._collector.expect_repairs()
                 self._write_measured()
 
-    def _refuse_too_small(self, keys: Sequence[Key]) -> None:
+    def _refuse_small_budget(self, keys: Sequence[Key]) -> None:
         """Refuse, before any node is contacted, a budget too small for the selected verdicts."""
         stages = frozenset(stages_needed(self.run.registry, {check for check, _ in keys}))
-        ahead, wall_s = self._chosen.ahead, self.run.settings.wall_s
-        why = replace(ahead.without_assumed_gpus, stages=stages).too_small(wall_s) if ahead else ""
-        if why:
+        work, wall_s = self._chosen.workload, self.run.settings.wall_s
+        reason = replace(work.without_assumed_gpus, stages=stages).too_small(wall_s) if work else ""
+        if reason:
             with usage_errors():
-                raise UsageError(f"--preflight-budget={wall_s:g}: {why}")
+                raise UsageError(f"--preflight-budget={wall_s:g}: {reason}")
 
-    def _keep_events(self, keys: Sequence[Key]) -> None:
-        """From now on, write every verdict to disk as soon as it is reached."""
+    def _begin_events(self, keys: Sequence[Key]) -> None:
+        """Start the run's event file, which gets every verdict as soon as it is reached."""
         run, events = self.run, self._chosen.outputs.events
         names = [host.name for host in run.fleet.hosts]
         replayed = self._chosen.replayed
@@ -300,16 +300,16 @@ class Session:
             outputs.write("measured.json", measured.encode())
             raise
 
-    def _keep_finding(self, key: Key, verdict: Verdict) -> None:
-        """Keep a finding until the stage has been judged, as the like on other nodes join it."""
+    def _collect_finding(self, key: Key, verdict: Verdict) -> None:
+        """Keep a finding until its stage is judged: it is shown with like ones on other nodes."""
         check, nodes = key
-        self._to_show.append(Entry(check, subject(nodes), nodes, verdict))
+        self._unshown.append(Entry(check, subject(nodes), nodes, verdict))
 
     def _show_findings(self) -> None:
         """Show the findings of a stage, the worst first; what an earlier one caused is not new."""
-        new = [entry for entry in self._to_show if not self._shown.issuperset(causes(entry))]
-        self._to_show.clear()
-        self._shown.update(cause for entry in new for cause in causes(entry))
+        new = [entry for entry in self._unshown if not self._shown_causes.issuperset(causes(entry))]
+        self._unshown.clear()
+        self._shown_causes.update(cause for entry in new for cause in causes(entry))
         sweep = self.run.judgement.measured.sweep
         blames = map(blame_row, self.run.judgement.sweep.blames) if new and sweep else ()
         names = frozenset(host.name for host in self.run.fleet.hosts)
@@ -321,9 +321,9 @@ class Session:
 
     def pytest_report_header(self) -> list[str]:
         """The nodes, how they are reached, what will run, how long, and where the report goes."""
-        run, keys = self.run, self.run.expected(self._chosen.wanted)
+        run, keys = self.run, self.run.expected(self._chosen.selected)
         contacts_none = self._config.option.collectonly or self._chosen.replayed is not None
-        ways = {} if contacts_none else run.ways.choose_all(WAYS_S)
+        ways = {} if contacts_none else run.ways.choose_all(CHOICE_S)
         lines = header(
             run.fleet,
             reach_words(run.fleet.hosts, ways, slurm_job(run.fleet)),

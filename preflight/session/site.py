@@ -49,7 +49,7 @@ def ask_nodes(config: pytest.Config) -> SiteNodes | None:
     for name, call in _plugins(config, NODES):
         origin = f"hook {NODES} of {name}"
         try:
-            answer = _call(call, config=config)
+            answer = _call_plugin(call, config=config)
             if answer is not None:
                 return _nodes_of(answer, origin)
         except UsageError as error:
@@ -62,19 +62,19 @@ def ask_sections(config: pytest.Config) -> tuple[LoadedSection, ...]:
     loaded: dict[str, LoadedSection] = {}
     for name, call in _plugins(config, SECTIONS):
         try:
-            for section in _sections_of(_call(call, config=config)):
+            for section in _sections_of(_call_plugin(call, config=config)):
                 add(loaded, section, config.rootpath)
         except UsageError as error:
             raise UsageError(f"hook {SECTIONS} of {name} {error}") from error
     return tuple(loaded.values())
 
 
-def pass_on(config: pytest.Config, report: Report, folder: Path) -> list[str]:
+def send_report(config: pytest.Config, report: Report, folder: Path) -> list[str]:
     """Pass the report to every plugin with a hook for it; return what went wrong, a line each."""
     troubles = []
     for name, call in _plugins(config, REPORT):
         try:
-            _call(call, report=report, folder=folder, config=config)
+            _call_plugin(call, report=report, folder=folder, config=config)
         except UsageError as error:
             troubles.append(f"hook {REPORT} of {name} {error}: report.json has the whole report")
     return troubles
@@ -86,10 +86,10 @@ def _plugins(config: pytest.Config, hook: str) -> Iterator[tuple[str, Any]]:
     plugins = [impl.plugin for impl in reversed(getattr(config.hook, hook).get_hookimpls())]
     for plugin in dict.fromkeys(plugins):
         others = [other for other in plugins if other is not plugin]
-        yield _name(config, plugin), manager.subset_hook_caller(hook, others)
+        yield _plugin_name(config, plugin), manager.subset_hook_caller(hook, others)
 
 
-def _name(config: pytest.Config, plugin: object) -> str:
+def _plugin_name(config: pytest.Config, plugin: object) -> str:
     """The path of a conftest, else the name under which the plugin is registered."""
     file = getattr(plugin, "__file__", None)
     if file is not None and Path(file).name == "conftest.py":
@@ -100,7 +100,7 @@ def _name(config: pytest.Config, plugin: object) -> str:
     return type(plugin).__name__ if not name or name.isdigit() else name
 
 
-def _call(call: Any, **arguments: object) -> Any:
+def _call_plugin(call: Any, **arguments: object) -> Any:
     """Call one plugin; any exception except Ctrl-C becomes a UsageError."""
     try:
         return call(**arguments)
@@ -121,23 +121,23 @@ def _nodes_of(answer: Any, origin: str) -> SiteNodes:
         return SiteNodes(names=expand(",".join(entries)), origin=origin)
     if not entries or not all(isinstance(entry, Host) for entry in entries):
         raise UsageError(f"returned {answer!r:.80}, expected names or Hosts")
-    hosts = {host.name: host for host in map(_sound_host, entries)}
+    hosts = {host.name: host for host in map(_valid_host, entries)}
     if len(hosts) < len(entries):
         raise UsageError("returned two Hosts with the same name")
     return SiteNodes(names=tuple(hosts), hosts=hosts, origin=origin)
 
 
-def _sound_host(host: Host) -> Host:
+def _valid_host(host: Host) -> Host:
     """Check the types of a Host's fields, which Python does not."""
     try:
-        sound = msgspec.convert(msgspec.to_builtins(host), Host)
+        valid = msgspec.convert(msgspec.to_builtins(host), Host)
     except (TypeError, ValueError) as error:
         raise UsageError(f"returned an invalid Host: {error}") from error
-    check_host_name(sound.name)
-    refuse_unknown_transport(sound.transport, f"Host {sound.name}")
-    if not sound.python or not sound.address:
-        raise UsageError(f"returned a Host {sound.name} without address or python")
-    return sound
+    check_host_name(valid.name)
+    refuse_unknown_transport(valid.transport, f"Host {valid.name}")
+    if not valid.python or not valid.address:
+        raise UsageError(f"returned a Host {valid.name} without address or python")
+    return valid
 
 
 def _sections_of(answers: list[Any]) -> Iterator[Section]:
@@ -153,17 +153,17 @@ def _sections_of(answers: list[Any]) -> Iterator[Section]:
 _ISOLATED = Path(__file__).with_name("isolated.ini")
 """The ini file of `preflight check`, which names nothing and offers no debugger."""
 
-_QUIET = ("--preflight", "--noconftest", "-o", "addopts=", "-p", "no:cacheprovider")
+_INI_ONLY = ("--preflight", "--noconftest", "-o", "addopts=", "-p", "no:cacheprovider")
 """Options that only read the ini file: no conftest runs."""
 
-_ALWAYS = ("pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini")
+_INI_NAMES = ("pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini")
 _WITH_TABLE = ("pyproject.toml", "tox.ini", "setup.cfg")
 _TABLE = re.compile(rb"^[ \t]*\[(?:tool[.:])?pytest[].]", re.MULTILINE)
 _LARGEST = 4 << 20
 
 
-class _Grab:
-    """A plugin that reads the ini key and then stops pytest before it does anything."""
+class _IniReader:
+    """A plugin that reads `preflight_checks` of the ini file, then ends pytest."""
 
     def __init__(self) -> None:
         self.folders: tuple[Path, ...] = ()
@@ -177,13 +177,14 @@ class _Grab:
 
 def site_checks() -> list[Registered]:
     """Load the checks that the ini file of this folder names; UsageError if that fails."""
-    grab, output = _Grab(), io.StringIO()
+    reader, output = _IniReader(), io.StringIO()
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
-        code = pytest.main([*_QUIET, *(_of_root() if os.geteuid() == 0 else ())], plugins=[grab])
+        options = [*_INI_ONLY, *(_root_options() if os.geteuid() == 0 else ())]
+        code = pytest.main(options, plugins=[reader])
     if code != 0:
         lines = [line for line in output.getvalue().splitlines() if line.strip()]
         raise UsageError((lines or ["pytest cannot read its ini file here"])[0])
-    return load_site(grab.folders)
+    return load_site(reader.folders)
 
 
 def load_site(folders: Sequence[Path]) -> list[Registered]:
@@ -194,18 +195,18 @@ def load_site(folders: Sequence[Path]) -> list[Registered]:
     return [check for folder in folders for check in load_folder(folder)]
 
 
-def _of_root() -> tuple[str, ...]:
+def _root_options() -> tuple[str, ...]:
     """Options that name the ini file, which pytest would look for in every folder above.
 
     Its `pythonpath` and `-p` load code: UsageError if another user could change it.
     """
     here = Path.cwd()
-    files = (folder / name for folder in (here, *here.parents) for name in _ALWAYS + _WITH_TABLE)
-    own = next(filter(_is_pytests, files), _ISOLATED)
-    return (f"-c{own}", "-ppreflight", "-o", "required_plugins=")
+    files = (folder / name for folder in (here, *here.parents) for name in _INI_NAMES + _WITH_TABLE)
+    ini_file = next(filter(_configures_pytest, files), _ISOLATED)
+    return (f"-c{ini_file}", "-ppreflight", "-o", "required_plugins=")
 
 
-def _is_pytests(path: Path) -> bool:
+def _configures_pytest(path: Path) -> bool:
     if not os.path.lexists(path):
         return False
     if writer := who_may_plant(path):
@@ -214,15 +215,15 @@ def _is_pytests(path: Path) -> bool:
             "chown root: and chmod go-w it, with the folders above"
         )
     with file_errors(f"cannot read {path}", "remove it"):
-        return path.name in _ALWAYS or bool(_TABLE.search(read_regular(path, _LARGEST)))
+        return path.name in _INI_NAMES or bool(_TABLE.search(read_regular(path, _LARGEST)))
 
 
-_WRITTEN = ("log_file", "basetemp", "debug", "report_log", "htmlpath", "json_report_file")
+_OUTPUTS = ("log_file", "basetemp", "debug", "report_log", "htmlpath", "json_report_file")
 """Options that name a file: of pytest, pytest-reportlog, pytest-html and pytest-json-report."""
 
 
-def refuse_strangers(config: pytest.Config) -> None:
-    """Stop before the first conftest runs if a user other than root could have written it.
+def refuse_untrusted_code(config: pytest.Config) -> None:
+    """As root, stop before the first conftest runs if another user could have written any code.
 
     UsageError (exit 4) with the file, its owner, and what to type instead.
     """
@@ -236,8 +237,8 @@ def refuse_strangers(config: pytest.Config) -> None:
     config.pluginmanager.set_blocked("doctest")
     for place in map(Path, config.getini("preflight_checks")):
         code = chain(_code_below(place), _code_around(place, config, has_tests=True))
-        _refuse(code, "give it to root: chown -R root, chmod -R go-w")
-    _refuse(
+        _refuse_untrusted(code, "give it to root: chown -R root, chmod -R go-w")
+    _refuse_untrusted(
         _would_run(config),
         "type `preflight check` instead of `pytest --preflight`, or go to a folder of root",
     )
@@ -251,7 +252,7 @@ def refuse_strangers(config: pytest.Config) -> None:
 def _would_write(config: pytest.Config) -> Iterator[Path]:
     """Files that pytest and its plugins write, following links; not JUnit XML, which we write."""
     here = config.invocation_params.dir
-    outputs = [(here, getattr(config.known_args_namespace, option, None)) for option in _WRITTEN]
+    outputs = [(here, getattr(config.known_args_namespace, option, None)) for option in _OUTPUTS]
     for key, folder in (("log_file", here), ("cache_dir", config.rootpath)):
         with suppress(ValueError):  # the plugin of this key is switched off
             outputs.append((folder, config.getini(key)))
@@ -261,7 +262,7 @@ def _would_write(config: pytest.Config) -> Iterator[Path]:
             yield from (folder / str(name), expanded, Path(os.path.abspath(expanded)))  # noqa: PTH100
 
 
-def _refuse(files: Iterable[Path], remedy: str) -> None:
+def _refuse_untrusted(files: Iterable[Path], remedy: str) -> None:
     with file_errors("root cannot look for code", remedy):
         for path in files:
             if writer := who_may_plant(path):
@@ -269,18 +270,18 @@ def _refuse(files: Iterable[Path], remedy: str) -> None:
 
 
 def refuse_other_settings(config: pytest.Config) -> None:
-    """Refuse the ini file, or the lack of one, to which the value of an option has led pytest.
+    """Refuse an ini file, or none, that pytest chose because it took an option's value for a path.
 
-    After a blank pytest takes the value for a path of tests: it knows no plugin's options yet.
+    It does so where a blank stands before the value: it knows no plugin's options yet.
     """
     here, options = config.invocation_params.dir, config.known_args_namespace
     words = [str(word) for word in config.invocation_params.args]
-    apart = [
-        at
-        for at, (option, value) in enumerate(pairwise(words))
+    separated = [
+        number
+        for number, (option, value) in enumerate(pairwise(words))
         if option.startswith("--preflight-") and "=" not in option and (here / value).exists()
     ]
-    if not apart or options.inifilename or options.rootdir:
+    if not separated or options.inifilename or options.rootdir:
         return
     typed = [Path(os.path.abspath(here / word.split("::")[0])) for word in options.file_or_dir]  # noqa: PTH100
     folders = [path if path.is_dir() else path.parent for path in typed if path.exists()]
@@ -289,15 +290,15 @@ def refuse_other_settings(config: pytest.Config) -> None:
     root = next((folder for folder in (top, *top.parents) if (folder / "setup.py").is_file()), top)
     if config.inipath == expected and (expected or config.rootpath == root):
         return
-    for at in reversed(apart):
-        words[at : at + 2] = [f"{words[at]}={words[at + 1]}"]
-    actual, right = config.inipath or "no ini file", expected or "none"
+    for number in reversed(separated):
+        words[number : number + 2] = [f"{words[number]}={words[number + 1]}"]
+    actual, expected_words = config.inipath or "no ini file", expected or "none"
     if config.inipath == expected:
-        actual, right = config.rootpath, root
+        actual, expected_words = config.rootpath, root
     loaded = " (code that it names may have run: check it)" if config.inipath else ""
     raise UsageError(
         "after a blank pytest takes a value for a path of tests: it uses "
-        f"{actual}{loaded}, expected {right}; type: pytest {shlex.join(words)}"
+        f"{actual}{loaded}, expected {expected_words}; type: pytest {shlex.join(words)}"
     )
 
 
@@ -308,9 +309,9 @@ def _would_run(config: pytest.Config) -> Iterator[Path]:
     options = config.known_args_namespace
     here = config.invocation_params.dir
     debugs = getattr(options, "trace", False) or getattr(options, "usepdb", False)
-    for orders in (here / ".pdbrc", here / os.path.expanduser("~/.pdbrc")):  # noqa: PTH111  may fail
-        if debugs or (os.path.lexists(orders) and config.inipath != _ISOLATED):
-            yield orders
+    for debug_file in (here / ".pdbrc", here / os.path.expanduser("~/.pdbrc")):  # noqa: PTH111  may fail
+        if debugs or (os.path.lexists(debug_file) and config.inipath != _ISOLATED):
+            yield debug_file
     typed = [here / argument.split("::")[0] for argument in options.file_or_dir]
     tests = [
         here / path

@@ -59,10 +59,10 @@ _PEER_TO_PEER = "p2p_gbs"
 def numbers_of(run: Run) -> tuple[Numbers, ...]:
     """All numbers of one run."""
     measured = run.judgement.measured
-    return (*_of_burn(measured.burned, measured.facts), *_of_rails(run))
+    return (*_burn_numbers(measured.burned, measured.facts), *_rail_numbers(run))
 
 
-def _of_burn(burned: Mapping[str, Burned], facts: Mapping[str, Facts]) -> Iterable[Numbers]:
+def _burn_numbers(burned: Mapping[str, Burned], facts: Mapping[str, Facts]) -> Iterable[Numbers]:
     for name, burn in burned.items():
         own = facts.get(name)
         by_measure: dict[str, dict[str, float]] = {}  # of a GPU's paths to others the slowest
@@ -83,7 +83,7 @@ def _of_burn(burned: Mapping[str, Burned], facts: Mapping[str, Facts]) -> Iterab
             )
 
 
-def _of_rails(run: Run) -> Iterable[Numbers]:
+def _rail_numbers(run: Run) -> Iterable[Numbers]:
     """Medians over each rail's pairs: bandwidth at the largest size, times at the smallest.
 
     A median over several partners describes the node: one bad partner does not change it much.
@@ -144,7 +144,7 @@ def night_of(run: Run, entries: Sequence[Entry], began_s: float, sweep: str = ""
         leaves=run.fleet.leaves,
         machines=tuple(_machines(run, names, entries)),
         findings=tuple(found_in(entries, frozenset(names))),
-        fine=fine_in(entries, frozenset(names)),
+        fine=fine_subjects(entries, frozenset(names)),
         numbers=numbers_of(run),
         folded=fold(sorted(names)),
         sweep=sweep,
@@ -153,13 +153,13 @@ def night_of(run: Run, entries: Sequence[Entry], began_s: float, sweep: str = ""
 
 def _machines(run: Run, names: Sequence[str], entries: Sequence[Entry]) -> Iterable[Machine]:
     ready = readiness(names, entries, strict=False)
-    firm = readiness(
+    without_flaky = readiness(
         names, [row for row in entries if row.verdict.outcome is not Outcome.FLAKY], strict=False
     )
     states: dict[str, State] = dict.fromkeys(names, "ready")
     states |= dict.fromkeys(ready.unjudged, "unjudged")
     states |= dict.fromkeys(ready.not_ready, "flaky")
-    states |= dict.fromkeys(firm.not_ready, "not_ready")
+    states |= dict.fromkeys(without_flaky.not_ready, "not_ready")
     for name in names:
         facts = run.judgement.measured.facts.get(name)
         yield Machine(name=name, state=states[name], serial=serial_of(facts), gpus=_gpus(facts))
@@ -168,11 +168,11 @@ def _machines(run: Run, names: Sequence[str], entries: Sequence[Entry]) -> Itera
 def serial_of(facts: Facts | None) -> str:
     """The serial number of a node's board; empty for none, or for a placeholder."""
     machine = facts.machine if facts is not None else None
-    plain = ((machine.serial if machine is not None else "") or "").strip()
-    letters = set(plain.replace("-", "").replace(".", "").replace(" ", "").lower())
-    if plain.lower() in _NO_SERIAL or len(plain) < _SHORTEST_SERIAL or len(letters) <= 1:
+    serial = ((machine.serial if machine is not None else "") or "").strip()
+    letters = set(serial.replace("-", "").replace(".", "").replace(" ", "").lower())
+    if serial.lower() in _NO_SERIAL or len(serial) < _SHORTEST_SERIAL or len(letters) <= 1:
         return ""
-    return plain[:128]
+    return serial[:128]
 
 
 def _gpus(facts: Facts | None) -> tuple[Slot, ...] | None:
@@ -182,7 +182,7 @@ def _gpus(facts: Facts | None) -> tuple[Slot, ...] | None:
 
 
 def found_in(entries: Iterable[Entry], names: frozenset[str]) -> Iterable[NightFinding]:
-    """What is not fine, once per check and component, with the sentence of the worst verdict."""
+    """Yield what is not fine, per check and component, with the sentence of the worst verdict."""
     groups = grouped(
         ((entry.check, about), entry)
         for entry in entries
@@ -218,7 +218,7 @@ def _at_fault(entry: Entry, about: str, names: Collection[str]) -> tuple[str, ..
     return suspects or entry.nodes
 
 
-def fine_in(entries: Iterable[Entry], names: frozenset[str]) -> dict[str, frozenset[str]]:
+def fine_subjects(entries: Iterable[Entry], names: frozenset[str]) -> dict[str, frozenset[str]]:
     """By check, all subjects that are fine: nodes, pairs and their ends, the whole fleet.
 
     If a verdict on the fleet names culprits, all other nodes that it covers are fine.
@@ -264,12 +264,13 @@ class HistorySession:
         if not run.judgement.measured.reach:
             return ""
         try:
-            prepared(self.place)
+            prepare_place(self.place)
             from preflight.history.writing import writing
 
             with writing(self.place) as writer:
                 sweep = os.environ.get(SWEEP, "")[:64]
-                past = writer.add(night_of(run, entries, began_s, sweep), _swept(run, self.nodes))
+                night = night_of(run, entries, began_s, sweep)
+                past = writer.add(night, _coverage_update(run, self.nodes))
         except Exception as error:  # noqa: BLE001  no error of preflight here may cost the report
             return f"{_reason(error)}; this run is not remembered"
         except KeyboardInterrupt:  # Ctrl-C while waiting for a lock must not cost the report
@@ -278,7 +279,7 @@ class HistorySession:
         return ""
 
 
-def prepared(place: Place) -> None:
+def prepare_place(place: Place) -> None:
     """Make a missing folder and file of a history; HistoryError if that is refused."""
     if place.file is None:
         return
@@ -299,7 +300,7 @@ def open_history(text: str, working: Path, fleet: Fleet, tier: Tier) -> HistoryS
     nodes = tuple(host.name for host in fleet.hosts)
     _refuse_unsafe(place)
     try:
-        past = _past(place, nodes, fleet, tier)
+        past = _read_past(place, nodes, fleet, tier)
     except Exception as error:  # noqa: BLE001  no error of preflight here may cost the run
         return HistorySession(place, nodes, None, _reason(error))
     return HistorySession(place, nodes, past)
@@ -323,7 +324,7 @@ def _refuse_unsafe(place: Place) -> None:
         pass
 
 
-def _past(place: Place, nodes: tuple[str, ...], fleet: Fleet, tier: Tier) -> Past:
+def _read_past(place: Place, nodes: tuple[str, ...], fleet: Fleet, tier: Tier) -> Past:
     if not exists(place):
         return Past()
     with reading(place) as history:
@@ -334,19 +335,19 @@ def _past(place: Place, nodes: tuple[str, ...], fleet: Fleet, tier: Tier) -> Pas
 def _without_peers(fleet: Fleet) -> list[str]:
     """The nodes of groups so small that some of their parts may have no peers."""
     groups = grouped((host.group, host.name) for host in fleet.hosts)
-    few = [name for own in groups.values() if len(own) <= FEW_NODES for name in own]
-    return few[:MOST_NODES]
+    small = [name for names in groups.values() if len(names) <= FEW_NODES for name in names]
+    return small[:MOST_NODES]
 
 
-def _swept(run: Run, nodes: tuple[str, ...]) -> CoverageUpdate:
-    """The function that adds this run's rounds to the known ones."""
+def _coverage_update(run: Run, nodes: tuple[str, ...]) -> CoverageUpdate:
+    """Return a function that adds this run's rounds to those of earlier runs."""
     sweep, planned = run.judgement.measured.sweep, run.judgement.measured.planned
     if sweep is None or planned is None or not sweep.pairs:
         return no_coverage_update
     tested = pairs_tested(sweep)
     bad = sorted(_suspected(run) & tested)
 
-    def swept(past: Past) -> tuple[Past, PairCoverage | None]:
+    def add_coverage(past: Past) -> tuple[Past, PairCoverage | None]:
         new = add_run(
             past, planned, sweep, nodes,
             bad=bad, tier=run.settings.tier, seconds=run.swept_s,
@@ -355,7 +356,7 @@ def _swept(run: Run, nodes: tuple[str, ...]) -> CoverageUpdate:
         pairs = {"pairs_known": now.pairs_known or 0, "leaf_pairs_known": now.leaf_pairs_known or 0}
         return new, row_of(PairCoverage, now, **pairs)
 
-    return swept
+    return add_coverage
 
 
 def _suspected(run: Run) -> set[Pairing]:

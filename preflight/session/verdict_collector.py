@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from preflight.report.ready import Readiness
     from preflight.run.judgement import Key
     from preflight.run.run import Run
-    from preflight.session.options import Chosen
+    from preflight.session.options import Choices
 
 
 @dataclass(frozen=True)
@@ -101,9 +101,9 @@ def conclude(
     measured, decoded = run.judgement.measured.sweep, run.judgement.sweep
     suspected = suspicions(entries, len(names))
     systemic = [f"{b.sentence}; {b.advice}" for b in decoded.blames if b.kind == "systemic"]
-    again = filter(None, [unsettled_words(measured), *unread_words(measured)]) if measured else ()
+    remarks = filter(None, [unsettled_words(measured), *unread_words(measured)]) if measured else ()
     blames = tuple(map(blame_row, decoded.blames))
-    missed = sensitivity_rows(decoded.observed, blames, run.judgement.sweep_limits)
+    sensitivity = sensitivity_rows(decoded.observed, blames, run.judgement.sweep_limits)
     report = Report(
         preflight=__version__,
         run=run.nonce,
@@ -116,9 +116,9 @@ def conclude(
         **of_entries(entries),
         pairs=pair_rows(measured, decoded.judgements, pairs_of(run.rounds)) if measured else (),
         blames=blames,
-        suspicions=(*suspected.values(), *systemic, *again),
+        suspicions=(*suspected.values(), *systemic, *remarks),
         coverage=_coverage(run, names, past),
-        sensitivity=missed,
+        sensitivity=sensitivity,
         overrides=overrides(run.fleet, today(), entries),
         measured_in=run.fleet.measured_in[0],
     )
@@ -174,10 +174,10 @@ def _coverage(run: Run, names: Sequence[str], past: Past | None) -> CoverageRow 
     )
 
 
-_COLOURS = {"ok": "", "not run": "", "warn": "yellow", "waived": "yellow"}
+_COLOUR_BY_OUTCOME = {"ok": "", "not run": "", "warn": "yellow", "waived": "yellow"}
 """Of outcomes in a list with -v; the others are red."""
 
-_BY_EXIT = {0: "green", 1: "red"}
+_COLOUR_BY_EXIT = {0: "green", 1: "red"}
 
 
 def _stopped(session: pytest.Session) -> bool:
@@ -193,7 +193,7 @@ def _last_line(report: pytest.TestReport) -> str:
 class VerdictCollector:
     """The plugin object that collects verdicts and concludes; an xdist worker passes them on."""
 
-    def __init__(self, run: Run, chosen: Chosen, *, is_worker: bool) -> None:
+    def __init__(self, run: Run, chosen: Choices, *, is_worker: bool) -> None:
         self._run = run
         self._chosen = chosen
         self._is_worker = is_worker
@@ -201,7 +201,7 @@ class VerdictCollector:
         self._keys_of: Mapping[str, Sequence[Key]] = {}
         self._broke = False
         self._interrupted = False
-        self._strangers_failed = False
+        self._other_tests_failed = False
         self.conclusion: Conclusion | None = None
         self._xml: LogXML | None = None
         self._junit: Path | None = None
@@ -274,7 +274,7 @@ class VerdictCollector:
         if report.failed and not hasattr(report, "preflight_verdicts"):
             # A worker that died, another plugin's set-up, or an ordinary test of the operator.
             self._ledger.mark_missing(self._keys_of.get(report.nodeid, ()), _last_line(report))
-            self._strangers_failed |= report.nodeid not in self._keys_of
+            self._other_tests_failed |= report.nodeid not in self._keys_of
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_report_teststatus(self, report: Any) -> tuple[str, str, Any] | None:
@@ -282,7 +282,7 @@ class VerdictCollector:
         if getattr(report, "when", "") != "call" or not hasattr(report, "preflight_verdicts"):
             return None
         outcome = dict(report.user_properties).get("preflight_outcome", "").replace("_", " ")
-        word, colour = outcome.upper(), _COLOURS.get(outcome, "red")
+        word, colour = outcome.upper(), _COLOUR_BY_OUTCOME.get(outcome, "red")
         category = "warned" if outcome == "warn" else outcome
         return (category, "", (word, {colour: True}) if colour else word) if outcome else None
 
@@ -308,13 +308,13 @@ class VerdictCollector:
         broke = exitstatus == pytest.ExitCode.INTERNAL_ERROR or (
             exitstatus == pytest.ExitCode.INTERRUPTED and not _stopped(session)
         )
-        entries = self._settle(session)
+        entries = self._final_entries(session)
         chosen, history = self._chosen, self._chosen.history
         if history and (trouble := history.remember(self._run, entries, chosen.began_s)):
             self._run.progress.line(f"history {trouble}")
         ending = Ending(
             strict=chosen.strict, need=chosen.need, interrupted=self._interrupted,
-            broke=self._broke or broke, strangers_failed=self._strangers_failed,
+            broke=self._broke or broke, strangers_failed=self._other_tests_failed,
         )  # fmt: skip
         past = history.past if history else None
         self.conclusion = conclude(
@@ -322,7 +322,7 @@ class VerdictCollector:
         )
         session.exitstatus = self.conclusion.report.exit
 
-    def _settle(self, session: pytest.Session) -> tuple[Entry, ...]:
+    def _final_entries(self, session: pytest.Session) -> tuple[Entry, ...]:
         """Add verdicts that no item has: repair pairs, failed gates, findings after a stop."""
         repairs = set(self._run.repairs)
         for key, verdict in self._run.judgement.verdicts().items():
@@ -342,7 +342,7 @@ class VerdictCollector:
             print_excluded(conclusion.report.fleet, conclusion.report.exit)
             return
         headline = title(conclusion.report, unsaved=conclusion.outputs.unsaved)
-        colour = _BY_EXIT.get(conclusion.report.exit, "yellow")
+        colour = _COLOUR_BY_EXIT.get(conclusion.report.exit, "yellow")
         terminalreporter.section(headline, sep="=", bold=True, **{colour: True})
         width = min(terminalreporter._tw.fullwidth, 100)  # noqa: SLF001  pytest offers no other way
         for line in conclusion.lines(width):

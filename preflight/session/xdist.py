@@ -45,14 +45,14 @@ class Handoff(Struct, frozen=True, kw_only=True):
     """Subjects that are not judged because the run stopped."""
 
     @classmethod
-    def to(cls, config: pytest.Config) -> Handoff | None:
+    def received(cls, config: pytest.Config) -> Handoff | None:
         """The handoff to this process; None in the controller."""
         if not hasattr(config, "workerinput"):
             return None
         return msgspec.msgpack.decode(config.workerinput[_KEY], type=cls)
 
-    def take(self, run: Run) -> None:
-        """Bring a worker's run to the state of the controller's run."""
+    def apply_to(self, run: Run) -> None:
+        """Give a worker's run the measurements and skipped verdicts of the controller's run."""
         try:
             measured = Measured.decode(self._content())
         except (WireError, OSError) as error:
@@ -70,13 +70,13 @@ class Handoff(Struct, frozen=True, kw_only=True):
         """The controller's measurements; refuses a file that was replaced since."""
         if not self.path:
             return self.content
-        read = read_regular(Path(self.path), LARGEST)
-        if hashlib.sha256(read).hexdigest() != self.sha256:
+        content = read_regular(Path(self.path), LARGEST)
+        if hashlib.sha256(content).hexdigest() != self.sha256:
             raise WireError(f"{self.path} was changed during the run")
-        return read
+        return content
 
 
-def give(workerinput: dict[str, Any], run: Run, outputs: Outputs, nodes: SiteNodes | None) -> None:
+def send(workerinput: dict[str, Any], run: Run, outputs: Outputs, nodes: SiteNodes | None) -> None:
     """Put the handoff into a worker's input."""
     path = outputs.path / "measured.json"
     content = run.judgement.measured.encode()
@@ -97,7 +97,7 @@ def warnings(config: pytest.Config) -> list[str]:
     if getattr(config.option, "dist", "no") != "loadgroup" or not config.option.tx:
         return []
     pytest_version, xdist_version = map(importlib.metadata.version, ("pytest", "pytest-xdist"))
-    if not misgroups(pytest_version, xdist_version):
+    if not ignores_groups(pytest_version, xdist_version):
         return []
     line = (
         f"warning  --dist loadgroup does not group with pytest {pytest_version} and pytest-xdist "
@@ -107,7 +107,7 @@ def warnings(config: pytest.Config) -> list[str]:
     return [line]
 
 
-def misgroups(pytest_version: str, xdist_version: str) -> bool:
+def ignores_groups(pytest_version: str, xdist_version: str) -> bool:
     """Whether `--dist loadgroup` ignores groups with these versions (pytest-xdist issue 1386)."""
     from packaging.version import Version  # pytest requires it
 

@@ -24,7 +24,7 @@ from preflight.history.run_record import (
     RoundRecord,
     Slot,
 )
-from preflight.session.stored_run import prepared
+from preflight.session.stored_run import prepare_place
 from tests.bench.outside import cost
 from tests.bench.ratio import Bound, Row, extremes, seconds
 
@@ -84,7 +84,7 @@ def written(folder: Path, nodes: int, nights: int) -> Year:
     from preflight.history.writing import writing
 
     place = parse_place(str(folder), folder)
-    prepared(place)
+    prepare_place(place)
     fleet = _Fleet(nodes)
     began = time.perf_counter()
     for first in range(0, nights, _AT_ONCE):

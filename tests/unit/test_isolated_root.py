@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from preflight.commands import cli
 from preflight.core.trust import safe_paths_for_root, who_may_change
-from preflight.session.site import refuse_strangers
+from preflight.session.site import refuse_untrusted_code
 
 pytestmark = pytest.mark.slow
 
@@ -203,11 +203,11 @@ def test_pytest_starts_no_program_of_a_stranger(
     blocked: list[str] = []
     config = SimpleNamespace(pluginmanager=SimpleNamespace(set_blocked=blocked.append))
     with pytest.raises(AttributeError, match="getini"):  # by then it begins to look for code
-        refuse_strangers(cast("pytest.Config", config))
+        refuse_untrusted_code(cast("pytest.Config", config))
     assert (os.environ["PATH"], os.environ["LD_LIBRARY_PATH"]) == ("/usr/bin", "/usr/bin")
     monkeypatch.delenv("LD_LIBRARY_PATH")
     with pytest.raises(AttributeError, match="getini"):
-        refuse_strangers(cast("pytest.Config", config))
+        refuse_untrusted_code(cast("pytest.Config", config))
     assert "LD_LIBRARY_PATH" not in os.environ
 
 

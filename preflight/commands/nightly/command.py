@@ -55,7 +55,7 @@ from preflight.fleet.nodeset import fold
 from preflight.fleet.sources import FleetRequest, resolve
 from preflight.report.outputs import KEEP, new_folder
 from preflight.run.expected_verdicts import BUDGET_S
-from preflight.session.options import refuse_out_of_range, seconds_in
+from preflight.session.options import parse_span, refuse_out_of_range
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -291,7 +291,7 @@ def ends_at(until: str | None, budget: str | None, now: datetime) -> datetime | 
     """
     ends = [_until(until, now)] if until is not None else []
     if budget is not None:
-        seconds = seconds_in(budget.strip()) or 0.0
+        seconds = parse_span(budget.strip()) or 0.0
         if not SHORTEST_S <= seconds <= LONGEST_S:
             give = "give 1 minute to 30 days, as in 90m, 5h or 1.5h"
             raise UsageError(f"--budget={budget[:40]!a}: {give}")

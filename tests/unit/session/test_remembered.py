@@ -11,7 +11,7 @@ from preflight.fleet.model import Fleet, Host
 from preflight.run.expected_verdicts import Settings
 from preflight.run.measured import Measured, NoProgress
 from preflight.run.run import Run
-from preflight.session.stored_run import fine_in, found_in, night_of, numbers_of, serial_of
+from preflight.session.stored_run import fine_subjects, found_in, night_of, numbers_of, serial_of
 from preflight.verdict import Verdict, fail, flaky, not_run, ok, unknown, warn
 from tests.unit.burn.builders import burned
 from tests.unit.facts.builders import facts, gpus
@@ -46,7 +46,7 @@ def test_pairs_of_one_culprit_are_one_finding() -> None:
         ("h1",),
         True,
     )
-    assert fine_in(entries, KNOWN) == {"fabric.allreduce": {"h2", "h3", "pair h2-h3"}}
+    assert fine_subjects(entries, KNOWN) == {"fabric.allreduce": {"h2", "h3", "pair h2-h3"}}
 
 
 @pytest.mark.parametrize(
@@ -73,9 +73,9 @@ def test_a_verdict_on_the_fleet_names_some_and_clears_the_others() -> None:
     odd = warn("h2 has another kernel", advice="x", culprits=("h2",), not_looked_at={"h3": "down"})
     (one,) = found_in([_fleet(odd)], KNOWN)
     assert (one.about, one.nodes) == ("h2", ("h2",))
-    assert fine_in([_fleet(odd)], KNOWN) == {"software.drift": {"h1"}}
-    assert fine_in([_fleet(ok("alike"))], KNOWN) == {"software.drift": {*KNOWN, "fleet:all"}}
-    assert fine_in([_fleet(_bad("all differ"))], KNOWN) == {}
+    assert fine_subjects([_fleet(odd)], KNOWN) == {"software.drift": {"h1"}}
+    assert fine_subjects([_fleet(ok("alike"))], KNOWN) == {"software.drift": {*KNOWN, "fleet:all"}}
+    assert fine_subjects([_fleet(_bad("all differ"))], KNOWN) == {}
     assert list(found_in([_fleet(not_run("no driver"))], KNOWN)) == []
 
 

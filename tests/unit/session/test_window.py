@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import pytest
 
 from preflight.errors import UsageError
-from preflight.session.options import seconds_back
+from preflight.session.options import parse_age
 
 
 @pytest.mark.parametrize(
@@ -17,18 +17,18 @@ from preflight.session.options import seconds_back
 )
 def test_ages_are_understood(said: str | None, seconds: float | None) -> None:
     """Boot is no window at all."""
-    assert seconds_back(said) == seconds
+    assert parse_age(said) == seconds
 
 
 def test_a_moment_is_understood_with_and_without_a_zone() -> None:
     """A time without a zone is this machine's own."""
     moment = datetime.fromtimestamp(time.time() - 3600, tz=UTC)
     for said in (moment.isoformat(), moment.astimezone().replace(tzinfo=None).isoformat()):
-        assert seconds_back(said) == pytest.approx(3600, abs=60)
+        assert parse_age(said) == pytest.approx(3600, abs=60)
 
 
 @pytest.mark.parametrize("said", ["", "yesterday", "0h", "-2h", "2", "2999-01-01", "9" * 99 + "h"])
 def test_anything_else_is_refused_in_one_line(said: str) -> None:
     """With what to type instead."""
     with pytest.raises(UsageError, match="give boot, an age such as 90m, 2h or 3d"):
-        seconds_back(said)
+        parse_age(said)

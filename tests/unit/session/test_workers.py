@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from preflight.session.xdist import misgroups
+from preflight.session.xdist import ignores_groups
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,7 +32,7 @@ def test_versions_are_compared_as_numbers(
     pytest_version: str, xdist_version: str, *, bad: bool
 ) -> None:
     """Groups are lost from pytest 9.2 on, with every pytest-xdist up to 3.8."""
-    assert misgroups(pytest_version, xdist_version) is bad
+    assert ignores_groups(pytest_version, xdist_version) is bad
 
 
 @pytest.mark.slow
@@ -49,4 +49,4 @@ def test_the_warning_is_true_of_what_is_installed(tmp_path: Path) -> None:
     told = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False)
     used = set(re.findall(r"^\[(gw\d)\] .*PASSED", told.stdout, re.MULTILINE))
     versions = (importlib.metadata.version(name) for name in ("pytest", "pytest-xdist"))
-    assert (len(used) > 1) == misgroups(*versions), told.stdout
+    assert (len(used) > 1) == ignores_groups(*versions), told.stdout

@@ -16,7 +16,7 @@ from preflight.fabric.agent_events import Event, PairAccount, Ready, Rest, Store
 from preflight.fabric.agent_events import decode_event as decode
 from preflight.fabric.agents import RankAgents
 from preflight.facts.burn import Alive, Done
-from preflight.session.ranks import refuse
+from preflight.session.ranks import refuse_conflicting_options
 from preflight.transport.job_store import (
     CHUNK,
     Ended,
@@ -184,17 +184,17 @@ def test_what_torchrun_decides_is_not_for_options(
     """Each option that cannot be meant is refused with a sentence that names it."""
     config = pytester.parseconfig("--preflight", *options)
     with pytest.raises(UsageError, match=options[0][:2]) as refused:
-        refuse(config, read_place(ENVIRON))
+        refuse_conflicting_options(config, read_place(ENVIRON))
     assert "torchrun" in str(refused.value)
 
 
 def test_what_goes_together_and_what_needs_a_store(pytester: pytest.Pytester) -> None:
     """An inventory is allowed; if torchrun hosts no store, the message says what to unset."""
     config = pytester.parseconfig("--preflight", "--preflight-inventory=x", "-n0")
-    refuse(config, read_place(ENVIRON))
+    refuse_conflicting_options(config, read_place(ENVIRON))
     without = {**ENVIRON, "TORCHELASTIC_USE_AGENT_STORE": "False"}
     with pytest.raises(UsageError, match="unset TORCH_DISABLE_SHARE_RDZV_TCP_STORE"):
-        refuse(config, read_place(without))
+        refuse_conflicting_options(config, read_place(without))
 
 
 class Scripted:
