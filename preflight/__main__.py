@@ -12,13 +12,13 @@ import sys
 
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
 
-from preflight.commands import judge_node, open_streams  # noqa: E402  the signal is blocked first
+from preflight.commands import open_streams, start_hook  # noqa: E402  the signal is blocked first
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the verb that was typed, and return its exit code."""
     open_streams()
-    judge_node(sys.argv[1:] if argv is None else argv)
+    start_hook(sys.argv[1:] if argv is None else argv)
     from preflight.commands.cli import main as run_verb
 
     return run_verb(argv)

@@ -74,22 +74,22 @@ def folder_among(arguments: argparse.Namespace) -> Path | None:
 
 
 FILE_NAME: Final = re.compile(r".+\.(json|toml|ya?ml|html|gz|log|txt)")
-"""What stands for a node, but was meant as a file."""
+"""A word in the place of a node that is a file's name."""
 
 
-_LONG = re.compile(r"(?<!-m )pytest\s+--preflight(?![\w-])|--preflight-(?=[a-z])([a-z-]*)")
-NO_OTHERS: Mapping[str, str] = {}
+_PYTEST_NAME = re.compile(r"(?<!-m )pytest\s+--preflight(?![\w-])|--preflight-(?=[a-z])([a-z-]*)")
+NO_ALIASES: Mapping[str, str] = {}
 
 
-def short_names(text: str, others: Mapping[str, str] = NO_OTHERS) -> str:
-    """Replace pytest's names of options by those of `preflight check`, or by a verb's `others`."""
+def short_names(text: str, aliases: Mapping[str, str] = NO_ALIASES) -> str:
+    """Replace pytest's names of options by those of `preflight check`, or by a verb's `aliases`."""
 
-    def short(match: re.Match[str]) -> str:
+    def alias(match: re.Match[str]) -> str:
         if match[1] is None:
             return "preflight check"
-        return others.get(match[0], f"--{match[1]}")
+        return aliases.get(match[0], f"--{match[1]}")
 
-    return _LONG.sub(short, text)
+    return _PYTEST_NAME.sub(alias, text)
 
 
 def fleet_of(arguments: argparse.Namespace) -> Fleet:
@@ -163,19 +163,19 @@ def open_streams() -> None:
 _DROPPED = ("PYTHON", "PYTEST_")
 """Variables that make Python or pytest load code or options from elsewhere."""
 
-_FOR_ROOT = re.compile(
+_KEPT_FOR_ROOT = re.compile(
     r"PATH|LD_LIBRARY_PATH|LANG|LC_\w+|TZ|TERM|NO_COLOR|COLUMNS|LINES|USER|LOGNAME|TMPDIR"
     r"|XDG_RUNTIME_DIR|SSH_AUTH_SOCK|SLURMD?_(?!CONF_SERVER)\w+|PREFLIGHT_\w+"
     r"|_ARGCOMPLETE\w*|COMP_(LINE|POINT|TYPE)|PG(PASSWORD|PASSFILE|SSLMODE|SSLROOTCERT)|(OMPI_COMM_WORLD|PMI)_RANK"
 )
-"""Variables that root keeps, besides those of a job that checks read: another user may have set the
-others."""
+"""Variables that root keeps, besides the job's variables that checks read. Another user may have
+set any other."""
 
-_NO_PATHS = ("SSH_AUTH_SOCK", "PREFLIGHT_HISTORY", "COMP_LINE")
-"""Variables that are not checked as paths: an agent only signs, a history may be a database URL, a
-typed line is only completed."""
+_NOT_PATHS = ("SSH_AUTH_SOCK", "PREFLIGHT_HISTORY", "COMP_LINE")
+"""Variables that are kept without a check of their paths: an agent only signs, a history may be a
+database URL, a typed line is only completed."""
 
-_SET = {
+_ISOLATION = {
     "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
     # xdist starts its workers as `python -c`, which would look for modules here first.
     "PYTHONSAFEPATH": "1",
@@ -190,18 +190,18 @@ def start(
     *,
     quiet: bool = False,
 ) -> NoReturn:
-    """Become an isolated Python, with the environment that `for_root` leaves. Never returns.
+    """Replace this process by an isolated Python; for root, with `root_environment`.
 
     `program`: lines of Python instead of a module. It writes no compiled files, which a full disk
-    could damage, and root's runs none that others cannot read. `quiet`: do not name the removed
-    variables.
+    could damage; nor do root's runs, whose files others could not read. `quiet`: do not name the
+    removed variables.
     """
     no_pyc = ["-B"] if program or os.geteuid() == 0 else []
     environ = {name: value for name, value in os.environ.items() if not name.startswith(_DROPPED)}
     if argv:
         environ.pop("_ARGCOMPLETE", None)  # pytest would take the run for a completion, and exit 0
     if os.geteuid() == 0:
-        environ, refusals = for_root(environ)
+        environ, refusals = root_environment(environ)
         if refusals and not quiet:
             from preflight.core.text import printable
 
@@ -211,11 +211,11 @@ def start(
         sys.stdout.flush()
     entry = ("-c", program) if program else ("-m", module)
     words = [sys.executable, "-I", *no_pyc, *entry, *argv]
-    workers = {**_SET, "PYTHONDONTWRITEBYTECODE": "1"} if no_pyc else _SET
+    workers = {**_ISOLATION, "PYTHONDONTWRITEBYTECODE": "1"} if no_pyc else _ISOLATION
     os.execve(words[0], words, {**environ, **workers})  # noqa: S606  no shell is wanted
 
 
-PROGRAM: Final = """
+HOOK_PROGRAM: Final = """
 import os, sys
 try:
     from preflight.hook.entry import main
@@ -229,48 +229,48 @@ main()
 
 
 def hide_files() -> None:
-    """From now on, make no file that all users can read: also no compiled ones, which they need."""
+    """From now on, make no file that all users can read, and so no compiled files."""
     sys.dont_write_bytecode = True
     os.umask(0o027)
 
 
-def judge_node(words: Sequence[str]) -> None:
-    """Hand over to the scheduler's hook if these words, which begin with the verb, are for it.
+def start_hook(words: Sequence[str]) -> None:
+    """Become the scheduler's hook if `words` begin with one of its two verbs; else return.
 
     `preflight healthcheck` checks all GPUs, periodically, for Slurm or cron; `preflight prolog`
-    those of the job that is about to start, in seconds. If the hook is broken, exit as for a node
-    that was not judged.
+    checks those of the job that is about to start, in seconds. If the hook is broken, exit as for
+    a node that was not judged.
     """
     if words[:1] not in (["prolog"], ["healthcheck"]):
         return
     try:
         hide_files()
-        start(words, program=PROGRAM, quiet=True)
+        start(words, program=HOOK_PROGRAM, quiet=True)
     except Exception as error:  # noqa: BLE001  a traceback would exit 1, which drains the node
         message = f"preflight: {words[0]} cannot be started ({type(error).__name__})"
         print(f"{message}, so this node was not judged; install it again", file=sys.stderr)  # noqa: T201
         sys.exit(2 if "--plain" in words else int("--fail-closed" in words))
 
 
-def for_root(environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
-    """Return the variables that root keeps of an environment, and the others with the reason.
+def root_environment(environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+    """Return the variables that root keeps of an environment, and why others are not kept.
 
-    Kept folders and files are those that no other user can change or make; HOME is root's own.
+    A path is kept if no other user can change or make it; HOME is root's own.
     """
     from preflight.core.trust import NAMES_CODE, safe_paths_for_root
     from preflight.fleet.job_environment import public_variables
 
     variables, refusals = {"HOME": pwd.getpwuid(0).pw_dir}, []
-    jobs = public_variables(environ)
+    job_variables = public_variables(environ)
     for name, value in environ.items():
-        if not _FOR_ROOT.fullmatch(name):
-            if name not in jobs:
+        if not _KEPT_FOR_ROOT.fullmatch(name):
+            if name not in job_variables:
                 continue
             if re.match(NAMES_CODE, name):
                 refusals.append(f"{name} (it may name a file, code or an address)")
                 continue
-        safe, why = (value, []) if name in _NO_PATHS else safe_paths_for_root(name, value)
-        refusals += [f"{name} ({reason})" for reason in why]
-        if safe or not value:
-            variables[name] = safe
+        kept, reasons = (value, []) if name in _NOT_PATHS else safe_paths_for_root(name, value)
+        refusals += [f"{name} ({reason})" for reason in reasons]
+        if kept or not value:
+            variables[name] = kept
     return variables, refusals

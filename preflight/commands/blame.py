@@ -86,8 +86,8 @@ class BlameDocument(Struct, frozen=True, kw_only=True):
 def lines(document: BlameDocument, width: int) -> list[str]:
     """Lay out the document like a run's summary."""
     if document.exit == EMPTY:
-        tried = f"of {document.pairs} pairs none has times" * bool(document.pairs)
-        words = f"{document.samples}: {tried or 'no pair was tried'}, there is nothing to judge"
+        untimed = f"of {document.pairs} pairs none has times" * bool(document.pairs)
+        words = f"{document.samples}: {untimed or 'no pair was tried'}, there is nothing to judge"
         return wrapped(words, first="", indent="  ", width=width)
     words = (
         f"{document.samples}: {count(len(document.nodes), 'node')}, "
@@ -125,7 +125,7 @@ def hosts_of(stored: StoredSamples, topology: Path | None) -> list[Host]:
     if topology is None:
         leaves = stored.observed.leaves
         return [Host(name=name, address=name, leaf=leaves.get(name, "")) for name in names]
-    hosts = _in_file(topology, names)
+    hosts = _hosts_in_file(topology, names)
     if names and not any(host.leaf for host in hosts):
         raise UsageError(
             f"{topology} names no leaf of {fold(names)}: give the topology of this fleet"
@@ -133,7 +133,7 @@ def hosts_of(stored: StoredSamples, topology: Path | None) -> list[Host]:
     return hosts
 
 
-def _in_file(path: Path, names: list[str]) -> list[Host]:
+def _hosts_in_file(path: Path, names: list[str]) -> list[Host]:
     if path.suffix.lower() in _INVENTORIES:
         inventory = read_inventory(path)
         return [inventory.host(name) for name in names]
@@ -160,14 +160,14 @@ class StoredVerdicts(Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
 
-_MOST = 8
+_MOST_PAIRS = 8
 
 
 def _unjudged_words(observed: Observed) -> Iterator[str]:
     """Yield one line for each reason why pairs were not judged."""
     unjudged = [pair for pair in observed.tried if pair.state == "not_run" and pair.error]
-    for why, pairs in grouped((pair.error, f"{pair.a}-{pair.b}") for pair in unjudged).items():
-        yield f"not judged: {first_few([*dict.fromkeys(pairs)], _MOST)}: {why}"
+    for reason, pairs in grouped((pair.error, f"{pair.a}-{pair.b}") for pair in unjudged).items():
+        yield f"not judged: {first_few([*dict.fromkeys(pairs)], _MOST_PAIRS)}: {reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +196,7 @@ def judge_stored(stored: StoredSamples, hosts: Sequence[Host]) -> StoredVerdicts
     observed = stored.observed
     sweep = stored.sweep or rebuilt(observed)
     decoded = judge_sweep(sweep, hosts, observed=observed)
-    notes = [*_missing(sweep)]
+    notes = [*_gap_notes(sweep)]
     if stored.sweep is None:
         number = sum(pair.error == UNTIMED for pair in decoded.pairs.values())
         notes = [f"{count(number, 'pair')} not judged: {UNTIMED}"] * bool(number)
@@ -230,33 +230,33 @@ def _entries(
                 yield Entry(registered.check.id, subject(names), names, registered.conclude(result))
 
 
-def _missing(sweep: Sweep) -> Iterator[str]:
-    if again := unsettled_words(sweep):
-        yield again
+def _gap_notes(sweep: Sweep) -> Iterator[str]:
+    if unsettled := unsettled_words(sweep):
+        yield unsettled
     yield from unread_words(sweep)
     if sweep.unfinished:
         yield f"the sweep ended early: {sweep.unfinished}"
-    yield from (f"{name} took no part: {why}" for name, why in sweep.left_out.items())
+    yield from (f"{name} took no part: {reason}" for name, reason in sweep.left_out.items())
 
 
-def blame_document(stored: StoredSamples, judged: StoredVerdicts) -> BlameDocument:
+def blame_document(stored: StoredSamples, verdicts: StoredVerdicts) -> BlameDocument:
     """Join the verdicts like a run's report, but exclude no node for lack of peers.
 
     A run may not start a job on a node of which nothing is known; here no job starts.
     """
     observed = stored.observed
-    without_peers = [entry for entry in judged.entries if has_no_culprit(entry)]
-    entries = [entry for entry in judged.entries if not has_no_culprit(entry)]
+    without_peers = [entry for entry in verdicts.entries if has_no_culprit(entry)]
+    entries = [entry for entry in verdicts.entries if not has_no_culprit(entry)]
     names = tuple(sorted(observed.nodes, key=natural))
-    cut = stored.sweep.cut_off if stored.sweep else {}  # the ends of a path that is blamed
-    every = sorted({*names, *cut, *cut.values()}, key=natural)
-    ready = readiness(every, entries, strict=False)
+    cut = stored.sweep.cut_off if stored.sweep else {}
+    path_ends = {*cut, *cut.values()}  # of a blamed path
+    ready = readiness(sorted({*names, *path_ends}, key=natural), entries, strict=False)
     return BlameDocument(
         preflight=__version__,
         samples=str(stored.path),
         form=stored.form,
         run=stored.run,
-        exit=_exit(stored, entries, ready, without_peers),
+        exit=_blame_exit(stored, entries, ready, without_peers),
         backend=observed.backend,
         nodes=names,
         leaves=len(set(observed.leaves.values())),
@@ -267,12 +267,12 @@ def blame_document(stored: StoredSamples, judged: StoredVerdicts) -> BlameDocume
         exclude=fold(ready.not_ready),
         apart=ready.apart,
         findings=(
-            *findings(entries, judged.blames, judged.systemic),
+            *findings(entries, verdicts.blames, verdicts.systemic),
             *(replace(finding, makes_not_ready=False) for finding in findings(without_peers)),
         ),
-        blames=judged.blames,
-        missed=missed_words(sensitivity_rows(observed, judged.blames)),
-        notes=(*judged.systemic.values(), *judged.notes),
+        blames=verdicts.blames,
+        missed=missed_words(sensitivity_rows(observed, verdicts.blames)),
+        notes=(*verdicts.systemic.values(), *verdicts.notes),
     )
 
 
@@ -282,7 +282,7 @@ def has_no_culprit(entry: Entry) -> bool:
     return verdict.outcome is Outcome.UNKNOWN and not (verdict.blame or verdict.culprits)
 
 
-def _exit(
+def _blame_exit(
     stored: StoredSamples,
     entries: Sequence[Entry],
     ready: Readiness,
@@ -303,7 +303,7 @@ examples:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Say what `preflight blame` can be asked."""
+    """Declare the arguments."""
     parser.epilog = _EXAMPLES
     add = parser.add_argument
     add("samples", metavar="SAMPLES_OR_RUN_DIR", type=path_type,

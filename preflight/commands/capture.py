@@ -123,9 +123,9 @@ def _capture_node(host: Host, ways: Ways, nonce: str) -> NodeCapture:
 def _ask(connection: Connection, host: Host, nonce: str, entry: str, timeout_s: float) -> bytes:
     request = {"nonce": nonce, "name": host.name, "deadline_s": timeout_s}
     request["driver_deadline_s"] = DRIVER_S
-    with closing(start_payload(connection, host, entry, request, timeout_s, limit=LIMIT)) as talk:
-        talk.finish()
-        return talk.read(timeout_s + 2)
+    with closing(start_payload(connection, host, entry, request, timeout_s, limit=LIMIT)) as reply:
+        reply.finish()
+        return reply.read(timeout_s + 2)
 
 
 def decode_outputs(document: bytes) -> tuple[Output, ...]:
@@ -147,9 +147,9 @@ LEAVE_S = 60.0
 """For a run to end after SIGTERM."""
 
 _EMPTY = "nothing was printed"
-_JUDGED = (FINE, FOUND)
+_MEASURED_EXITS = (FINE, FOUND)
 """Exit codes of a run that measured; with any other it printed the reason."""
-_RUN = {"run/measured.json": Measured, "run/report.json": Report}
+_TYPES = {"run/measured.json": Measured, "run/report.json": Report}
 
 
 class ArchiveParts:
@@ -191,21 +191,21 @@ def run(arguments: argparse.Namespace) -> int:
             with closing(Ways(fleet.hosts)) as ways:
                 captures = capture_fleet(fleet.hosts, ways, secrets.token_hex(16))
             for name, capture in captures.items():
-                _take_node(archive, name, capture)
+                _add_node(archive, name, capture)
             if not any(capture.facts or capture.outputs for capture in captures.values()):
                 for part in archive.parts:
                     remark(f"{part.node}: {part.error}")
                 remark("no node answered: no archive is written")
                 return UNCLEAR
-            run_exit = _take_run(archive, arguments, names)
+            run_exit = _add_run(archive, arguments, names)
     except KeyboardInterrupt:
         remark("interrupted: no archive is written")
         return INTERRUPTED
     if arguments.public:
-        archive, names = in_public(archive, names)
+        archive, names = hide_names(archive, names)
     now = datetime.now(UTC)
     label = names[0] if len(names) == 1 else f"{len(names)}-nodes"
-    path = folder / f"preflight-capture-{_file(label)}-{now:%Y%m%d-%H%M%S}.tar.gz"
+    path = folder / f"preflight-capture-{_file_name(label)}-{now:%Y%m%d-%H%M%S}.tar.gz"
     manifest = Manifest(
         preflight=__version__, captured=f"{now:%Y-%m-%dT%H:%M:%SZ}", public=arguments.public,
         tier=arguments.tier, run_exit=run_exit, parts=tuple(archive.parts),
@@ -218,7 +218,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         sys.stdout.write(plain_json(CaptureDocument(file=str(path), manifest=manifest)))
     complete = all(capture.facts and capture.outputs for capture in captures.values())
-    return FINE if complete and run_exit in _JUDGED else FOUND
+    return FINE if complete and run_exit in _MEASURED_EXITS else FOUND
 
 
 def _folder(name: str) -> Path:
@@ -236,8 +236,8 @@ def _folder(name: str) -> Path:
         return folder
 
 
-def _take_node(archive: ArchiveParts, name: str, capture: NodeCapture) -> None:
-    place = f"nodes/{_file(name)}"
+def _add_node(archive: ArchiveParts, name: str, capture: NodeCapture) -> None:
+    place = f"nodes/{_file_name(name)}"
     facts = Part(name=f"{place}/facts.json", node=name, command="preflight's probe")
     archive.add(replace(facts, error=capture.troubles.get("facts", "")[:512]), capture.facts or b"")
     for output in capture.outputs:
@@ -247,13 +247,13 @@ def _take_node(archive: ArchiveParts, name: str, capture: NodeCapture) -> None:
         archive.add(Part(name=f"{place}/outputs.txt", node=name, error=trouble[:512]), b"")
 
 
-def _take_run(archive: ArchiveParts, arguments: argparse.Namespace, names: list[str]) -> int | None:
+def _add_run(archive: ArchiveParts, arguments: argparse.Namespace, names: list[str]) -> int | None:
     """Measure and add the run's files; return its exit code, None where it did not end in time."""
     with tempfile.TemporaryDirectory(prefix="preflight-capture-") as scratch:
         folder = Path(scratch) / "run"
         code = _measure(arguments, folder)
-        outputs = {name: _read_output(folder / name.rpartition("/")[2]) for name in _RUN}
-    late = "" if code is not None else "; it did not end in its time"
+        outputs = {name: _read_output(folder / name.rpartition("/")[2]) for name in _TYPES}
+    late_words = "" if code is not None else "; it did not end in its time"
     logs: dict[str, str] = {}
     for name, (content, error) in outputs.items():
         if name == "run/measured.json" and content:
@@ -262,14 +262,14 @@ def _take_run(archive: ArchiveParts, arguments: argparse.Namespace, names: list[
             if measured.sweep is not None:
                 sweep = replace(measured.sweep, nccl_logs=())
                 content = replace(measured, sweep=sweep).encode()  # noqa: PLW2901
-        archive.add(Part(name=name, error=error and error + late), content)
+        archive.add(Part(name=name, error=error and error + late_words), content)
     for name in names:
-        place = f"nodes/{_file(name)}/nccl-"
+        place = f"nodes/{_file_name(name)}/nccl-"
         node_logs = {file: text for file, text in logs.items() if file.startswith(place)}
         for file, text in node_logs.items():
             archive.add(Part(name=file, node=name, command="NCCL_DEBUG=INFO"), text.encode())
         if not node_logs:
-            error = f"the sweep left no NCCL log{late}: see run/report.json"
+            error = f"the sweep left no NCCL log{late_words}: see run/report.json"
             archive.add(Part(name=f"{place}rail-0.log", node=name, error=error), b"")
     return code
 
@@ -317,37 +317,37 @@ def _logs(measured: Measured) -> dict[str, str]:
     """Return NCCL's logs by file; a rail's second and later processes are numbered."""
     files: dict[str, str] = {}
     for log in measured.sweep.nccl_logs if measured.sweep else ():
-        stem = f"nodes/{_file(log.node)}/nccl-rail-{log.rail}"
+        stem = f"nodes/{_file_name(log.node)}/nccl-rail-{log.rail}"
         number = 1 + sum(name.startswith((f"{stem}.", f"{stem}-")) for name in files)
         files[f"{stem}.log" if number == 1 else f"{stem}-{number}.log"] = log.text
     return files
 
 
-def in_public(taken: ArchiveParts, names: list[str]) -> tuple[ArchiveParts, list[str]]:
+def hide_names(archive: ArchiveParts, names: list[str]) -> tuple[ArchiveParts, list[str]]:
     """Replace every name of a person or machine by a number, the same one in all files."""
     kinds = {
-        name: Facts if name.endswith("/facts.json") else _RUN.get(name) for name in taken.files
+        name: Facts if name.endswith("/facts.json") else _TYPES.get(name) for name in archive.files
     }
-    values = {name: _value(content, kinds[name]) for name, content in taken.files.items()}
+    values = {name: _decode(content, kinds[name]) for name, content in archive.files.items()}
     own_names = {"user": getpass.getuser(), "host": os.uname().nodename}
-    hider = Hider(secrets_of(names, *values.values(), [*taken.parts], own_names), Addresses())
-    with_facts = {part.node for part in taken.parts if isinstance(values.get(part.name), Facts)}
+    hider = Hider(secrets_of(names, *values.values(), [*archive.parts], own_names), Addresses())
+    with_facts = {part.node for part in archive.parts if isinstance(values.get(part.name), Facts)}
     hidden = ArchiveParts()
-    for part in taken.parts:
-        place = "/".join(map(_file, map(hider.words, part.name.split("/"))))
+    for part in archive.parts:
+        place = "/".join(map(_file_name, map(hider.words, part.name.split("/"))))
         public = replace(hider.all_of(part), name=place)
         value = hider.all_of(values.get(part.name, ""))
         content = value.encode() if isinstance(value, str) else msgspec.json.encode(value)
         if content and part.node and part.node not in with_facts:
-            why = "its names are unknown without its facts: capture again without --public"
-            public, content = replace(public, error=why), b""
-        elif content and kinds[part.name] and isinstance(_value(content, kinds[part.name]), str):
+            words = "its names are unknown without its facts: capture again without --public"
+            public, content = replace(public, error=words), b""
+        elif content and kinds[part.name] and isinstance(_decode(content, kinds[part.name]), str):
             public, content = replace(public, error="it could not be hidden without damage"), b""
         hidden.add(public, content)
     return hidden, [hider.words(name) for name in names]
 
 
-def _value(content: bytes, kind: type | None) -> object:
+def _decode(content: bytes, kind: type | None) -> object:
     """Decode a document, so that preflight's own words stay; return other content as text."""
     try:
         return msgspec.json.decode(content, type=kind) if kind else content.decode()
@@ -355,22 +355,22 @@ def _value(content: bytes, kind: type | None) -> object:
         return content.decode("utf-8", "replace")
 
 
-def _file(name: str) -> str:
+def _file_name(name: str) -> str:
     """Return a name usable in a path of the archive: a node's name may be an IPv6 address."""
     return re.sub(r"[^A-Za-z0-9._-]", "_", name).lstrip("._-") or "node"
 
 
 def _print_summary(path: Path, manifest: Manifest, files: int) -> None:
-    lacking: dict[str, dict[str, None]] = {}
+    nodes_by_problem: dict[str, dict[str, None]] = {}
     for part in manifest.parts:
         if part.error:
             name = part.command or part.name
             could_not = f"could not collect {name}: {part.error}"
             problem = f"{name} printed nothing" if part.error == _EMPTY else could_not
-            lacking.setdefault(problem, {})[part.node] = None
-    for problem, nodes in lacking.items():
-        of = fold(filter(None, nodes))
-        remark(f"{problem}{f' ({of})' if of else ''}")
+            nodes_by_problem.setdefault(problem, {})[part.node] = None
+    for problem, nodes in nodes_by_problem.items():
+        node_names = fold(filter(None, nodes))
+        remark(f"{problem}{f' ({node_names})' if node_names else ''}")
     size_kb = path.stat().st_size / 1e3
     size = f"{size_kb:.0f} KB" if size_kb < 1000 else f"{size_kb / 1e3:.1f} MB"  # noqa: PLR2004
     remark("the run's report is in the archive; the report folder that it printed is removed")
@@ -402,12 +402,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--tier", choices=("quick", "standard", "deep"), default="standard",
         help="how deep its run measures (default: standard, burn-in and sweep in 5 "
         "minutes)")  # fmt: skip
-    add(
-        "--budget",
-        metavar="SECONDS",
-        type=decimal_number,
-        help="time for the run (default: the tier's)",
-    )
+    add("--budget", metavar="SECONDS", type=decimal_number,
+        help="time for the run (default: the tier's)")  # fmt: skip
     add("--public", action="store_true",
         help="number hosts, users, serials, UUIDs and addresses, "
         "consistently in all files")  # fmt: skip

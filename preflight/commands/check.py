@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TextIO, TypeVar, cast
 
-from preflight.commands import EXIT_CODES, FILE_NAME, NO_OTHERS, short_names
+from preflight.commands import EXIT_CODES, FILE_NAME, NO_ALIASES, short_names
 from preflight.core.command_line import INTERRUPTED, UNCLEAR, USAGE, Parser, whole_number
 
 if TYPE_CHECKING:
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
     import pytest
 
-    Own = Callable[[argparse.ArgumentParser], object]
-    Asked = TypeVar("Asked", bound=argparse.Namespace)
+    Declare = Callable[[argparse.ArgumentParser], object]
+    Arguments = TypeVar("Arguments", bound=argparse.Namespace)
 
 
 PIPE_CLOSED: Final = 128 + signal.SIGPIPE
-"""As a shell reports it: the reader of standard output has left."""
+"""Exit code if the reader of standard output has left, as a shell reports it."""
 CONFIG: Final = Path(__file__).resolve().parent.parent / "session" / "isolated.ini"
 
 _WORKERS = (("-n", "--numprocesses"), ("--dist",), ("--max-worker-restart",))
@@ -59,8 +59,8 @@ def until_interrupted(work: Callable[[], int]) -> int:
         try:
             os.getcwd()  # noqa: PTH109
         except FileNotFoundError:
-            gone = "the working folder was deleted; change into another one with cd, and run again"
-            print(f"preflight: {gone}", file=sys.stderr)  # noqa: T201
+            advice = "change into another one with cd, and run again"
+            print(f"preflight: the working folder was deleted; {advice}", file=sys.stderr)  # noqa: T201
             code = USAGE
         else:
             raise
@@ -74,8 +74,8 @@ def _say_interrupted() -> None:
     sys.stderr.write("\npreflight: interrupted\n")
 
 
-class _Start:
-    """Says that Ctrl-C ended pytest before its session began: pytest itself says nothing then."""
+class _EarlyInterrupt:
+    """Reports a Ctrl-C that ended pytest before its session began: pytest itself prints nothing."""
 
     _is_interrupted = False
 
@@ -83,7 +83,7 @@ class _Start:
         self._is_interrupted = True
 
     def pytest_sessionfinish(self) -> None:
-        """Only a session that has begun comes here, and its summary says it."""
+        """Leave it to the summary: pytest calls this hook only if the session has begun."""
         self._is_interrupted = False
 
     def pytest_unconfigure(self) -> None:
@@ -93,7 +93,7 @@ class _Start:
 
 def parser() -> _Parser:
     """Return the parser of this verb, which imports pytest."""
-    parser = option_parser("preflight check", _ABOUT, own=add_report_json)
+    parser = option_parser("preflight check", _DESCRIPTION, declare=add_report_json)
     parser.usage = "preflight check [NODES ...] [options]"
     parser.epilog = f"{_EXAMPLES}\n{EXIT_CODES}"
     return parser
@@ -121,7 +121,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "--preflight",
             *arguments.words,
         ],
-        plugins=[_Start(), *([report] if report else [])],
+        plugins=[_EarlyInterrupt(), *([report] if report else [])],
     )
     return report.print(int(code)) if report else _flush(int(code))
 
@@ -129,29 +129,29 @@ def main(argv: Sequence[str] | None = None) -> int:
 class _ShortNames(io.TextIOWrapper):
     """A standard stream on which every option has the name that this verb gives it."""
 
-    others = NO_OTHERS
+    aliases = NO_ALIASES
 
     def write(self, text: str, /) -> int:
-        """Write the text with these names; the length of what was given.
+        """Write the text with these names, and return the length of the given text.
 
-        pytest ends a wrong option with an empty line; an error is one line here.
+        pytest adds an empty line to the error for a wrong option; an error is one line here.
         """
-        whole = text.removesuffix("\n") if text.startswith("ERROR: ") else text
-        super().write(short_names(whole, self.others))
+        line = text.removesuffix("\n") if text.startswith("ERROR: ") else text
+        super().write(short_names(line, self.aliases))
         return len(text)
 
 
-def shorten_names(others: Mapping[str, str] = NO_OTHERS) -> None:
-    """From now on, print `--tier` where a message says --preflight-tier; `others`: other names."""
+def shorten_names(aliases: Mapping[str, str] = NO_ALIASES) -> None:
+    """From now on, print `--tier` where a message says --preflight-tier; `aliases`: other names."""
 
-    def short(stream: TextIO) -> _ShortNames:
-        old = cast("io.TextIOWrapper", stream)
-        short = _ShortNames(old.buffer, old.encoding, old.errors, line_buffering=old.line_buffering)
-        short.others = others
+    def wrap(stream: TextIO) -> _ShortNames:
+        raw = cast("io.TextIOWrapper", stream)
+        short = _ShortNames(raw.buffer, raw.encoding, raw.errors, line_buffering=raw.line_buffering)
+        short.aliases = aliases
         return short
 
     sys.stdout.flush()
-    sys.stdout, sys.stderr = short(sys.stdout), short(sys.stderr)
+    sys.stdout, sys.stderr = wrap(sys.stdout), wrap(sys.stderr)
 
 
 def _flush(code: int) -> int:
@@ -201,7 +201,7 @@ class PrintedReport:
         return _flush(code)
 
 
-_ABOUT = """\
+_DESCRIPTION = """\
 Check a fleet before a job starts, and name what is wrong with which node.
 Without NODES and --inventory, check the Slurm job's nodes, or this machine.
 
@@ -226,7 +226,7 @@ def add_report_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help=about)
 
 
-class _Pass(argparse.Action):
+class _Forward(argparse.Action):
     """Hands an option on to pytest, which knows its type."""
 
     pytest_name = ""
@@ -247,8 +247,8 @@ class _Pass(argparse.Action):
         namespace.workers |= bool({*self.option_strings} & {names[0] for names in _WORKERS})
 
 
-def _number_of(kind: Callable[[str], object]) -> Callable[[str], str]:
-    """Return a type of argparse that refuses what is no such number, and keeps what was typed."""
+def _keep_text(kind: Callable[[str], object]) -> Callable[[str], str]:
+    """Return a type for argparse that checks a word by `kind`, and keeps it as it was typed."""
 
     def number(text: str) -> str:
         kind(text)
@@ -257,7 +257,7 @@ def _number_of(kind: Callable[[str], object]) -> Callable[[str], str]:
     return number
 
 
-_whole = _number_of(whole_number)
+_whole = _keep_text(whole_number)
 
 
 def _workers(text: str) -> str:
@@ -271,8 +271,8 @@ def _expression(text: str) -> str:
     try:
         Expression.compile(text)
     except Exception as error:  # noqa: BLE001  its type differs between versions of pytest
-        why = getattr(error, "msg", error)
-        raise argparse.ArgumentTypeError(f"cannot read {text[:40]!a}: {why}") from None
+        reason = getattr(error, "msg", error)
+        raise argparse.ArgumentTypeError(f"cannot read {text[:40]!a}: {reason}") from None
     return text
 
 
@@ -293,48 +293,48 @@ _TYPES = {"-k": _expression, "-m": _expression, "--junitxml": _new_file, "--maxf
           "-n": _workers, "--max-worker-restart": _whole}  # fmt: skip
 
 
-_SHORT = {"--preflight-inventory": ("-i",)}
+_SHORT_OPTIONS = {"--preflight-inventory": ("-i",)}
 
 
 class _Group:
     """Acts as a group of pytest's parser, and adds the plugin's options to argparse's."""
 
-    def __init__(self, place: argparse._ArgumentGroup, others: Mapping[str, str]) -> None:
-        self._place = place
-        self._others = others
+    def __init__(self, group: argparse._ArgumentGroup, aliases: Mapping[str, str]) -> None:
+        self._group = group
+        self._aliases = aliases
 
     def addoption(self, *names: str, action: str = "store", **settings: Any) -> None:
         """Add `--preflight-NAME`, and `--NAME` or the name that the verb gives it."""
         if names == ("--preflight",):
-            self._place.add_argument("--preflight", action="store_true", help=argparse.SUPPRESS)
+            self._group.add_argument("--preflight", action="store_true", help=argparse.SUPPRESS)
             return
-        (long,) = names
-        short = self._others.get(long, f"--{long.removeprefix('--preflight-')}")
+        (pytest_name,) = names
+        verb_name = self._aliases.get(pytest_name, f"--{pytest_name.removeprefix('--preflight-')}")
         nargs = 0 if action == "store_true" else None
         own_settings = dict(settings)
         if "type" in own_settings:
-            own_settings["type"] = _number_of(own_settings["type"])
-        hidden = {**own_settings, "dest": long, "help": argparse.SUPPRESS}
-        self._place.add_argument(long, action=_Pass, nargs=nargs, **hidden)
-        spellings = (*_SHORT.get(long, ()), short)
-        option = self._place.add_argument(*spellings, action=_Pass, nargs=nargs, **own_settings)
-        cast("_Pass", option).pytest_name = long
+            own_settings["type"] = _keep_text(own_settings["type"])
+        hidden = {**own_settings, "dest": pytest_name, "help": argparse.SUPPRESS}
+        self._group.add_argument(pytest_name, action=_Forward, nargs=nargs, **hidden)
+        spellings = (*_SHORT_OPTIONS.get(pytest_name, ()), verb_name)
+        option = self._group.add_argument(*spellings, action=_Forward, nargs=nargs, **own_settings)
+        cast("_Forward", option).pytest_name = pytest_name
 
 
 class _Parser(Parser):
-    others = NO_OTHERS
-    """Names of options that `--NAME` is not free for."""
+    aliases = NO_ALIASES
+    """The verb's own names for the plugin's options whose `--NAME` means something else there."""
 
     def getgroup(self, name: str, description: str = "") -> _Group:
         """Act as pytest's parser; "preflight: TITLE (a hint for pytest)" becomes TITLE."""
         del name
         title = description.partition(": ")[2].partition(" (")[0]
-        return _Group(self.add_argument_group(title), self.others)
+        return _Group(self.add_argument_group(title), self.aliases)
 
-    def read(self, argv: Sequence[str] | None, into: Asked) -> Asked:
+    def read(self, argv: Sequence[str] | None, namespace: Arguments) -> Arguments:
         """Parse; `words` are the options for pytest, in the typed order."""
-        into.words, into.workers = [], False
-        arguments: Asked = self.parse_args(argv, into)
+        namespace.words, namespace.workers = [], False
+        arguments: Arguments = self.parse_args(argv, namespace)
         for folder in arguments.folder:
             if not folder or not Path(folder).is_dir():
                 self.error(f"--site-checks={folder}: there is no such folder")
@@ -359,34 +359,34 @@ class _Parser(Parser):
         from preflight.errors import UsageError
 
         options = [word for word in arguments.words if word.startswith("--preflight-checks=")]
-        wrong = [word for word in arguments.nodes if re.fullmatch(r"[a-z]+\.[a-z_]+", word)
+        check_ids = [word for word in arguments.nodes if re.fullmatch(r"[a-z]+\.[a-z_]+", word)
                  and (shipped_folder() / word.partition(".")[0]).is_dir()]  # fmt: skip
-        if wrong:
-            ids = [option.partition("=")[2] for option in options] + wrong
-            self.error(f"{wrong[0]!a} is a check, not a node: type --checks={','.join(ids)}")
+        if check_ids:
+            ids = [option.partition("=")[2] for option in options] + check_ids
+            self.error(f"{check_ids[0]!a} is a check, not a node: type --checks={','.join(ids)}")
         try:
             if options and not arguments.folder:
                 shipped_checks().select(options[-1].partition("=")[2])
         except UsageError as error:
-            self.error(short_names(str(error), self.others))
+            self.error(short_names(str(error), self.aliases))
 
     def addini(self, *_: object, **__: object) -> None:
         """Ignore the ini keys: there is no ini file."""
 
 
 def option_parser(
-    prog: str, description: str, own: Own, others: Mapping[str, str] = NO_OTHERS
+    prog: str, description: str, declare: Declare, aliases: Mapping[str, str] = NO_ALIASES
 ) -> _Parser:
     """Return a parser with every option of the plugin, and those of pytest that load no code.
 
-    `own` adds the verb's own options, which are shown first; `others` are names for those of the
-    plugin that it has itself.
+    `declare` adds the verb's own options, which are shown first; `aliases` are the names
+    of the plugin's options whose `--NAME` is one of these.
     """
     from preflight.session.flags import add_options
 
     parser = _Parser(prog=prog, allow_abbrev=False, description=description)
-    parser.others = others
-    own(parser)
+    parser.aliases = aliases
+    declare(parser)
     add = parser.add_argument
     add("nodes", metavar="NODES", nargs="*", help="as --nodes: 'gpu[001-064]', a,b or @group")
     add("--site-checks", dest="folder", metavar="DIR", action="append", default=[],
@@ -395,9 +395,9 @@ def option_parser(
     pytests = parser.add_argument_group("pytest's own, as `pytest --help` explains them")
     for names in (*_WORKERS, *_VALUES):
         kind, choices = _TYPES.get(names[0]), _CHOICES.get(names[0])
-        pytests.add_argument(*names, action=_Pass, type=kind or str, choices=choices)
+        pytests.add_argument(*names, action=_Forward, type=kind or str, choices=choices)
     for names in _FLAGS:
-        pytests.add_argument(*names, action=_Pass, nargs=0)
+        pytests.add_argument(*names, action=_Forward, nargs=0)
     return parser
 
 

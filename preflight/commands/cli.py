@@ -71,22 +71,22 @@ ISOLATED = {
 }
 """Verbs that load nothing from the current folder: for root, cron and schedulers."""
 
-_OUTPUT = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+_OUTPUT_ERRORS = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """Errors of a standard output that takes no more; a command that writes a file names it itself."""
-_TOO_LITTLE = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)
+_LIMIT_ERRORS = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)
 """Errors of a limit (`ulimit`), or of a machine that is used up."""
 
 VERBS = tuple(HELP)
 
 
-_AGAIN = "import sys; from preflight.commands.cli import main; sys.exit(main(sys.argv[1:], {}))"
+_MAIN = "import sys; from preflight.commands.cli import main; sys.exit(main(sys.argv[1:], {}))"
 
 
-def main(argv: Sequence[str] | None = None, launch: int | None = None) -> int:
+def main(argv: Sequence[str] | None = None, env_fd: int | None = None) -> int:
     """Run one verb; wrong usage is one line and exit 4.
 
-    `launch`: a descriptor that holds the environment for the launch that `watch` starts; None to
-    pass on this process's own.
+    `env_fd`: a descriptor that holds the environment for the launch that `watch` starts; None
+    to pass on this process's own.
     """
     words = sys.argv[1:] if argv is None else argv
     is_completing = not words and "_ARGCOMPLETE" in os.environ
@@ -96,7 +96,7 @@ def main(argv: Sequence[str] | None = None, launch: int | None = None) -> int:
         _complete(os.environ["COMP_LINE"])
     from preflight.commands.check import until_interrupted
 
-    return until_interrupted(lambda: _guard(lambda: _verb(words, launch)))
+    return until_interrupted(lambda: _guard(lambda: _run_verb(words, env_fd)))
 
 
 def _isolate(words: Sequence[str], *, is_first: bool, quiet: bool) -> int:
@@ -105,13 +105,13 @@ def _isolate(words: Sequence[str], *, is_first: bool, quiet: bool) -> int:
         hide_files()
         start(words[1:], ISOLATED[words[0]])
     if is_first and os.geteuid() == 0:
-        launch = _own_environment() if words[:1] == ["watch"] else None
-        start(words, program=_AGAIN.format(launch), quiet=quiet or launch is not None)
+        env_fd = _environment_fd() if words[:1] == ["watch"] else None
+        start(words, program=_MAIN.format(env_fd), quiet=quiet or env_fd is not None)
     return 0
 
 
 def _guard(work: Callable[[], int]) -> int:
-    """Return the code of this work; an error that is not preflight's own is one line."""
+    """Return the code of this work; wrong usage, a limit or a full disk becomes one line."""
     from preflight.commands.check import output_failed
     from preflight.errors import UsageError
 
@@ -123,25 +123,25 @@ def _guard(work: Callable[[], int]) -> int:
         say(short_names(f"preflight: {error}"))
         return USAGE
     except MemoryError:
-        return _too_little(errno.ENOMEM)
+        return _report_limit(errno.ENOMEM)
     except OSError as error:
-        if error.errno in _TOO_LITTLE:
-            return _too_little(error.errno)
-        if error.errno not in _OUTPUT or error.filename is not None:
+        if error.errno in _LIMIT_ERRORS:
+            return _report_limit(error.errno)
+        if error.errno not in _OUTPUT_ERRORS or error.filename is not None:
             raise
         return output_failed(error)
 
 
-def _too_little(number: int) -> int:
+def _report_limit(number: int) -> int:
     say(f"preflight: cannot go on: {os.strerror(number)}; raise the limit (ulimit -a shows it)")
     return UNCLEAR
 
 
-def _complete(line: str) -> None:
+def _complete(typed_line: str) -> None:
     """Print what may follow in a line that a shell completes, and exit."""
     import argcomplete
 
-    verb = next((word for word in line.split()[1:] if word in VERBS), "")
+    verb = next((word for word in typed_line.split()[1:] if word in VERBS), "")
     parser = _parser(verb)
     subparsers: Any = parser._subparsers  # noqa: SLF001  argparse has no other way
     verbs: dict[str, Any] = subparsers._group_actions[0].choices  # noqa: SLF001
@@ -166,8 +166,8 @@ def _ids_after_comma(prefix: str, **_: object) -> list[str]:
     return [before + comma + registered.check.id for registered in shipped_checks()]
 
 
-def _own_environment() -> int:
-    """A descriptor that holds the environment; the program that this process execs inherits it."""
+def _environment_fd() -> int:
+    """Return a descriptor that holds the environment; the isolated Python inherits it."""
     import json
 
     handle = os.memfd_create("environment", 0)
@@ -176,9 +176,9 @@ def _own_environment() -> int:
     return handle
 
 
-def _verb(words: Sequence[str], launch: int | None) -> int:
+def _run_verb(words: Sequence[str], env_fd: int | None) -> int:
     if words[:1] == ["watch"]:
-        return _watch(words[1:], launch)
+        return _run_watch(words[1:], env_fd)
     arguments = _parser(next((word for word in words if word in COMMANDS), "")).parse_args(words)
     if arguments.verb == "completion":
         from argcomplete.shell_integration import shellcode
@@ -186,9 +186,9 @@ def _verb(words: Sequence[str], launch: int | None) -> int:
         print(shellcode(["preflight"], shell=arguments.shell))  # noqa: T201
         code = 0
     elif arguments.verb == "list-checks":
-        code = _checks(arguments.id, as_json=arguments.json)
+        code = _list_checks(arguments.id, as_json=arguments.json)
     elif arguments.verb in COMMANDS:
-        code = _command(arguments)
+        code = _run_command(arguments)
     else:
         _parser().print_help()
         code = 0
@@ -200,7 +200,7 @@ def _module(verb: str) -> Any:
     return importlib.import_module(f"preflight.commands.{verb.replace('-', '_')}")
 
 
-def _command(arguments: argparse.Namespace) -> int:
+def _run_command(arguments: argparse.Namespace) -> int:
     command = _module(arguments.verb)
     try:
         return int(command.run(arguments))
@@ -214,15 +214,15 @@ def _command(arguments: argparse.Namespace) -> int:
         ) from error
 
 
-def _watch(words: Sequence[str], launch: int | None) -> int:
+def _run_watch(words: Sequence[str], env_fd: int | None) -> int:
     """Run `watch` without loading the other verbs: it stays as long as the job runs."""
     from preflight.commands.watch import run
 
-    if launch is None:
+    if env_fd is None:
         return run(words, os.environ)
     import json
 
-    with os.fdopen(launch, encoding="utf-8") as file:
+    with os.fdopen(env_fd, encoding="utf-8") as file:
         return run(words, json.load(file))
 
 
@@ -233,8 +233,8 @@ class _Verbs(Parser):
         if unknown:
             from preflight.core.text import did_you_mean
 
-            now = _RENAMED.get(unknown[1])
-            hint = f"; it is called {now} now" if now else did_you_mean(unknown[1], VERBS)
+            new_name = _RENAMED.get(unknown[1])
+            hint = f"; it is called {new_name} now" if new_name else did_you_mean(unknown[1], VERBS)
             message = f"unknown verb {unknown[1]!a}{hint}"
         super().error(message)
 
@@ -265,7 +265,7 @@ def _parser(chosen: str = "") -> argparse.ArgumentParser:
     return parser
 
 
-def _checks(check_id: str | None, *, as_json: bool) -> int:
+def _list_checks(check_id: str | None, *, as_json: bool) -> int:
     """List the checks, or print the page of one: what, why, what it costs, how to fix."""
     from preflight.core.registry import Registry, load_folder, shipped_folder
     from preflight.core.text import markdown_for_terminal
@@ -286,11 +286,11 @@ def _checks(check_id: str | None, *, as_json: bool) -> int:
         print(markdown_for_terminal(_page(matches[0]), columns()))  # noqa: T201
     else:
         checks = [registered.check for registered in matches]
-        wide = max(len(check.id) for check in checks)
-        tiers = max(len(check.tier) for check in checks)
+        id_width = max(len(check.id) for check in checks)
+        tier_width = max(len(check.tier) for check in checks)
         for registered in matches:
             check = registered.check
-            start = f"{check.id:<{wide}}  {check.tier:<{tiers}}  {check.stage:<6}  "
+            start = f"{check.id:<{id_width}}  {check.tier:<{tier_width}}  {check.stage:<6}  "
             first, indent = registered.about.splitlines()[0], " " * len(start)
             print(textwrap.fill(first, WIDTH, initial_indent=start, subsequent_indent=indent))  # noqa: T201
     return 0

@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-_ROOM = 76
-_ANEW = "\r\x1b[K"
+_LINE_WIDTH = 76
+_CLEAR_LINE = "\r\x1b[K"
 
 
 class ProgressLine:
@@ -57,8 +57,8 @@ class ProgressLine:
 
     def __init__(self, stream: TextIO, nodes: int) -> None:
         self._stream = stream
-        self._live = stream.isatty()
-        self._open = False
+        self._is_terminal = stream.isatty()
+        self._is_shown = False
         if nodes > 1:
             self._write(f"asking {nodes} nodes")
 
@@ -69,17 +69,17 @@ class ProgressLine:
 
     def close(self) -> None:
         """Clear the line."""
-        if self._open:
-            self._stream.write(_ANEW)
+        if self._is_shown:
+            self._stream.write(_CLEAR_LINE)
             self._stream.flush()
-            self._open = False
+            self._is_shown = False
 
     def _write(self, words: str) -> None:
         line = printable(f"preflight: {words}")
-        if self._live:
-            line = line if len(line) <= _ROOM else line[: _ROOM - 3] + "..."
-            self._stream.write(_ANEW + line)
-            self._open = True
+        if self._is_terminal:
+            line = line if len(line) <= _LINE_WIDTH else line[: _LINE_WIDTH - 3] + "..."
+            self._stream.write(_CLEAR_LINE + line)
+            self._is_shown = True
         else:
             self._stream.write(line + "\n")
         self._stream.flush()
@@ -102,13 +102,13 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(
             f"--look-s={arguments.look_s:g}: give seconds, {SHORTEST_S:g} to {LONGEST_S:g}"
         )
-    past = folder_among(arguments)
+    saved = folder_among(arguments)
     live = {"--pid": arguments.pid, "--nodes": arguments.nodes, "--inventory": arguments.inventory,
             "--exclude": arguments.exclude, "--look-s": arguments.look_s != USUAL_S}  # fmt: skip
-    for option in (name for name, value in live.items() if past and value):
-        raise UsageError(f"{past} is judged as it was saved, no node is asked: leave out {option}")
+    for option in (name for name, value in live.items() if saved and value):
+        raise UsageError(f"{saved} is judged as it was saved, no node is asked: leave out {option}")
     try:
-        state = _read_saved(past, arguments.job) if past else _look(arguments)
+        state = _read_saved(saved, arguments.job) if saved else _look(arguments)
     except KeyboardInterrupt:
         sys.stderr.write("\npreflight: interrupted before the nodes answered\n")
         return INTERRUPTED
@@ -125,7 +125,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _look(arguments: argparse.Namespace) -> JobState:
     if arguments.pid:
-        return _here(arguments)
+        return _look_here(arguments)
     fleet, request = fleet_of(arguments), LookRequest(look_s=arguments.look_s, ras=arguments.ras)
     progress = ProgressLine(sys.stderr, len(fleet.hosts))
     with closing(Ways(fleet.hosts)) as ways, closing(progress):
@@ -135,7 +135,7 @@ def _look(arguments: argparse.Namespace) -> JobState:
         )  # fmt: skip
 
 
-def _here(arguments: argparse.Namespace) -> JobState:
+def _look_here(arguments: argparse.Namespace) -> JobState:
     if arguments.nodes or arguments.inventory:
         raise UsageError("--pid names processes of this machine: leave out --nodes and --inventory")
     for pid in arguments.pid:

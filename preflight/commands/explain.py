@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-_TROUBLES = 20
+_MOST_TROUBLES = 20
 _EXITS = {"no_failure": FINE, "unknown": UNCLEAR}
 
 
@@ -33,29 +33,29 @@ def run(arguments: argparse.Namespace) -> int:
     UsageError (exit 4) for a file that cannot be read, or a wrong file of symptoms.
     """
     folders = map(typed_path, arguments.symptoms)
-    own = [symptom for folder in folders for symptom in _own_symptoms(folder)]
+    site_symptoms = [symptom for folder in folders for symptom in _site_symptoms(folder)]
     files = [typed_path(file) for file in arguments.files]
-    paths, logs = separate(files)
+    dump_paths, logs = separate(files)
     empty: list[str] = []
-    scan = Scanner([*shipped(), *own]).read(logs_of(logs, beside=paths, empty=empty))
+    scan = Scanner([*shipped(), *site_symptoms]).read(logs_of(logs, beside=dump_paths, empty=empty))
     explanation = explain(scan)
     troubles = [*empty, *scan.troubles]
-    if paths:
-        dumps = Dumps(paths)
+    if dump_paths:
+        dumps = Dumps(dump_paths)
         troubles = dumps.troubles + troubles
-        of_dumps = explain_dumps(dumps)
-        explanation = joined(explanation, of_dumps) if scan.line_count else of_dumps
-    for trouble in troubles[:_TROUBLES]:
+        dump_explanation = explain_dumps(dumps)
+        explanation = joined(explanation, dump_explanation) if scan.line_count else dump_explanation
+    for trouble in troubles[:_MOST_TROUBLES]:
         remark(trouble)
-    if len(troubles) > _TROUBLES:
-        remark(f"{len(troubles) - _TROUBLES} more files are not used")
+    if len(troubles) > _MOST_TROUBLES:
+        remark(f"{len(troubles) - _MOST_TROUBLES} more files are not used")
     print_answer(arguments, explanation, lambda width: lines(explanation, width), indent=2)
-    if not scan.line_count and not troubles and not paths:
+    if not scan.line_count and not troubles and not dump_paths:
         return EMPTY
     return _EXITS.get(explanation.category, FOUND)
 
 
-def _own_symptoms(folder: Path) -> tuple[Symptom, ...]:
+def _site_symptoms(folder: Path) -> tuple[Symptom, ...]:
     """Read a site's symptoms; UsageError where there are none: they would be left out silently."""
     if not folder.is_dir():
         raise UsageError(f"--symptoms={folder}: there is no such folder; give one of .toml files")

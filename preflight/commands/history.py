@@ -56,76 +56,79 @@ _UNITS = {
     "gbits": "Gb/s",
     "us": "us",
 }
-_WHOLE = 1000
+_NO_DECIMALS = 1000
 _EFFECT, _SCATTER = 0.05, 0.01
 """The smallest change that is marked here. Chosen: no verdict depends on it."""
 
 
-class _Last(NamedTuple):
+class _LatestValue(NamedTuple):
     unit: str
     value: float
     usual: float | None
     """The median of the nights before; None if these are too few."""
     nights: int
     change: float
-    """Against that median, in per cent of speed: less is worse, also for a time."""
+    """Per cent of speed against that median; negative is worse, also for a time."""
     worse: bool
 
 
 def trend_lines(trends: Sequence[Trend]) -> Iterator[tuple[str, str]]:
     """Yield one line per measure, with the conditions of its last night."""
-    latest = grouped((trend.measure, trend) for trend in trends)
+    by_measure = grouped((trend.measure, trend) for trend in trends)
     last_s = max((trend.points[-1].started_s for trend in trends), default=0.0)
-    for place, (measure, series) in enumerate(latest.items()):
-        newest = max(trend.points[-1].started_s for trend in series)
-        now = [trend for trend in series if trend.points[-1].started_s == newest]
-        values = _line(measure, [_last(measure, trend) for trend in now], now[0].under)
-        when = f" on {day(newest)}" if newest < last_s else ""
-        yield ("trends" if place == 0 else ""), f"{measure.rpartition('_')[0]}{when}: {values}"
+    for place, (measure, series) in enumerate(by_measure.items()):
+        end_s = max(trend.points[-1].started_s for trend in series)
+        recent = [trend for trend in series if trend.points[-1].started_s == end_s]
+        units = [_latest_value(measure, trend) for trend in recent]
+        date = f" on {day(end_s)}" if end_s < last_s else ""
+        text = f"{measure.rpartition('_')[0]}{date}: {_trend_line(units, measure, recent[0].under)}"
+        yield ("trends" if place == 0 else ""), text
 
 
-def _line(measure: str, units: Sequence[_Last], under: str) -> str:
+def _trend_line(units: Sequence[_LatestValue], measure: str, under: str) -> str:
     name = _UNITS.get(measure.rpartition("_")[2], "")
     values = [unit.value for unit in units]
-    least, most = _trend_words(min(values)), _trend_words(max(values))
-    span = least if least == most else f"{least} to {most}"
+    lowest, highest = _trend_words(min(values)), _trend_words(max(values))
+    span = lowest if lowest == highest else f"{lowest} to {highest}"
     with_usual = [unit for unit in units if unit.usual is not None]
     if not with_usual:
-        few = max(unit.nights for unit in units)
-        return f"{span} {name} ({under}); {few} before it, {FEWEST_NIGHTS} make a trend"
-    odd = min(with_usual, key=lambda unit: unit.change)
-    word = "WORSE: " if odd.worse else ""
+        nights = max(unit.nights for unit in units)
+        return f"{span} {name} ({under}); {nights} before it, {FEWEST_NIGHTS} make a trend"
+    worst = min(with_usual, key=lambda unit: unit.change)
+    mark = "WORSE: " if worst.worse else ""
     return (
-        f"{span} {name} ({under}); {word}{odd.unit} {_trend_words(odd.value)}, "
-        f"{odd.change:+.1f} % of speed against its "
-        f"median {_trend_words(odd.usual or 0.0)} of {odd.nights} nights"
+        f"{span} {name} ({under}); {mark}{worst.unit} {_trend_words(worst.value)}, "
+        f"{worst.change:+.1f} % of speed against its "
+        f"median {_trend_words(worst.usual or 0.0)} of {worst.nights} nights"
     )
 
 
 def _trend_words(value: float) -> str:
     """Format a number with four significant digits and no power of ten."""
-    return f"{value:,.0f}" if abs(value) >= _WHOLE else f"{value:.4g}"
+    return f"{value:,.0f}" if abs(value) >= _NO_DECIMALS else f"{value:.4g}"
 
 
-def _last(measure: str, trend: Trend) -> _Last:
+def _latest_value(measure: str, trend: Trend) -> _LatestValue:
     values = [point.value for point in trend.points]
-    last, before = values[-1], values[:-1]
+    latest, earlier = values[-1], values[:-1]
     less_is_more = measure.endswith("_us")
 
     def speed(value: float) -> float:
         return 1 / value if less_is_more else value
 
-    norm = usual_speed([speed(v) for v in before if v > 0], effect=_EFFECT, scatter=_SCATTER)
-    if norm is None or last <= 0:
-        return _Last(trend.unit, last, None, len(before), 0.0, worse=False)
-    now = speed(last)
-    return _Last(
+    norm = usual_speed(
+        [speed(value) for value in earlier if value > 0], effect=_EFFECT, scatter=_SCATTER
+    )
+    if norm is None or latest <= 0:
+        return _LatestValue(trend.unit, latest, None, len(earlier), 0.0, worse=False)
+    latest_speed = speed(latest)
+    return _LatestValue(
         trend.unit,
-        last,
-        median(before),
+        latest,
+        median(earlier),
         norm.nights,
-        100 * (now / norm.middle - 1),
-        worse=now < norm.least,
+        100 * (latest_speed / norm.middle - 1),
+        worse=latest_speed < norm.least,
     )
 
 
@@ -139,19 +142,19 @@ _MOST_LINES = 12
 def document_lines(document: HistoryDocument, width: int) -> list[str]:
     """Lay out the document."""
     if document.last is None:
-        none = "no run is stored here; fill it with: preflight check --history=DIR"
-        return wrapped(f"{document.history}: {none}", first="", indent="  ", width=width)
+        advice = "no run is stored here; fill it with: preflight check --history=DIR"
+        return wrapped(f"{document.history}: {advice}", first="", indent="  ", width=width)
     pieces: Iterator[tuple[str, str]]
     if document.node is not None:
-        pieces = _node(document.node, document.nights)
+        pieces = _node_rows(document.node, document.nights)
     elif document.gpu is not None:
-        pieces = _gpu(document.gpu)
+        pieces = _gpu_rows(document.gpu)
     else:
-        pieces = _fleet(document, document.last)
+        pieces = _fleet_rows(document, document.last)
     return [line for piece in pieces for line in labelled(*piece, width)]
 
 
-def _fleet(document: HistoryDocument, last: PastRun) -> Iterator[tuple[str, str]]:
+def _fleet_rows(document: HistoryDocument, last: PastRun) -> Iterator[tuple[str, str]]:
     since = f", runs since {day(document.first.started_s)}" if document.first is not None else ""
     yield "history", f"{document.history}{since}"
     runs = document.night
@@ -159,8 +162,8 @@ def _fleet(document: HistoryDocument, last: PastRun) -> Iterator[tuple[str, str]
     if last.covered is not None and len(runs) == 1:
         yield "coverage", _coverage_words(last.covered)
     if document.changes is not None:
-        yield from _changes(document.changes)
-    yield from _worst(document.worst or (), document.nights)
+        yield from _change_rows(document.changes)
+    yield from _worst_rows(document.worst or (), document.nights)
 
 
 def _run_words(runs: Sequence[PastRun]) -> str:
@@ -181,15 +184,15 @@ def _run_words(runs: Sequence[PastRun]) -> str:
     )
 
 
-def _coverage_words(now: PairCoverage) -> str:
-    pairs = f"{now.pairs_known:,} of {now.pairs:,} pairs measured in its runs, {now.pairs_run:,} "
+def _coverage_words(row: PairCoverage) -> str:
+    pairs = f"{row.pairs_known:,} of {row.pairs:,} pairs measured in its runs, {row.pairs_run:,} "
     leaves = ""
-    if now.leaf_pairs:
-        leaves = f"; {now.leaf_pairs_known:,} of {now.leaf_pairs:,} leaf pairs"
+    if row.leaf_pairs:
+        leaves = f"; {row.leaf_pairs_known:,} of {row.leaf_pairs:,} leaf pairs"
     return f"{pairs}in the last{leaves}"
 
 
-def _changes(changes: Changes) -> Iterator[tuple[str, str]]:
+def _change_rows(changes: Changes) -> Iterator[tuple[str, str]]:
     if changes.before is None:
         yield "before", "no earlier run checked these nodes: everything is new"
     else:
@@ -208,15 +211,15 @@ def _changes(changes: Changes) -> Iterator[tuple[str, str]]:
 
 def _fold_findings(episodes: Sequence[Episode]) -> list[str]:
     """Return one line per finding, the worst first; the same finding on several nodes is one."""
-    alike: dict[tuple[str, str], dict[str, None]] = {}
+    names_of: dict[tuple[str, str], dict[str, None]] = {}
     for episode in sorted(episodes, key=lambda episode: _RANK.get(episode.outcome, len(_RANK))):
-        is_own = episode.nodes == (episode.about,)
-        text = "" if is_own else episode.about, _episode(episode)
-        alike.setdefault(text, {})[episode.about] = None
-    return [f"{about or fold(names)}  {text}" for (about, text), names in alike.items()]
+        is_one_node = episode.nodes == (episode.about,)
+        text = "" if is_one_node else episode.about, _episode(episode)
+        names_of.setdefault(text, {})[episode.about] = None
+    return [f"{subject or fold(names)}  {text}" for (subject, text), names in names_of.items()]
 
 
-def _worst(worst: Sequence[NodeRecord], nights: int) -> Iterator[tuple[str, str]]:
+def _worst_rows(worst: Sequence[NodeRecord], nights: int) -> Iterator[tuple[str, str]]:
     if not worst:
         yield "worst", f"every node was ready in {nights} nights"
     rows = [f"{record.node}  {_standing(record)}" for record in worst]
@@ -236,7 +239,7 @@ def _standing(record: NodeRecord) -> str:
     return f"not ready in {record.bad} of {runs}{flaky}{last}{': ' * bool(checks)}{checks}"
 
 
-def _node(past: NodePast, nights: int) -> Iterator[tuple[str, str]]:
+def _node_rows(past: NodePast, nights: int) -> Iterator[tuple[str, str]]:
     record = past.standing
     serial = f"serial {record.serial}" if record.serial else (
         "serial number unknown (most logins may not read it): identified by its name"
@@ -247,69 +250,69 @@ def _node(past: NodePast, nights: int) -> Iterator[tuple[str, str]]:
         yield "", f"another machine had this name before: {numbers}; not shown here"
     yield "seen", f"{day(past.first_s)} to {day(past.last_s)}"
     yield f"{nights} nights", _standing(record)
-    seats = [f"{at.slot}  {at.uuid}  {at.model}, {_period(at)}" for at in past.seats]
-    yield from _rows("GPUs", seats, most=len(seats))
-    yield from _episodes(past.episodes)
+    gpus = [f"{gpu.slot}  {gpu.uuid}  {gpu.model}, {_period(gpu)}" for gpu in past.seats]
+    yield from _rows("GPUs", gpus, most=len(gpus))
+    yield from _episode_rows(past.episodes)
     yield from trend_lines(past.trends)
 
 
-def _gpu(past: GpuPast) -> Iterator[tuple[str, str]]:
+def _gpu_rows(past: GpuPast) -> Iterator[tuple[str, str]]:
     yield "GPU", f"{past.uuid}, {past.model or 'unknown model'}"
     places = [f"{place.node}, GPU {place.slot}, {_period(place)}" for place in past.seats]
     yield from _rows("was in", places, most=len(places))
-    yield from _episodes(past.episodes, with_about=True)
+    yield from _episode_rows(past.episodes, with_about=True)
     yield from trend_lines(past.trends)
 
 
-def _episodes(
+def _episode_rows(
     episodes: Sequence[Episode], *, with_about: bool = False
 ) -> Iterator[tuple[str, str]]:
     current = (episode for episode in episodes if episode.ended_s is None)
     former = (episode for episode in episodes if episode.ended_s is not None)
-    again = grouped(((episode.check, episode.about), episode) for episode in former)
+    repeats = grouped(((episode.check, episode.about), episode) for episode in former)
     yield from _rows("open", [_episode(episode, with_about=with_about) for episode in current])
-    yield from _rows("past", [_repeats(same, with_about=with_about) for same in again.values()])
+    yield from _rows("past", [_repeats(past, with_about=with_about) for past in repeats.values()])
     if not episodes:
         yield "findings", "none in any run"
 
 
 def _repeats(episodes: Sequence[Episode], *, with_about: bool) -> str:
     """Describe a finding that came and went: how often, and the last time."""
-    last = episodes[0]
+    latest = episodes[0]
     if len(episodes) == 1:
-        return _episode(last, with_about=with_about)
-    about = f"{last.about}  " if with_about else ""
+        return _episode(latest, with_about=with_about)
+    subject = f"{latest.about}  " if with_about else ""
     runs = sum(episode.nights for episode in episodes)
     first_s = min(episode.first_s for episode in episodes)
     return (
-        f"{about}{last.check} {last.outcome}, {len(episodes)} times, {runs} runs "
-        f"{day(first_s)} to {day(last.last_s)}, ok on {day(last.ended_s)}: {last.sentence}"
+        f"{subject}{latest.check} {latest.outcome}, {len(episodes)} times, {runs} runs "
+        f"{day(first_s)} to {day(latest.last_s)}, ok on {day(latest.ended_s)}: {latest.sentence}"
     )
 
 
 def _episode(episode: Episode, *, with_about: bool = False) -> str:
-    about = f"{episode.about}  " if with_about else ""
+    subject = f"{episode.about}  " if with_about else ""
     runs = count(episode.nights, "run")
     first, last = day(episode.first_s), day(episode.last_s)
     span = f"on {first}" if first == last else f"{first} to {last}"
     when = f"since {first}" if episode.ended_s is None else f"{span}, ok on {day(episode.ended_s)}"
-    return f"{about}{episode.check} {episode.outcome}, {runs} {when}: {episode.sentence}"
+    return f"{subject}{episode.check} {episode.outcome}, {runs} {when}: {episode.sentence}"
 
 
 def _period(placement: GpuPlacement) -> str:
-    until = "" if placement.until_s is None else f" until {day(placement.until_s)}"
-    return f"since {day(placement.since_s)}{until}"
+    end = "" if placement.until_s is None else f" until {day(placement.until_s)}"
+    return f"since {day(placement.since_s)}{end}"
 
 
 def _rows(label: str, rows: Iterable[str], most: int = _MOST_LINES) -> Iterator[tuple[str, str]]:
-    every = list(rows)
-    for place, row in enumerate(every[:most]):
+    all_rows = list(rows)
+    for place, row in enumerate(all_rows[:most]):
         yield (label if place == 0 else ""), row
-    if len(every) > most:
-        yield "", f"and {len(every) - most} more: see --json"
+    if len(all_rows) > most:
+        yield "", f"and {len(all_rows) - most} more: see --json"
 
 
-LONGEST = 3660
+MOST_NIGHTS = 3660
 _EXAMPLES = """\
 examples:
   preflight history --history=/srv/nightly    what changed since last night, and
@@ -365,13 +368,13 @@ class HistoryDocument(Struct, frozen=True, kw_only=True):
     gpu: GpuPast | None = None
 
 
-_MOST = 20
-_FEW = 5
+_WORST_LISTED = 20
+_WORST_IN_SUMMARY = 5
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print what is asked for; 0 shown, 5 no run is stored. UsageError (exit 4) otherwise."""
-    _refuse(arguments)
+    _refuse_usage(arguments)
     place = parse_place(arguments.history or os.environ.get(VARIABLE, ""), Path.cwd())
     try:
         with reading(place) as history:
@@ -395,7 +398,7 @@ def _path_words(place: Place) -> str:
     return str(file.relative_to(folder)) if file is not None and inside else place.words
 
 
-def _refuse(arguments: argparse.Namespace) -> None:
+def _refuse_usage(arguments: argparse.Namespace) -> None:
     if not (arguments.history or os.environ.get(VARIABLE)):
         raise UsageError(
             "no history is given: type preflight history --history=DIR with the folder that "
@@ -404,8 +407,8 @@ def _refuse(arguments: argparse.Namespace) -> None:
     choices = [bool(arguments.node), arguments.gpu is not None, arguments.worst]
     if sum(choices) > 1:
         raise UsageError("give only one of NODE, --gpu and --worst")
-    if not 1 <= arguments.nights <= LONGEST:
-        raise UsageError(f"--nights={arguments.nights}: give a number, 1 to {LONGEST}")
+    if not 1 <= arguments.nights <= MOST_NIGHTS:
+        raise UsageError(f"--nights={arguments.nights}: give a number, 1 to {MOST_NIGHTS}")
 
 
 def _document(arguments: argparse.Namespace, history: History, words: str) -> HistoryDocument:
@@ -429,7 +432,7 @@ def _document(arguments: argparse.Namespace, history: History, words: str) -> Hi
                 "`preflight history NODE` and nvidia-smi -L show it"
             )
         return replace(base, gpu=gpu)
-    worst = history.worst(nights, _MOST if arguments.worst else _FEW)
+    worst = history.worst(nights, _WORST_LISTED if arguments.worst else _WORST_IN_SUMMARY)
     if arguments.worst:
         return replace(base, worst=worst)
     return replace(base, first=history.first_run(), changes=history.changes(last), worst=worst)

@@ -39,11 +39,11 @@ from preflight.report.terminal import labelled
 PROLOG, HEALTHCHECK, SETTINGS = "prolog.d/50-preflight", "healthcheck", "hook.toml"
 _LARGEST = 64 << 10
 _LONGEST_S = 90.0
-_SAFE = re.compile(r"/[\w./+@-]*")
+_SAFE_PATH = re.compile(r"/[\w./+@-]*")
 """A path that needs no quotes in a shell script."""
 
 Action = Literal["write", "replace", "same", "keep", "remove", "missing"]
-_WORDS: dict[Action, str] = {
+_ACTION_WORDS: dict[Action, str] = {
     "write": "new",
     "replace": "replaces a file that differs",
     "same": "is as it should be",
@@ -106,9 +106,9 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stdout.flush()  # what will be written is shown first
     if not arguments.dry_run:
         for file in changes:
-            _carry_out(file, Path(arguments.prefix + file.path))
+            _apply(file, Path(arguments.prefix + file.path))
     is_tried = not (arguments.dry_run or arguments.uninstall or arguments.prefix)
-    trial = _try(arguments) if is_tried else None
+    trial = _try_installed(arguments) if is_tried else None
     code = UNCLEAR if trial and (trial.trouble or trial.prolog_exit) else FINE
     document = InstallDocument(
         exit=code, dry_run=arguments.dry_run, files=files,
@@ -122,14 +122,14 @@ def _plan(arguments: argparse.Namespace) -> tuple[HookFile, ...]:
     """Compare each file with what should be in it."""
     program = str(Path(sys.executable).with_name("preflight"))
     for path in (program, arguments.slurm_dir, arguments.config_dir):
-        if not _SAFE.fullmatch(path):
+        if not _SAFE_PATH.fullmatch(path):
             raise UsageError(f"{path!a} cannot stand in a script: give a plain absolute path")
     config = f"{arguments.config_dir}/{SETTINGS}"
     values = {"PREFLIGHT": program, "CONFIG": config}
     rows = [
         (f"{arguments.slurm_dir}/{PROLOG}", _script(PROLOG, values), 0o755),
         (f"{arguments.slurm_dir}/preflight-healthcheck", _script(HEALTHCHECK, values), 0o755),
-        (config, _settings(arguments), 0o644),
+        (config, _hook_toml(arguments), 0o644),
     ]
     return tuple(
         HookFile(
@@ -149,7 +149,7 @@ def _script(name: str, values: dict[str, str]) -> str:
     return text
 
 
-def _settings(arguments: argparse.Namespace) -> str:
+def _hook_toml(arguments: argparse.Namespace) -> str:
     """Return hook.toml; without an inventory its line is a comment, so that the hook can run."""
     fleet = f"{arguments.config_dir}/fleet.toml"
     text = _template(SETTINGS).replace("/etc/preflight/fleet.toml", fleet)
@@ -163,17 +163,17 @@ def _action(path: Path, content: str, arguments: argparse.Namespace) -> Action:
         return "missing" if arguments.uninstall else "write"
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}; move it away") from error
-    plain = text.replace("\n# inven", "\ninven") == content.replace("\n# inven", "\ninven")
+    is_unedited = text.replace("\n# inven", "\ninven") == content.replace("\n# inven", "\ninven")
     if arguments.uninstall:
-        return "remove" if plain or (arguments.force and path.name != SETTINGS) else "keep"
-    if plain:
+        return "remove" if is_unedited or (arguments.force and path.name != SETTINGS) else "keep"
+    if is_unedited:
         return "same"
     # hook.toml is the operator's: an edited one is what the hook is to do.
     return "replace" if arguments.force and path.name != SETTINGS else "keep"
 
 
 def _refuse_untrusted(files: Sequence[HookFile], program: Path) -> None:
-    """Refuse what another user could change, and folders in which this one may not write."""
+    """Refuse files that another user could change, and folders that this user cannot write."""
     for file in files:
         folder = next(parent for parent in Path(file.path).parents if parent.exists())
         if file.action in _CHANGES and not os.access(folder, os.W_OK):
@@ -182,7 +182,7 @@ def _refuse_untrusted(files: Sequence[HookFile], program: Path) -> None:
     if os.geteuid() != 0:
         return
     for path in (program, *(Path(file.path) for file in files)):
-        # Slurm's own user may own its folder: he starts programs as root on every node anyway.
+        # Slurm's own user may own its folder: it can start programs as root on every node anyway.
         if risk := who_may_change(path, and_slurm=path.name != SETTINGS and path != program):
             raise UsageError(
                 f"root would run or read {path}, and {risk}; chown root: and chmod go-w it, with "
@@ -190,18 +190,18 @@ def _refuse_untrusted(files: Sequence[HookFile], program: Path) -> None:
             )
 
 
-def _carry_out(file: HookFile, path: Path) -> None:
+def _apply(file: HookFile, path: Path) -> None:
     with file_errors(f"cannot write {path}", "what was written so far stays"):
         if file.action == "remove":
             remove(path)
-            with suppress(OSError), open_folder(path.parent.parent, make=False) as above:
-                os.rmdir(path.parent.name, dir_fd=above)  # unless it holds other programs' prologs
+            with suppress(OSError), open_folder(path.parent.parent, make=False) as parent:
+                os.rmdir(path.parent.name, dir_fd=parent)  # unless it holds other programs' prologs
             return
         os.umask(0o022)  # users read the inventory in a folder that is made here
         write_typed(path, file.content.encode(), int(file.mode, 8), make=True, folders=0o755)
 
 
-def _try(arguments: argparse.Namespace) -> Trial:
+def _try_installed(arguments: argparse.Namespace) -> Trial:
     """Run the installed scripts once, as Slurm would, and the health check that drains nothing."""
     config = Path(arguments.config_dir, SETTINGS)
     environ = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
@@ -246,11 +246,11 @@ def _slurm_conf(arguments: argparse.Namespace) -> Iterator[str]:
 
 
 def _file_lines(files: Sequence[HookFile], arguments: argparse.Namespace) -> Iterator[str]:
-    wide = max(len(file.path) for file in files)
+    path_width = max(len(file.path) for file in files)
     for file in files:
         mode = f", mode {file.mode}" if file.action in ("write", "replace") else ""
         path = arguments.prefix + file.path
-        yield f"{file.action:<10} {path:<{wide}}  {_WORDS[file.action]}{mode}"
+        yield f"{file.action:<10} {path:<{path_width}}  {_ACTION_WORDS[file.action]}{mode}"
         if file.action == "keep" and Path(file.path).name != SETTINGS:
             yield f"           to {'remove' if arguments.uninstall else 'replace'} it, add --force"
         if arguments.dry_run and file.action in ("write", "replace"):
@@ -317,7 +317,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _prefix(text: str) -> str:
-    """An empty one, as of an unset variable, would write into this machine's own /etc."""
+    """Refuse an empty prefix, as of an unset variable: it would write into this machine's /etc."""
     if not text:
         raise argparse.ArgumentTypeError("it is empty; give the folder of the package")
     return _folder(text)

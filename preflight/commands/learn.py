@@ -23,7 +23,12 @@ from preflight.commands import (
     folder_among,
     remark,
 )
-from preflight.commands.learned_groups import HAS, LearnedGroup, learned_groups, why_not
+from preflight.commands.learned_groups import (
+    LEARNED_KEYS,
+    LearnedGroup,
+    learned_groups,
+    unlearnable,
+)
 from preflight.core.command_line import FINE, FOUND, INTERRUPTED, UNCLEAR, path_type
 from preflight.core.files import parse_toml, typed_path, write_output
 from preflight.core.text import count, printable
@@ -43,8 +48,8 @@ if TYPE_CHECKING:
 
 
 _TEMPLATE = Path(__file__).with_name("learned.toml.j2")
-_WAYS_IN = ("user", "port", "identity_file", "known_hosts", "ssh_config")
-_CHOSEN_ANEW = ("ssh", "srun", "torchrun")
+_LOGIN_KEYS = ("user", "port", "identity_file", "known_hosts", "ssh_config")
+_AUTOMATIC = ("ssh", "srun", "torchrun")
 """Transports that a run chooses by itself."""
 
 
@@ -54,18 +59,18 @@ def inventory_text(
     """Return the inventory's text; `left_out` maps each node that was not learned to the reason."""
     from jinja2 import Environment, StrictUndefined
 
-    page = Environment(  # noqa: S701  a text, whose values are quoted as TOML
+    environment = Environment(  # noqa: S701  a text, whose values are quoted as TOML
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined
     )
-    page.filters |= {
+    environment.filters |= {
         "value": _value, "folded": fold, "quoted": shlex.join,
         "comment": lambda words: printable(" ".join(words.split())),
     }  # fmt: skip
     nodes = [host for group in groups for host in group.hosts]
-    return page.from_string(_TEMPLATE.read_text(encoding="utf-8")).render(
+    return environment.from_string(_TEMPLATE.read_text(encoding="utf-8")).render(
         version=__version__, day=day, learned=count(len(nodes), "node"), origin=origin,
-        left_out=left_out, groups=groups, nodes=nodes, ways_in=_WAYS_IN, has=HAS, units=UNITS,
-        chosen_anew=_CHOSEN_ANEW, usual_python=Host(name="h", address="h").python,
+        left_out=left_out, groups=groups, nodes=nodes, login_keys=_LOGIN_KEYS, keys=LEARNED_KEYS,
+        units=UNITS, automatic=_AUTOMATIC, usual_python=Host(name="h", address="h").python,
     )  # fmt: skip
 
 
@@ -97,16 +102,16 @@ def run(arguments: argparse.Namespace) -> int:
     output = None if to_stdout else typed_path(arguments.output)
     if output is not None and output.exists() and not arguments.force:
         raise UsageError(f"{output} exists already: give another file, or --force to replace it")
-    past = folder_among(arguments)
+    run_folder = folder_among(arguments)
     try:
-        source = _read_run(past, arguments.inventory) if past else _probe(arguments)
+        source = _read_run(run_folder, arguments.inventory) if run_folder else _probe(arguments)
     except KeyboardInterrupt:
         remark("interrupted: no inventory is written")
         return INTERRUPTED
     measured = source.measured
-    left_out = {h.name: why for h in source.hosts if (why := _why_not(h.name, measured))}
-    for name, why in left_out.items():
-        remark(f"not learned: {name}: {why}")
+    left_out = {h.name: reason for h in source.hosts if (reason := _refusal(h.name, measured))}
+    for name, reason in left_out.items():
+        remark(f"not learned: {name}: {reason}")
     hosts = [host for host in source.hosts if host.name not in left_out]
     if not hosts:
         remark("no node could be learned: no inventory is written")
@@ -151,8 +156,8 @@ def _read_run(path: Path, inventory: str | None) -> _Source:
     origin = f"the run in {path.parent.name or path}"
     if inventory is None:
         return _Source(tuple(_host(name, measured) for name in measured.reach), measured, origin)
-    wish = FleetRequest(nodes=",".join(measured.reach), inventory=inventory, ask_slurm=False)
-    return _Source(resolve(wish).hosts, measured, origin)
+    request = FleetRequest(nodes=",".join(measured.reach), inventory=inventory, ask_slurm=False)
+    return _Source(resolve(request).hosts, measured, origin)
 
 
 def _host(name: str, measured: Measured) -> Host:
@@ -164,9 +169,9 @@ def _host(name: str, measured: Measured) -> Host:
     return Host(name=name, address="127.0.0.1", transport="local", python=python)
 
 
-def _why_not(name: str, measured: Measured) -> str:
+def _refusal(name: str, measured: Measured) -> str:
     if name in measured.facts:
-        return why_not(measured.facts[name])
+        return unlearnable(measured.facts[name])
     reach = measured.reach.get(name)
     return reach.sentence if reach and reach.sentence else "it sent no facts"
 
@@ -182,8 +187,8 @@ examples:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options; nodes are chosen as for a run."""
     parser.epilog = _EXAMPLES
-    about = "a run's folder or measured.json; then no node is asked"
-    add_nodes_or_folder(parser, "RUN_DIR", about)
+    folder_help = "a run's folder or measured.json; then no node is asked"
+    add_nodes_or_folder(parser, "RUN_DIR", folder_help)
     add_targets(parser, inventory=": its nodes and logins are kept, its expected values are not")
     add = parser.add_argument
     add("-o", "--output", metavar="FILE", type=path_type, help="default: standard output")

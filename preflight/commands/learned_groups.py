@@ -40,7 +40,7 @@ _RATE = re.compile(r"(\d+)(?:\.\d+)?\s*Gb/sec")
 _LINKS = {"infiniband": "ib", "ethernet": "roce"}
 
 
-def why_not(facts: Facts) -> str:
+def unlearnable(facts: Facts) -> str:
     """Return why nothing can be learned from a node's facts; "" if it can.
 
     A node whose driver does not answer would be learned as one without GPUs.
@@ -56,18 +56,18 @@ def why_not(facts: Facts) -> str:
 def expected_of(facts: Facts) -> Expected:
     """Return the hardware of a node that can be expected of all nodes like it."""
     gpus = facts.gpus or ()
-    nics, rates, links = _rails(facts)
+    nics, rates, links = _live_ports(facts)
     return Expected(
         gpus=len(gpus) or None,
-        gpu_model=_one(gpu.name for gpu in gpus),
-        nvlinks_per_gpu=_one(link_counts(facts) or ()) or None,
+        gpu_model=_common_value(gpu.name for gpu in gpus),
+        nvlinks_per_gpu=_common_value(link_counts(facts) or ()) or None,
         nics=nics or None,
-        nic_gbits=_one(rates),
+        nic_gbits=_common_value(rates),
         nic_link="ib" if links == "ib" else "roce" if links == "roce" else None,
     )
 
 
-def _rails(facts: Facts) -> tuple[int, list[int | None], str]:
+def _live_ports(facts: Facts) -> tuple[int, list[int | None], str]:
     """Return the number of devices with a live port of the most frequent layer, rates, and layer.
 
     A front-end network of another layer, and ports without a cable, are not learned.
@@ -80,12 +80,12 @@ def _rails(facts: Facts) -> tuple[int, list[int | None], str]:
     ]
     layers = Counter(layer for _, layer, _ in live)
     layer = max(layers, key=lambda name: (layers[name], name == "ib"), default="")
-    names = {name for name, its, _ in live if its == layer}
-    rates = [int(rate[1]) if rate else None for _, its, rate in live if its == layer]
+    names = {name for name, link, _ in live if link == layer}
+    rates = [int(rate[1]) if rate else None for _, link, rate in live if link == layer]
     return len(names), rates, layer
 
 
-def _one(values: Iterable[_T | None]) -> _T | None:
+def _common_value(values: Iterable[_T | None]) -> _T | None:
     """Return the value that all share; None where they differ or one is unknown."""
     several = set(values)
     return several.pop() if len(several) == 1 else None
@@ -110,7 +110,7 @@ _EXPECTED_MODES: Final = ("default", "exclusive_process")
 _GpusByNode = dict[str, "list[Gpu]"]
 
 
-def common_modes(has: Expected, facts: Mapping[str, Facts]) -> tuple[Expected, tuple[str, ...]]:
+def common_modes(base: Expected, facts: Mapping[str, Facts]) -> tuple[Expected, tuple[str, ...]]:
     """Add the settings that can be expected of these nodes.
 
     Return also one sentence per setting that is not learned although GPUs report it.
@@ -122,11 +122,11 @@ def common_modes(has: Expected, facts: Mapping[str, Facts]) -> tuple[Expected, t
         values = {gpu_value(gpu, key) for gpu_list in gpus.values() for gpu in gpu_list}
         if values <= {None}:
             continue
-        if why := _unreadable(key, gpus) or _differing(key, gpus) or _unfounded(key, gpus):
-            left_open.append(f"{key} is left open: {why}")
+        if reason := _unread(key, gpus) or _spread(key, gpus) or _warning(key, gpus):
+            left_open.append(f"{key} is left open: {reason}")
         else:
             common[key] = max(values)
-    return replace(has, **common), tuple(left_open)
+    return replace(base, **common), tuple(left_open)
 
 
 def gpu_value(gpu: Gpu, key: str) -> Any:
@@ -135,19 +135,19 @@ def gpu_value(gpu: Gpu, key: str) -> Any:
     return value if isinstance(value, bool) else value or None
 
 
-def _unreadable(key: str, gpus: _GpusByNode) -> str:
+def _unread(key: str, gpus: _GpusByNode) -> str:
     unread = [
         name for name, gpu_list in gpus.items() if any(gpu_value(g, key) is None for g in gpu_list)
     ]
     return f"not every GPU of {fold(unread)} tells it" if unread else ""
 
 
-def _differing(key: str, gpus: _GpusByNode) -> str:
+def _spread(key: str, gpus: _GpusByNode) -> str:
     """Return which nodes have which value, the most frequent first; "" where all are alike.
 
     Power limits are alike within the slack.
     """
-    have = grouped(
+    nodes_by_value = grouped(
         (" and ".join(sorted({_format_value(gpu_value(gpu, key)) for gpu in gpu_list})), name)
         for name, gpu_list in gpus.items()
     )
@@ -155,27 +155,27 @@ def _differing(key: str, gpus: _GpusByNode) -> str:
     slack = SHIPPED("power_limit_slack_w")
     if len(values) == 1 or (key == "power_limit_w" and max(values) - min(values) <= slack):
         return ""
-    parts = sorted(have.items(), key=lambda row: -len(row[1]))
-    return "; ".join(f"{fold(names)} {words}" for words, names in parts)
+    by_size = sorted(nodes_by_value.items(), key=lambda row: -len(row[1]))
+    return "; ".join(f"{fold(names)} {words}" for words, names in by_size)
 
 
-def _unfounded(key: str, gpus: _GpusByNode) -> str:
+def _warning(key: str, gpus: _GpusByNode) -> str:
     """Return why a shared value is not learned: a check would then no longer warn of it."""
-    every = [gpu for gpu_list in gpus.values() for gpu in gpu_list]
-    value = gpu_value(every[0], key)
-    for gpu in every:
-        later = reading(gpu, _PENDING[key]) if key in _PENDING else None
-        if later is not None and later != value:
-            return f"{_format_value(value)} now, {_format_value(later)} after the next reset"
-    if key == "ecc" and not value and not all(is_workstation(gpu.name) for gpu in every):
+    all_gpus = [gpu for gpu_list in gpus.values() for gpu in gpu_list]
+    value = gpu_value(all_gpus[0], key)
+    for gpu in all_gpus:
+        pending = reading(gpu, _PENDING[key]) if key in _PENDING else None
+        if pending is not None and pending != value:
+            return f"{_format_value(value)} now, {_format_value(pending)} after the next reset"
+    if key == "ecc" and not value and not all(is_workstation(gpu.name) for gpu in all_gpus):
         return "off, but these boards are made for on; write false if off is intended"
     if key == "compute_mode" and value not in _EXPECTED_MODES:
         return f"no job can start in {value}; write it if that is intended"
-    default = max((reading(gpu, "power_default_w") or 0.0 for gpu in every), default=0.0)
+    default = max((reading(gpu, "power_default_w") or 0.0 for gpu in all_gpus), default=0.0)
     if key == "power_limit_w" and value + SHIPPED("power_limit_slack_w") < default:
         return f"{value:g} W, {default:g} W by default; write {value:g} if that is intended"
-    lanes = max((reading(gpu, "pcie_width_max") or 0 for gpu in every), default=0)
-    spec = board(every[0].name)
+    lanes = max((reading(gpu, "pcie_width_max") or 0 for gpu in all_gpus), default=0)
+    spec = board(all_gpus[0].name)
     generation = (spec.pcie_gen if spec is not None else None) or 0
     possible = {"pcie_lanes": lanes, "pcie_generation": generation}.get(key, 0)
     if possible and value < possible:
@@ -192,15 +192,16 @@ def _format_value(value: Any) -> str:
 HARDWARE = ("gpus", "gpu_model", "nvlinks_per_gpu", "nics", "nic_gbits", "nic_link")
 """Keys that are learned of each node, and that separate one kind of node from another."""
 
-HAS = (*HARDWARE[:3], *MODES, *HARDWARE[3:])
+LEARNED_KEYS = (*HARDWARE[:3], *MODES, *HARDWARE[3:])
 """Keys that are learned of a group; the operator writes the other expected values."""
 
 
 class Baseline(Struct, frozen=True):
-    """The median that a group reached, and of how many measurements: "28 pairs"."""
+    """The median that a group reached, and of how many measurements."""
 
     value: float
-    of: str
+    basis: str
+    """As in "28 pairs"."""
 
 
 class LearnedGroup(Struct, frozen=True, kw_only=True):
@@ -208,7 +209,7 @@ class LearnedGroup(Struct, frozen=True, kw_only=True):
 
     name: str
     hosts: tuple[Host, ...]
-    has: Expected
+    expected: Expected
     baselines: dict[str, Baseline]
     remark: str
     """How it differs from the larger group that it was in; "" for that group."""
@@ -223,41 +224,41 @@ def learned_groups(
     burned: Mapping[str, Burned] | None = None,
 ) -> tuple[LearnedGroup, ...]:
     """Group nodes that are alike and were in one group; the larger of two groups keeps its name."""
-    alike: list[tuple[Host, Expected, list[Host]]] = []
+    kinds: list[tuple[Host, Expected, list[Host]]] = []
     for host in hosts:
-        has, way = expected_of(facts[host.name]), _way(host)
-        same = next((members for kind, its, members in alike if (kind, its) == (way, has)), None)
-        if same is None:
-            alike.append((way, has, [host]))
+        has, login = expected_of(facts[host.name]), _login_of(host)
+        group = next((nodes for kind, other, nodes in kinds if (kind, other) == (login, has)), None)
+        if group is None:
+            kinds.append((login, has, [host]))
         else:
-            same.append(host)
-    alike.sort(key=lambda row: -len(row[2]))
+            group.append(host)
+    kinds.sort(key=lambda row: -len(row[2]))
     by_name: dict[str, Expected] = {}
     groups = []
-    for way, has, members in alike:
+    for login, has, nodes in kinds:
         model = f"{has.gpu_model or 'gpu'}-x{has.gpus}" if has.gpus else "nodes"
-        slug = _slug(way.group if way.group != "all" else model)
-        others = (f"{slug}-{number}" for number in itertools.count(2))
-        name = next(name for name in itertools.chain([slug], others) if name not in by_name)
+        slug = _slug(login.group if login.group != "all" else model)
+        numbered = (f"{slug}-{number}" for number in itertools.count(2))
+        name = next(name for name in itertools.chain([slug], numbered) if name not in by_name)
         remark = "" if name == slug else f"unlike {slug}: {_differences(has, by_name[slug])}"
         by_name[name] = has
-        names = {host.name for host in members}
+        names = {host.name for host in nodes}
         baselines = dict(_load_baselines(burned or {}, facts, names))
         baselines |= dict(_sweep_baselines(sweep, names)) if sweep else {}
-        expected, left_open = common_modes(has, {host.name: facts[host.name] for host in members})
+        expected, left_open = common_modes(has, {host.name: facts[host.name] for host in nodes})
         groups.append(
             LearnedGroup(
-                name=name, hosts=tuple(members), has=expected, baselines=baselines, remark=remark,
-                left_open=left_open,
+                name=name, hosts=tuple(nodes), expected=expected, baselines=baselines,
+                remark=remark, left_open=left_open,
             )
         )  # fmt: skip
     return tuple(groups)
 
 
-def _way(host: Host) -> Host:
+def _login_of(host: Host) -> Host:
     """Return a host without its own values: two hosts with equal results share a login."""
-    bare = replace(host, name="h", address="h", leaf="", group_rank=None, off={})
-    return replace(bare, expected=Expected())
+    login = replace(host, name="h", address="h", leaf="", group_rank=None, off={})
+    return replace(login, expected=Expected())
 
 
 def _slug(name: str) -> str:

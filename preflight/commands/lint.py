@@ -68,7 +68,7 @@ def _exit_code(files: Sequence[LintResult]) -> int:
 
 def _lines(files: Sequence[LintResult], code: int, width: int) -> Iterator[str]:
     for file in files:
-        yield from _file(file, width)
+        yield from _file_lines(file, width)
     numbers = [
         (severity.value, sum(len(file.of(severity)) for file in files)) for severity in Severity
     ]
@@ -78,7 +78,7 @@ def _lines(files: Sequence[LintResult], code: int, width: int) -> Iterator[str]:
     yield f"{summary}    exit {code}"
 
 
-def _file(file: LintResult, width: int) -> Iterator[str]:
+def _file_lines(file: LintResult, width: int) -> Iterator[str]:
     path = printable(file.path)
     if file.unread is not None:
         sentence = f"{path} was not checked: {file.unread.reason}; {file.unread.remedy}"

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 
-def _parts(text: str) -> Iterator[Captured]:
+def _read_by_tool(text: str) -> Iterator[Captured]:
     """Try the readers of all tools, those with the most distinctive output first."""
     yield from nvidia_smi.read(text)
     readers = (topology.read, topology.read_ibnetdiscover, topology.read_ibswinfo)
@@ -78,7 +78,7 @@ KINDS: Final = ", ".join((
 def captured_parts(text: str) -> tuple[Captured, ...]:
     """Read all known parts of a text: a ticket may hold a table and, below it, a kernel log."""
     text = cut_long_numbers(text)
-    parts = list(_parts(text))
+    parts = list(_read_by_tool(text))
     if log := dmesg.read(text, alone=not parts):
         torn = "" if parts or log.damaged else wrapped_line(text)
         parts.append(replace(log, damaged=torn) if torn else log)
@@ -92,44 +92,44 @@ def captured(text: str) -> Captured | None:
     return next(iter(captured_parts(text)), None)
 
 
-_BEGINS: Final = (
+_OUTPUT_STARTS: Final = (
     re.compile(r"^(?>.*?NVIDIA-SMI\s+)\S.*?(?:Driver|KMD) Version:", re.MULTILINE),
     re.compile(r"^=+NVSMI LOG=", re.MULTILINE),
     re.compile(r"^[^\S\n]*<\?xml\b", re.MULTILINE),
     re.compile(r"^(?:\x1b\[[0-9;]*+m|[ \t])*+GPU0[ \t]++(?:GPU1|NIC0|mlx|CPU)", re.MULTILINE),
 )
-"""Where an output begins of whose kind a reader takes the first one in a text."""
+"""First lines of outputs that may follow each other in one text: their readers read only one."""
 _MOST_OUTPUTS: Final = 64
 
 
-def _of_text(name: str, text: str) -> dict[str, Captured | None]:
-    """By name what a text holds: outputs of one kind one after another, as from two nodes."""
+def _read_text(name: str, text: str) -> dict[str, Captured | None]:
+    """Read a text, which may hold several outputs of one kind, as of two nodes; by name."""
     if not text.strip():
         empty = "the file is empty: save the output of the tool again"
         return {name: Captured(kind="", facts=bare_facts(), checks=(), damaged=empty)}
     text = cut_long_numbers(text)
     if text.count("\\n") > text.count("\n") and not text.lstrip().startswith(("{", "[")):
         text = text.replace("\\n", "\n").replace("\\t", "\t")  # a log's field: escaped line ends
-    places = [[match.start() for match in begin.finditer(text)] for begin in _BEGINS]
+    places = [[match.start() for match in begin.finditer(text)] for begin in _OUTPUT_STARTS]
     cuts = sorted(place for starts in places if len(starts) > 1 for place in starts)
     if not cuts:
-        return _of_output(name, text)
+        return _read_output(name, text)
     outputs: dict[str, Captured | None] = {}
     for number, (start, end) in enumerate(pairwise([0, *cuts[1:], len(text)]), 1):
         if number > _MOST_OUTPUTS:
             return outputs | {f"{name} (after output {_MOST_OUTPUTS})": _UNREAD}
-        outputs |= _of_output(f"{name} (output {number})", text[start:end])
+        outputs |= _read_output(f"{name} (output {number})", text[start:end])
     return outputs
 
 
-def _of_output(name: str, text: str) -> dict[str, Captured | None]:
-    """Each kind of output in a text, and each part of it that is none that is known."""
+def _read_output(name: str, text: str) -> dict[str, Captured | None]:
+    """Read each kind of output in a text, and name the lines that no reader knows."""
     parts = captured_parts(text)
     if not parts:
         return {name: None}
     outputs = {f"{name} ({part.kind})" if len(parts) > 1 else name: part for part in parts}
-    strange = unread(text, [part.kind for part in parts])
-    return {**outputs, **{f"{name} (lines {first}-{last})": _UNREAD for first, last in strange}}
+    ranges = unread(text, [part.kind for part in parts])
+    return {**outputs, **{f"{name} (lines {first}-{last})": _UNREAD for first, last in ranges}}
 
 
 _UNREAD: Final = Captured(
@@ -141,10 +141,10 @@ def _refuse_crowd(output: Captured) -> Captured:
     """Refuse a list of a whole fabric, which may have any number of ports."""
     facts, switches = output.facts, (SWITCH, ADAPTER)
     ports = sum(len(nic.ports) for nic in facts.nics or () if nic.hca_type not in switches)
-    many = max(ports, len((facts.network and facts.network.interfaces) or ()))
-    if many <= _MOST_PORTS:
+    number = max(ports, len((facts.network and facts.network.interfaces) or ()))
+    if number <= _MOST_PORTS:
         return output
-    damaged = f"it lists {many} ports, a node has at most {_MOST_PORTS}"
+    damaged = f"it lists {number} ports, a node has at most {_MOST_PORTS}"
     advice = "give each node's own text"
     return replace(output, facts=bare_facts(), damaged=damaged, advice=advice)
 
@@ -154,7 +154,7 @@ _MOST_PORTS: Final = 1024
 
 
 _PROVE_NOTHING = frozenset((Outcome.OK, Outcome.WARN, Outcome.NOT_RUN))
-"""Outcomes on a damaged text that its missing part could change."""
+"""Outcomes that the missing part of a damaged text could change."""
 
 
 class ReadRow(Struct, frozen=True, kw_only=True):
@@ -175,27 +175,27 @@ class ReadDocument(Struct, frozen=True, kw_only=True):
     files: tuple[ReadRow, ...]
 
 
-def judge_captured(read: Mapping[str, Captured | None]) -> tuple[Entry, ...]:
+def judge_captured(outputs: Mapping[str, Captured | None]) -> tuple[Entry, ...]:
     """Run on each text the checks that it suffices for.
 
     Texts of one kind are peers if they show the same GPU models.
     """
-    texts = {name: text for name, text in read.items() if text is not None}
+    texts = {name: text for name, text in outputs.items() if text is not None}
     kinds: dict[tuple[str, frozenset[str]], dict[str, Facts]] = {}
     for name, text in texts.items():
-        kinds.setdefault(_peers_of(text), {})[name] = text.facts
-    alike = {kind: Group("captured", facts) for kind, facts in kinds.items()}
+        kinds.setdefault(_peer_key(text), {})[name] = text.facts
+    groups = {kind: Group("captured", facts) for kind, facts in kinds.items()}
     return tuple(
         Entry(registered.check.id, subject((name,)) + place, (name,), verdict)
         for name, text in texts.items()
-        for place, node in _nodes(name, text, alike[_peers_of(text)])
+        for place, node in _nodes(name, text, groups[_peer_key(text)])
         for registered in shipped_checks()
         if registered.check.id in text.checks
         for verdict in (_limit(registered.conclude(node), text),)
     )
 
 
-def _peers_of(text: Captured) -> tuple[str, frozenset[str]]:
+def _peer_key(text: Captured) -> tuple[str, frozenset[str]]:
     return text.kind, frozenset(gpu.name for gpu in text.facts.gpus or () if gpu.name)
 
 
@@ -208,7 +208,7 @@ def fact_checks() -> tuple[str, ...]:
     )
 
 
-def exit_code(read: Mapping[str, Captured | None], entries: Sequence[Entry]) -> int:
+def exit_code(outputs: Mapping[str, Captured | None], entries: Sequence[Entry]) -> int:
     """Return 1 for a fault, 3 if something was not judged, 5 for nothing to judge, else 0."""
     if not entries:
         return EMPTY
@@ -216,16 +216,16 @@ def exit_code(read: Mapping[str, Captured | None], entries: Sequence[Entry]) -> 
     if outcomes & {Outcome.FAIL, Outcome.FLAKY}:
         return FOUND
     has_gaps = bool(outcomes & {Outcome.UNKNOWN, Outcome.BROKEN})
-    strange = any(text is None or not text.kind for text in read.values())
-    return UNCLEAR if has_gaps or strange else FINE
+    has_unread = any(text is None or not text.kind for text in outputs.values())
+    return UNCLEAR if has_gaps or has_unread else FINE
 
 
 def document(
-    read: Mapping[str, Captured | None], entries: Sequence[Entry], code: int
+    outputs: Mapping[str, Captured | None], entries: Sequence[Entry], code: int
 ) -> ReadDocument:
     """Return the document, with the verdicts of each file."""
     by_file, files = grouped((entry.nodes, entry) for entry in entries), []
-    for name, text in read.items():
+    for name, text in outputs.items():
         kind, damaged = (text.kind, text.damaged) if text else ("", "")
         verdicts = tuple(map(verdict_row, by_file.get((name,), ())))
         files.append(ReadRow(file=name, kind=kind, damaged=damaged, verdicts=verdicts))
@@ -236,29 +236,29 @@ def _limit(verdict: Verdict, text: Captured) -> Verdict:
     """Keep a fault, but turn other outcomes on a damaged text into unknown."""
     if not text.damaged or verdict.outcome not in _PROVE_NOTHING:
         return verdict
-    besides = f" (the rest shows: {verdict.sentence})" if verdict.outcome is Outcome.WARN else ""
-    sentence = f"too little can be read: {text.damaged}{besides}"
-    return unknown(sentence, advice=text.advice, cause="" if besides else "an incomplete text")
+    warning = f" (the rest shows: {verdict.sentence})" if verdict.outcome is Outcome.WARN else ""
+    sentence = f"too little can be read: {text.damaged}{warning}"
+    return unknown(sentence, advice=text.advice, cause="" if warning else "an incomplete text")
 
 
-def _nodes(name: str, text: Captured, alike: Group) -> Iterator[tuple[str, Node]]:
+def _nodes(name: str, text: Captured, group: Group) -> Iterator[tuple[str, Node]]:
     """Yield the nodes that a text shows, each with its place in the text."""
     if not text.environs:
         job = Job(environ=None if text.environ is None else {"": text.environ}, environ_origin=name)
-        yield "", _node(name, text, alike, job)
+        yield "", _node(name, text, group, job)
     for place, environ in text.environs.items():
         environs = text.environs if text.one_job else {"": environ}
         job = Job(environ=environs, environ_origin=f"{name}, {place}")
-        yield f" ({place})", _node(place, text, alike, job)
+        yield f" ({place})", _node(place, text, group, job)
 
 
-def _node(name: str, text: Captured, alike: Group, job: Job) -> Node:
+def _node(name: str, text: Captured, group: Group, job: Job) -> Node:
     net = Net(
         own=None, trouble="a captured text", master="", is_master=False, master_port_origin="",
         to_me=(), others_to_master=(),
     )  # fmt: skip
     return Node(
-        name=name, expected=Expected(), reach=Reach("captured"), facts=text.facts, group=alike,
+        name=name, expected=Expected(), reach=Reach("captured"), facts=text.facts, group=group,
         job=job, net=net,
     )  # fmt: skip
 
@@ -266,7 +266,7 @@ def _node(name: str, text: Captured, alike: Group, job: Job) -> Node:
 FACTS, LOG = "facts of a node", "NCCL log"
 MEASURED = "run/measured.json"
 _SWEEP = "fabric.allreduce"
-_KEPT = {MEASURED: "measurements of a run", "run/report.json": "report of a run"}
+_RUN_KINDS = {MEASURED: "measurements of a run", "run/report.json": "report of a run"}
 
 
 def read_archive(
@@ -282,20 +282,20 @@ def read_archive(
         raise UsageError(f"cannot read {name}: {error}") from error
     prefix = "" if alone else f"{name}: "
     parts = {
-        prefix + part.name: _of_part(part, archive.files[part.name])
+        prefix + part.name: _read_part(part, archive.files[part.name])
         for part in archive.manifest.parts
         if part.name in archive.files
     }
-    lacking = {part.name: part.error for part in archive.manifest.parts if part.error}
-    for name_of, why in lacking.items():
-        if name_of.endswith("/facts.json"):
-            parts[prefix + name_of] = _unreadable(f"its node sent none: {why}")
+    errors = {part.name: part.error for part in archive.manifest.parts if part.error}
+    for part_name, reason in errors.items():
+        if part_name.endswith("/facts.json"):
+            parts[prefix + part_name] = _unreadable(f"its node sent none: {reason}")
     return parts, _sweep_entries(
-        prefix + MEASURED, archive.files.get(MEASURED, b""), lacking.get(MEASURED)
+        prefix + MEASURED, archive.files.get(MEASURED, b""), errors.get(MEASURED)
     )
 
 
-def _of_part(part: Part, content: bytes) -> Captured:
+def _read_part(part: Part, content: bytes) -> Captured:
     if part.name.endswith("/facts.json"):
         return _facts(content)
     text = decode_text(content, "replace")
@@ -304,34 +304,33 @@ def _of_part(part: Part, content: bytes) -> Captured:
     if output is not None and output.damaged != SHOWS_NOTHING:
         cut = "its end was not kept" if part.cut else ""
         return replace(output, damaged=output.damaged or cut)
-    kind = LOG if part.name.endswith(".log") else _KEPT.get(part.name, part.command)
+    kind = LOG if part.name.endswith(".log") else _RUN_KINDS.get(part.name, part.command)
     return Captured(kind=kind or part.name, facts=bare_facts(), checks=())
 
 
 def _facts(content: bytes) -> Captured:
     try:
         facts = msgspec.json.decode(content, type=Facts)
-        damaged = "" if facts.wire == WIRE else f"they are version {facts.wire}, not {WIRE}"
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         return _unreadable(f"its facts cannot be read: {error}")
-    if damaged:
-        return _unreadable(damaged)
+    if facts.wire != WIRE:
+        return _unreadable(f"they are version {facts.wire}, not {WIRE}")
     return Captured(kind=FACTS, facts=facts, checks=fact_checks())
 
 
-def _unreadable(why: str) -> Captured:
+def _unreadable(reason: str) -> Captured:
     """Return empty facts: a node that cannot be checked is not ok."""
-    return Captured(kind=FACTS, facts=bare_facts(), checks=("reach.answer",), damaged=why[:200])
+    return Captured(kind=FACTS, facts=bare_facts(), checks=("reach.answer",), damaged=reason[:200])
 
 
-def _sweep_entries(file: str, content: bytes, why: str | None) -> tuple[Entry, ...]:
-    """Return the verdicts of `preflight blame` on pairs and nodes, without those without a culprit.
+def _sweep_entries(file: str, content: bytes, missing_reason: str | None) -> tuple[Entry, ...]:
+    """Return the verdicts of `preflight blame` on pairs and nodes that name a culprit or are known.
 
-    `why`: the reason why there are no measurements.
+    `missing_reason`: the reason why there are no measurements.
     """
-    if not content and why:
+    if not content and missing_reason:
         advice = "capture again; run/report.json, if it is there, says what the run found"
-        verdict = unknown(f"no pair was measured: {why}", advice=advice)
+        verdict = unknown(f"no pair was measured: {missing_reason}", advice=advice)
         return (Entry(_SWEEP, file, (file,), verdict),)
     if not content:
         return ()
@@ -347,7 +346,7 @@ def _sweep_entries(file: str, content: bytes, why: str | None) -> tuple[Entry, .
 LARGEST = 64 << 20
 """Bytes of one text; of a longer one only the part around the fault is needed."""
 
-_QUIET = {Outcome.OK: "ok", Outcome.NOT_RUN: "-"}
+_QUIET_WORDS = {Outcome.OK: "ok", Outcome.NOT_RUN: "-"}
 
 
 _EXAMPLES = """\
@@ -373,19 +372,19 @@ def run(arguments: argparse.Namespace) -> int:
     damaged archive.
     """
     outputs: dict[str, Captured | None] = {}
-    swept: list[Entry] = []
+    sweep_entries: list[Entry] = []
     for path in arguments.files:
         name, content = printable(str(path)), _content(path)
         is_text = not content.startswith(MAGIC)
-        may_be = not path.name.endswith((".tar.gz", ".tgz"))
-        text = content if is_text else inflated_text(content) if may_be else None
+        may_be_text = not path.name.endswith((".tar.gz", ".tgz"))
+        text = content if is_text else inflated_text(content) if may_be_text else None
         if text is None:
             parts, verdicts = read_archive(name, content, alone=len(arguments.files) == 1)
             outputs.update(parts)
-            swept += verdicts
+            sweep_entries += verdicts
         else:
-            outputs |= _of_text(name, decode_text(text, "replace"))
-    entries = (*judge_captured(outputs), *swept)
+            outputs |= _read_text(name, decode_text(text, "replace"))
+    entries = (*judge_captured(outputs), *sweep_entries)
     code = exit_code(outputs, entries)
     result = document(outputs, entries, code)
     print_answer(arguments, result, lambda width: _lines(outputs, entries, code, width))
@@ -419,24 +418,24 @@ _UNKNOWN = (
 def _lines(
     texts: Mapping[str, Captured | None], entries: Sequence[Entry], code: int, width: int
 ) -> Iterator[str]:
-    by_file, rows = grouped((entry.nodes, entry) for entry in entries), findings(entries)
+    entries_of, rows = grouped((entry.nodes, entry) for entry in entries), findings(entries)
     file_of = {entry.subject: entry.nodes[0] for entry in entries}
-    of_file: dict[str, list[Finding]] = {}
+    faults: dict[str, list[Finding]] = {}
     for finding in rows:
-        files = {file_of.get(about, "") for about in finding.subjects}
-        of_file.setdefault(files.pop() if len(files) == 1 else "", []).append(finding)
-    for name, text in sorted(texts.items(), key=lambda row: row[0] in of_file):  # faults come last
+        files = {file_of.get(subject, "") for subject in finding.subjects}
+        faults.setdefault(files.pop() if len(files) == 1 else "", []).append(finding)
+    for name, text in sorted(texts.items(), key=lambda row: row[0] in faults):  # faults come last
         yield printable(name)
         kind = (text.kind or text.damaged) if text else _UNKNOWN
         yield from wrapped(printable(kind), first=" " * 7, indent=" " * 7, width=width)
-        for entry in by_file.get((name,), ()):
-            if (word := _QUIET.get(entry.verdict.outcome)) is not None:
+        for entry in entries_of.get((name,), ()):
+            if (word := _QUIET_WORDS.get(entry.verdict.outcome)) is not None:
                 words = f"{entry.check}{entry.subject.removeprefix(name)}: {entry.verdict.sentence}"
                 yield from wrapped(words, first=f"{word:<6} ", indent=" " * 7, width=width)
-        for finding in of_file.pop(name, ()):
-            places = tuple(about.removeprefix(name).strip() for about in finding.subjects)
+        for finding in faults.pop(name, ()):
+            places = tuple(subject.removeprefix(name).strip() for subject in finding.subjects)
             yield from finding_lines(replace(finding, subjects=places), (), width)
-    for finding in (row for others in of_file.values() for row in others):
+    for finding in (row for file_findings in faults.values() for row in file_findings):
         yield from finding_lines(finding, (), width)
     numbers = counts(entries)
     summary = ", ".join(

@@ -59,7 +59,7 @@ def known_names_in(folder: Path, report: Report) -> tuple[KnownNames, ...]:
 
     Without it a user or a serial number in a sentence could not be recognized.
     """
-    documents = tuple(filter(None, map(_read, (folder, *wave_folders(folder)))))
+    documents = tuple(filter(None, map(_read_names, (folder, *wave_folders(folder)))))
     names = {name for document in documents for name in document.reach}
     nodes = frozenset(report.fleet.nodes)
     # "Not run" does not count, as it holds no node's text.
@@ -93,7 +93,7 @@ def latest_tries(waves: Iterable[Path]) -> list[Path]:
     return list(tries.values())
 
 
-def _read(folder: Path) -> KnownNames | None:
+def _read_names(folder: Path) -> KnownNames | None:
     try:
         return msgspec.json.decode(read_regular(folder / _FILE, LARGEST), type=KnownNames)
     except (OSError, ValueError, RecursionError):
@@ -184,12 +184,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--html", metavar="FILE", type=path_type, help="the HTML page; - is standard output")
     add("--json", action="store_true", help="print report.json")
     add("--junit", metavar="FILE", type=path_type, help="the verdicts as JUnit XML")
-    add(
-        "--prometheus",
-        metavar="FILE",
-        type=path_type,
-        help="the numbers for node_exporter (*.prom)",
-    )
+    add("--prometheus", metavar="FILE", type=path_type,
+        help="the numbers for node_exporter (*.prom)")  # fmt: skip
     add("--text", action="store_true", help="print the summary (default)")
     add("--public", action="store_true",
         help="number hosts, users, serials, UUIDs and addresses, "

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 
-ALL = "nccl,dist"
+BOTH = "nccl,dist"
 
 
 _EXAMPLES = """\
@@ -47,8 +47,8 @@ examples:
 def add_watch_options(watch: argparse.ArgumentParser) -> None:
     """Declare the arguments; the launch follows `--` and is not parsed."""
     watch.epilog, add = _EXAMPLES, watch.add_argument
-    add("--debug", metavar="WHAT", nargs="?", const=ALL, default="", help="keep debug output of "
-        f"NCCL and torch.distributed (={ALL}); slows the job")  # fmt: skip
+    add("--debug", metavar="WHAT", nargs="?", const=BOTH, default="", help="keep debug output of "
+        f"NCCL and torch.distributed (={BOTH}); slows the job")  # fmt: skip
     add("--debug-mib", metavar="N", default=str(CAP_MIB),
         help=f"largest size of each debug file, in MiB (default: {CAP_MIB})")  # fmt: skip
     add("--stalled-after", metavar="SECONDS", help="examine the job after this long without "
@@ -114,14 +114,14 @@ def _refuse_unknown_nodes(options: Options) -> None:
 def _options(arguments: argparse.Namespace, command: tuple[str, ...]) -> Options:
     debug = frozenset(filter(None, arguments.debug.split(",")))
     if unknown := sorted(debug - {*DEBUGS}):
-        raise UsageError(f"--debug={unknown[0]} is unknown; type --debug={ALL}, or one of the two")
-    after = arguments.stalled_after
+        raise UsageError(f"--debug={unknown[0]} is unknown; type --debug={BOTH}, or one of the two")
+    stall = arguments.stalled_after
     return Options(
         command=command,
         base=typed_path(arguments.folder, is_printed=True),
         debug=debug,
         cap_mib=int(_number("--debug-mib", arguments.debug_mib, 1)),
-        stalled_after_s=None if after is None else _number("--stalled-after", after, SHORTEST_S),
+        stalled_after_s=None if stall is None else _number("--stalled-after", stall, SHORTEST_S),
         tee=arguments.tee,
         keep=arguments.keep,
         nodes=arguments.nodes,
@@ -130,14 +130,14 @@ def _options(arguments: argparse.Namespace, command: tuple[str, ...]) -> Options
     )
 
 
-def _number(option: str, text: str, least: float) -> float:
+def _number(option: str, text: str, smallest: float) -> float:
     try:
         number = decimal_number(text)
     except ArgumentTypeError:
         number = -1.0
-    if not least <= number <= 1e6:  # noqa: PLR2004  a bound against nonsense; nan is not in it
+    if not smallest <= number <= 1e6:  # noqa: PLR2004  a bound against nonsense; nan is not in it
         raise UsageError(
-            f"{option}={text}: give a number, {least:g} to 1000000, as in {option}=300"
+            f"{option}={text}: give a number, {smallest:g} to 1000000, as in {option}=300"
         )
     return number
 
@@ -151,8 +151,8 @@ def _exports(options: Options) -> Iterator[str]:
     for setting in settings.left:
         yield "# " + setting.sentence.replace("\n", " ")
     # An existing folder may belong to another user, who could redirect what is written there.
-    new = " ".join(shlex.quote(f"{folder}/{below}") for below in ("", *FOLDERS))
-    yield f"mkdir -p {shlex.quote(str(base))} && mkdir -m 750 {new} && {{"
-    for wish in settings.added:
-        yield f"export {wish.name}={shlex.quote(wish.value)}  # {wish.why}"
+    folders = " ".join(shlex.quote(f"{folder}/{name}") for name in ("", *FOLDERS))
+    yield f"mkdir -p {shlex.quote(str(base))} && mkdir -m 750 {folders} && {{"
+    for variable in settings.added:
+        yield f"export {variable.name}={shlex.quote(variable.value)}  # {variable.why}"
     yield "}"

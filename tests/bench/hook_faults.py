@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from preflight.commands import PROGRAM
+from preflight.commands import HOOK_PROGRAM
 from tests.lab import kernel_log
 from tests.lab.clock import Clock
 from tests.lab.nvml.scenario import h100
@@ -129,7 +129,7 @@ class Rig:
 
     def _installed(self, folder: Path) -> dict[str, Path]:
         """Write the command of the copy, and the two scripts that start it."""
-        program = f"import sys; sys.path.insert(0, {str(self.tree)!r}){PROGRAM}"
+        program = f"import sys; sys.path.insert(0, {str(self.tree)!r}){HOOK_PROGRAM}"
         words = shlex.join([sys.executable, "-I", "-B", "-c", program])
         command, config = folder / "preflight", self.node.config
         # The scripts drop what the loader and the stand-ins would read of a job.

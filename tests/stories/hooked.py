@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from preflight.commands import PROGRAM
+from preflight.commands import HOOK_PROGRAM
 from preflight.core.registry import Registry, load_folder, shipped_folder
 from preflight.hook.judging import FILES
 from tests import warm
@@ -131,7 +131,7 @@ class Hooked:
         """
         argv = [*more.get("within", ()), PREFLIGHT, *self._words(words)]
         if "LD_PRELOAD" in (env or {}):  # root's hook takes over none, so begin behind that
-            argv = [sys.executable, "-I", "-B", "-c", PROGRAM, *argv[1:]]
+            argv = [sys.executable, "-I", "-B", "-c", HOOK_PROGRAM, *argv[1:]]
         process = subprocess.Popen(
             argv, env={**self._variables(), **(env or {})}, cwd=more.get("cwd", self.folder),
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,

@@ -17,7 +17,7 @@ import pytest
 from msgspec.structs import replace
 
 from preflight.captured.archive import pack
-from preflight.commands.capture import ArchiveParts, in_public
+from preflight.commands.capture import ArchiveParts, hide_names
 from preflight.report.document import Report
 from tests import warm
 from tests.golden.hold import hold
@@ -284,7 +284,7 @@ def test_hosts_of_the_lab_are_captured_as_golden_data(lab: Lab, tmp_path: Path) 
     taken = ArchiveParts()
     for part in archive.manifest.parts:
         taken.add(part, archive.files.get(part.name, b""))
-    hidden, shown = in_public(taken, ["h1", "h2"])
+    hidden, shown = hide_names(taken, ["h1", "h2"])
     public = tmp_path / "public.tar.gz"
     public.write_bytes(pack(replace(archive.manifest, parts=tuple(hidden.parts)), hidden.files))
     assert shown == ["node-1", "node-2"]

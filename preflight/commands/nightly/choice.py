@@ -76,7 +76,7 @@ def ask_reservation(name: str, environ: Mapping[str, str]) -> Reservation:
 
 def _ask(argv: Sequence[str], environ: Mapping[str, str]) -> str:
     """Return the output of a Slurm command; SlurmError in one line if it fails."""
-    hand = f"run it by hand: {argv[0]}; or give --whole-fleet to ignore Slurm"
+    advice = f"run it by hand: {argv[0]}; or give --whole-fleet to ignore Slurm"
     try:
         process = subprocess.run(
             argv, env=slurm_environ(environ), stdin=subprocess.DEVNULL, capture_output=True,
@@ -84,9 +84,9 @@ def _ask(argv: Sequence[str], environ: Mapping[str, str]) -> str:
         )  # fmt: skip
     except subprocess.TimeoutExpired as error:
         output = f", it printed: {words}" if (words := last_line(error.stderr or b"", 150)) else ""
-        raise SlurmError(f"{argv[0]} did not answer in {ASK_S:g} s{output}; {hand}") from error
+        raise SlurmError(f"{argv[0]} did not answer in {ASK_S:g} s{output}; {advice}") from error
     except OSError as error:
-        raise SlurmError(f"{argv[0]} cannot be run ({error.strerror}); {hand}") from error
+        raise SlurmError(f"{argv[0]} cannot be run ({error.strerror}); {advice}") from error
     if process.returncode and _NOT_FOUND not in process.stdout + process.stderr:
         if any(words in process.stderr for words in _NO_CLUSTER):
             raise SlurmError(
@@ -94,7 +94,7 @@ def _ask(argv: Sequence[str], environ: Mapping[str, str]) -> str:
                 "that of your cluster, or give --whole-fleet to ignore Slurm"
             )
         output = last_line(process.stderr, 150) or "nothing"
-        raise SlurmError(f"{argv[0]} failed and printed: {output}; {hand}")
+        raise SlurmError(f"{argv[0]} failed and printed: {output}; {advice}")
     return process.stdout[:LARGEST].decode("utf-8", "replace")
 
 
@@ -110,7 +110,7 @@ class Chooser:
     source: Source
     reservation: str = ""
     environ: Mapping[str, str] = field(default_factory=dict)
-    ours: frozenset[str] = frozenset()
+    own_nodes: frozenset[str] = frozenset()
     """Nodes of the nightly run's own allocation: they are busy only with the nightly run."""
 
     def left_out(self, names: Iterable[str]) -> dict[str, str]:
@@ -120,17 +120,17 @@ class Chooser:
         """
         if self.source == "all":
             return {}
-        reservation, uses = self.held(), ask_nodes(self.environ)
-        others = (name for name in names if name not in self.ours)
-        return {name: why for name in others if (why := _why_not(name, uses, reservation))}
+        reservation, uses = self.current_reservation(), ask_nodes(self.environ)
+        candidates = (name for name in names if name not in self.own_nodes)
+        return {name: why for name in candidates if (why := _refusal(name, uses, reservation))}
 
-    def held(self) -> Reservation | None:
+    def current_reservation(self) -> Reservation | None:
         """Return the reservation as it is now; None if none was named."""
         if self.source != "reservation":
             return None
         return ask_reservation(self.reservation, self.environ)
 
-    def arrived(self, names: Iterable[str]) -> dict[str, str]:
+    def nodes_with_jobs(self, names: Iterable[str]) -> dict[str, str]:
         """Return the nodes on which a job has begun, with their state; none without an answer.
 
         A slurmctld that does not answer starts no job either.
@@ -141,7 +141,7 @@ class Chooser:
             uses = ask_nodes(self.environ)
         except SlurmError:
             return {}
-        by_name = {name: _use_of(name, uses) for name in names if name not in self.ours}
+        by_name = {name: _use_of(name, uses) for name in names if name not in self.own_nodes}
         return {name: use.words for name, use in by_name.items() if use is not None and use.working}
 
 
@@ -154,8 +154,8 @@ def chooser(environ: Mapping[str, str], source: Source | None, reservation: str 
             "or give --whole-fleet (nodes with GPUs in use are skipped all the same)"
         )
     source = source or ("idle" if with_slurm else "all")
-    own_nodes = allocated_nodes(environ)
-    return Chooser(source=source, reservation=reservation, environ=environ, ours=own_nodes)
+    allocation = allocated_nodes(environ)
+    return Chooser(source=source, reservation=reservation, environ=environ, own_nodes=allocation)
 
 
 def _use_of(name: str, uses: Mapping[str, NodeUse]) -> NodeUse | None:
@@ -163,7 +163,7 @@ def _use_of(name: str, uses: Mapping[str, NodeUse]) -> NodeUse | None:
     return uses.get(name) or uses.get(name.partition(".")[0])
 
 
-def _why_not(name: str, uses: Mapping[str, NodeUse], reservation: Reservation | None) -> str:
+def _refusal(name: str, uses: Mapping[str, NodeUse], reservation: Reservation | None) -> str:
     use = _use_of(name, uses)
     if use is None:
         return UNKNOWN_TO_SLURM
@@ -183,62 +183,62 @@ Waves = tuple[Wave, ...]
 LEAST, MOST = 2, 4096
 """Nodes of a wave."""
 
-MOST_LOOKED_AT = 64
+MOST_COMPARED = 64
 """Rounds of halves that are compared, and earlier nights that are read."""
 
 
 def plan_waves(
-    nodes: Sequence[str], leaves: Mapping[str, str], most: int, earlier: Sequence[Waves] = ()
+    nodes: Sequence[str], leaves: Mapping[str, str], wave_size: int, earlier: Sequence[Waves] = ()
 ) -> Waves:
-    """Put every node into one wave of at most `most` nodes, those that waited longest first.
+    """Put every node into one wave of at most `wave_size` nodes, those that waited longest first.
 
     `nodes` is the fleet in order; `earlier` are the waves of earlier nights, the latest first. If
-    the same nodes are idle every night, every two of them have shared a wave after `nights_to_all`
-    nights, which is the number of halves minus one; with more than 64 halves, nearly all have.
+    the same nodes are idle every night, every two of them have shared a wave after the number of
+    nights that `nights_for_all_pairs` returns; with more than 64 halves, nearly all have.
     """
-    if not LEAST <= most <= MOST:
-        raise ValueError(most)
-    if len(nodes) <= most:
+    if not LEAST <= wave_size <= MOST:
+        raise ValueError(wave_size)
+    if len(nodes) <= wave_size:
         return (tuple(nodes),) if nodes else ()
-    place = {name: at for at, name in enumerate(nodes)}
-    cut = _cut(nodes, leaves, _halves(len(nodes), most))
-    past = _Past(earlier[:MOST_LOOKED_AT], leaves)
-    best = max(_rounds(cut, earlier), key=past.news)
-    waves = [tuple(sorted((*half, *other), key=place.__getitem__)) for half, other in best]
-    return tuple(sorted(waves, key=lambda wave: (-past.waited(wave), place[wave[0]])))
+    place = {name: index for index, name in enumerate(nodes)}
+    cut = _cut(nodes, leaves, _halves(len(nodes), wave_size))
+    past = _PastWaves(earlier[:MOST_COMPARED], leaves)
+    halves = max(_rounds(cut, earlier), key=past.score)
+    waves = [tuple(sorted((*half, *other), key=place.__getitem__)) for half, other in halves]
+    return tuple(sorted(waves, key=lambda wave: (-past.nights_waited(wave), place[wave[0]])))
 
 
-def nights_to_all(nodes: int, most: int) -> int:
+def nights_for_all_pairs(nodes: int, wave_size: int) -> int:
     """Return after how many nights every two of `nodes` nodes have shared a wave."""
-    return 1 if nodes <= most else _halves(nodes, most) - 1
+    return 1 if nodes <= wave_size else _halves(nodes, wave_size) - 1
 
 
-def _halves(nodes: int, most: int) -> int:
+def _halves(nodes: int, wave_size: int) -> int:
     """Return an even number of halves, none larger than half a wave."""
-    return 2 * -(-nodes // (2 * (most // 2)))
+    return 2 * -(-nodes // (2 * (wave_size // 2)))
 
 
 def _rounds(halves: Sequence[Wave], earlier: Sequence[Waves]) -> Iterator[list[tuple[Wave, Wave]]]:
     """Yield different ways to pair the halves; of many ways a new sample every night."""
-    frame = circle([str(at) for at in range(len(halves))])
+    frame = circle([str(number) for number in range(len(halves))])
     numbers = list(frame.numbers)
-    if len(numbers) > MOST_LOOKED_AT:
+    if len(numbers) > MOST_COMPARED:
         generator = random.Random(repr(earlier[:1]))  # noqa: S311  a repeatable order, no secret
-        numbers = generator.sample(numbers, MOST_LOOKED_AT)
-    for number in numbers:
-        yield [(halves[int(a)], halves[int(b)]) for a, b in frame.pairs(number)]
+        numbers = generator.sample(numbers, MOST_COMPARED)
+    for pairing in numbers:
+        yield [(halves[int(a)], halves[int(b)]) for a, b in frame.pairs(pairing)]
 
 
 def _cut(nodes: Sequence[str], leaves: Mapping[str, str], count: int) -> list[Wave]:
     """Cut the nodes into parts of nearly equal size, with nodes of one leaf together."""
     leaf_names = sorted({leaves[name] for name in nodes if name in leaves}, key=natural)
-    rank = {leaf: at for at, leaf in enumerate(leaf_names)}
+    rank = {leaf: number for number, leaf in enumerate(leaf_names)}
     row = sorted(nodes, key=lambda name: rank.get(leaves.get(name, ""), len(rank)))
-    edges = [len(row) * at // count for at in range(count + 1)]
+    edges = [len(row) * number // count for number in range(count + 1)]
     return [tuple(row[a:b]) for a, b in pairwise(edges)]
 
 
-class _Past:
+class _PastWaves:
     """Which nodes and leaves earlier nights have put into one wave."""
 
     def __init__(self, earlier: Sequence[Waves], leaves: Mapping[str, str]) -> None:
@@ -251,20 +251,20 @@ class _Past:
             pair for night in earlier for wave in night for pair in self._leaf_pairs(wave)
         }
 
-    def news(self, halves: Sequence[tuple[Wave, Wave]]) -> tuple[int, int]:
+    def score(self, halves: Sequence[tuple[Wave, Wave]]) -> tuple[int, int]:
         """Score a night: new leaf pairs, then how long ago its node pairs shared a wave."""
-        fresh = {pair for half, other in halves for pair in self._leaf_pairs((*half, *other))}
+        pairs = {pair for half, other in halves for pair in self._leaf_pairs((*half, *other))}
         # The nodes at equal places of both halves represent all pairs.
         ages = (
-            self._since(a, b) for half, other in halves for a, b in zip(half, other, strict=False)
+            self._age(a, b) for half, other in halves for a, b in zip(half, other, strict=False)
         )
-        return len(fresh - self._joined), sum(ages)
+        return len(pairs - self._joined), sum(ages)
 
-    def waited(self, wave: Wave) -> float:
+    def nights_waited(self, wave: Wave) -> float:
         """Return for how many nights the wave's nodes were not checked, on average."""
-        return sum(self._since(name, name) for name in wave) / len(wave)
+        return sum(self._age(name, name) for name in wave) / len(wave)
 
-    def _since(self, a: str, b: str) -> int:
+    def _age(self, a: str, b: str) -> int:
         """Return how many nights ago two nodes shared a wave; if never, one more than is known."""
         for ago, wave_of in enumerate(self._wave_of):
             if a in wave_of and wave_of[a] == wave_of.get(b):
@@ -273,4 +273,4 @@ class _Past:
 
     def _leaf_pairs(self, wave: Wave) -> Iterator[tuple[str, str]]:
         leaves = sorted({self._leaves[name] for name in wave if name in self._leaves})
-        return ((a, b) for at, a in enumerate(leaves) for b in leaves[at + 1 :])
+        return ((a, b) for index, a in enumerate(leaves) for b in leaves[index + 1 :])

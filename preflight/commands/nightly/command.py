@@ -31,20 +31,20 @@ from preflight.commands.nightly.choice import (
     MOST,
     Chooser,
     chooser,
-    nights_to_all,
+    nights_for_all_pairs,
     plan_waves,
 )
 from preflight.commands.nightly.conclude import conclude, outputs_of
 from preflight.commands.nightly.state import (
-    ANEW,
+    BEGIN_NEW,
     TOO_OLD_S,
     NightlyRun,
     Screen,
     WaveState,
     clock,
     former_nights,
-    latest,
-    nodes_of,
+    latest_nightly_run,
+    waves_of,
 )
 from preflight.commands.nightly.wave_runner import LEAVE_S, WaveRunner, locked
 from preflight.core.command_line import EMPTY, UNCLEAR, USAGE, Interrupts, path_type, whole_number
@@ -68,15 +68,15 @@ if TYPE_CHECKING:
 def main(argv: Sequence[str]) -> int:
     """Check the fleet in waves; the exit codes are those of a run, over all waves."""
     try:
-        return _sweep(read_words(argv))
+        return _run_or_plan(read_words(argv))
     except PreflightError as error:
         remark(str(error))
         return USAGE if isinstance(error, UsageError) else UNCLEAR
 
 
-def _sweep(arguments: NightlyArguments) -> int:
+def _run_or_plan(arguments: NightlyArguments) -> int:
     now = datetime.now().astimezone()
-    ends = ends_at(arguments.until, arguments.budget, now)
+    ends = typed_end(arguments.until, arguments.budget, now)
     into = Path.cwd() / typed_path(arguments.into)
     if arguments.plan:
         return _show_plan(arguments, ends, into)
@@ -90,17 +90,17 @@ def _run(
     arguments: NightlyArguments, ends: datetime | None, into: Path, report: PrintedReport | None
 ) -> int:
     with locked(into, wait_s=2 * LEAVE_S if arguments.resume else 0.0) as lock:
-        before = interrupted_nightly_run(arguments, into) if arguments.resume else None
-        choice = chooser_for(arguments, before[1] if before else None)
-        folder, nightly = before or (new_folder(into, time.time()), begin(arguments, choice, into))
+        past = interrupted_nightly_run(arguments, into) if arguments.resume else None
+        choice = chooser_for(arguments, past[1] if past else None)
+        folder, nightly = past or (new_folder(into, time.time()), begin(arguments, choice, into))
         nightly = replace(nightly, ends_s=end_of(ends, nightly, choice))
         outputs = outputs_of(folder, nightly)
         outputs.refuse_unusable()
         if report:
             report.folder = folder
-        former = former_nights(into, but=nightly.sweep)
+        former = former_nights(into, except_id=nightly.sweep)
         screen = Screen()
-        print_header(screen, nightly, outputs.shown, choice, resumed=before is not None)
+        print_header(screen, nightly, outputs.shown, choice, resumed=past is not None)
         if not nightly.waves:
             screen.line("nothing to check: no node is idle")
             return EMPTY
@@ -150,7 +150,7 @@ WAVE = 16
 INTO = "preflight-nightly"
 
 _NAMES_ALL = "a nightly run never stops at a finding, it names them all"
-_NOT_HERE = {
+_UNUSABLE = {
     "--preflight-report": "a nightly run writes its own folder: --into=DIR",
     "--preflight-fail-fast": _NAMES_ALL,
     "--preflight-need": "a nightly run starts no job",
@@ -159,13 +159,13 @@ _NOT_HERE = {
     **dict.fromkeys(("--collect-only", "--co"), "see its waves with --plan"),
     "--junitxml": "each wave would overwrite it: see the waves' folders",
 }
-_OURS = (
+_PER_WAVE = (
     *("--preflight-nodes", "--preflight-exclude", "--preflight-tier", "--preflight-budget"),
     *("--preflight-prometheus", "--preflight-exclude-file", "--preflight-keep"),
 )
 """Options that the nightly run itself sets for each wave."""
 
-_OTHERS = {"--preflight-budget": "--wave-budget"}
+_ALIASES = {"--preflight-budget": "--wave-budget"}
 """Options of a run whose usual name means something else here."""
 
 _EXAMPLES = """\
@@ -176,7 +176,7 @@ examples:
 """
 
 
-_AS_GIVEN = ("nodes", "inventory", "exclude", "transport", "python", "env_file", "launch",
+_FLEET_OPTIONS = ("nodes", "inventory", "exclude", "transport", "python", "env_file", "launch",
              "interface", "topology")  # fmt: skip
 """A run's options that describe the fleet."""
 
@@ -226,14 +226,14 @@ def parser() -> _Parser:
         "preflight nightly",
         "Check a whole fleet in waves of idle nodes, each as deep as the night allows:\n"
         "for cron and timers. Nodes in use are left out and named.",
-        own=_add_own,
-        others=_OTHERS,
+        declare=_add_options,
+        aliases=_ALIASES,
     )
     parser.usage = "preflight nightly [NODES ...] [options]"
     parser.epilog = f"{_EXAMPLES}\n{EXIT_CODES}"
     for action in parser._actions:  # noqa: SLF001  argparse has no other way
         name = getattr(action, "pytest_name", "")
-        if {name, *action.option_strings} & {*_NOT_HERE}:
+        if {name, *action.option_strings} & {*_UNUSABLE}:
             action.help = argparse.SUPPRESS
         elif name == "--preflight-budget":
             action.help = "the most time for one wave (default by tier: 8, 60, 300, 3600)"
@@ -244,19 +244,20 @@ def read_words(argv: Sequence[str]) -> NightlyArguments:
     """Read the command line; wrong usage ends here, with exit 4."""
     arguments = parser().read(argv, NightlyArguments())
     values = dict(word.partition("=")[::2] for word in arguments.words)
-    for name, why in _NOT_HERE.items():
+    for name, reason in _UNUSABLE.items():
         if name in values:
-            raise UsageError(f"{name} is not for a nightly run: {why}; leave it out")
+            raise UsageError(f"{name} is not for a nightly run: {reason}; leave it out")
     if not LEAST <= arguments.wave <= MOST:
         raise UsageError(f"--wave={arguments.wave}: give a number of nodes, {LEAST} to {MOST}")
     arguments.options = {
         name: value for name, value in values.items() if name.startswith("--preflight-")
     }
-    arguments.words = tuple(word for word in arguments.words if word.partition("=")[0] not in _OURS)
+    words = arguments.words
+    arguments.words = tuple(word for word in words if word.partition("=")[0] not in _PER_WAVE)
     return arguments
 
 
-def _add_own(parser: argparse.ArgumentParser) -> None:
+def _add_options(parser: argparse.ArgumentParser) -> None:
     add_report_json(parser)
     add = parser.add_argument
     add("--wave", metavar="K", type=whole_number, default=WAVE,
@@ -284,12 +285,12 @@ _TIME = re.compile(r"([0-9]{1,2}):([0-9]{2})")
 LONGEST_S, SHORTEST_S = 30 * 86400, 60
 
 
-def ends_at(until: str | None, budget: str | None, now: datetime) -> datetime | None:
+def typed_end(until: str | None, budget: str | None, now: datetime) -> datetime | None:
     """Return when the nightly run must end, the earlier of `--until` and `--budget`; UsageError.
 
     `now` has the operator's time zone.
     """
-    ends = [_until(until, now)] if until is not None else []
+    ends = [_parse_until(until, now)] if until is not None else []
     if budget is not None:
         seconds = parse_span(budget.strip()) or 0.0
         if not SHORTEST_S <= seconds <= LONGEST_S:
@@ -299,38 +300,38 @@ def ends_at(until: str | None, budget: str | None, now: datetime) -> datetime | 
     return min(ends, default=None)
 
 
-def _until(text: str, now: datetime) -> datetime:
+def _parse_until(text: str, now: datetime) -> datetime:
     """Return the next time of that clock time; a date may be given: 2026-11-23T06:00."""
-    wrong = UsageError(f"--until={text[:40]!a}: give a time as in 06:00, or 2026-11-23T06:00")
+    unreadable = UsageError(f"--until={text[:40]!a}: give a time as in 06:00, or 2026-11-23T06:00")
     match = _TIME.fullmatch(text.strip())
     try:
         if match is None:
-            ends = datetime.fromisoformat(text.strip())
-            ends = ends if ends.tzinfo else ends.replace(tzinfo=now.tzinfo)
+            end = datetime.fromisoformat(text.strip())
+            end = end if end.tzinfo else end.replace(tzinfo=now.tzinfo)
         else:
-            ends = now.replace(hour=int(match[1]), minute=int(match[2]), second=0, microsecond=0)
-            ends += timedelta(days=ends <= now)
-        seconds_left = (ends - now).total_seconds()
+            end = now.replace(hour=int(match[1]), minute=int(match[2]), second=0, microsecond=0)
+            end += timedelta(days=end <= now)
+        seconds_left = (end - now).total_seconds()
     except (ValueError, OverflowError) as error:
-        raise wrong from error
+        raise unreadable from error
     if seconds_left <= 0:
         raise UsageError(f"--until={text[:40]!a} has passed: give a later time")
     if seconds_left > LONGEST_S:
         raise UsageError(f"--until={text[:40]!a}: give a time in at most 30 days")
-    return ends
+    return end
 
 
-def chooser_for(asked: NightlyArguments, before: NightlyRun | None) -> Chooser:
+def chooser_for(args: NightlyArguments, past: NightlyRun | None) -> Chooser:
     """Return how nodes are chosen: by the options, else as when the nightly run began."""
-    source = asked.source if asked.reservation is None else "reservation"
-    if source is None and before is not None:
-        return chooser(os.environ, before.source, before.reservation)
-    return chooser(os.environ, source, asked.reservation or "")
+    source = args.source if args.reservation is None else "reservation"
+    if source is None and past is not None:
+        return chooser(os.environ, past.source, past.reservation)
+    return chooser(os.environ, source, args.reservation or "")
 
 
-def begin(asked: NightlyArguments, who: Chooser, into: Path) -> NightlyRun:
+def begin(args: NightlyArguments, choice: Chooser, into: Path) -> NightlyRun:
     """Find the fleet, leave out busy nodes, and plan the waves; UsageError."""
-    options: dict[str, Any] = {name: asked.option(name) for name in _AS_GIVEN}
+    options: dict[str, Any] = {name: args.option(name) for name in _FLEET_OPTIONS}
     fleet = resolve(FleetRequest(**options, environ=dict(os.environ)))
     if fleet.origin == "this machine":
         raise UsageError(
@@ -338,26 +339,26 @@ def begin(asked: NightlyArguments, who: Chooser, into: Path) -> NightlyRun:
             "to check this machine: preflight check"
         )
     names = tuple(host.name for host in fleet.hosts)
-    left_out = who.left_out(names)
+    left_out = choice.left_out(names)
     nodes = [name for name in names if name not in left_out]
-    waves = plan_waves(nodes, fleet.leaves, asked.wave, nodes_of(former_nights(into)))
-    tier = cast("Tier", asked.option("tier") or "deep")
+    waves = plan_waves(nodes, fleet.leaves, args.wave, waves_of(former_nights(into)))
+    tier = cast("Tier", args.option("tier") or "deep")
     return NightlyRun(
         preflight=__version__,
         sweep=secrets.token_hex(16),
         started_s=time.time(),
-        words=asked.words,
+        words=args.words,
         cwd=str(Path.cwd()),
-        folders=asked.folders,
+        folders=args.folders,
         tier=tier,
-        usual_s=asked.number("budget", BUDGET_S[tier]),
-        most=asked.wave,
-        source=who.source,
-        reservation=who.reservation,
-        strict="--preflight-strict" in asked.options,
-        metrics=_file(asked, "prometheus"),
-        exclude_file=_file(asked, "exclude_file"),
-        keep=int(asked.number("keep", KEEP)),
+        usual_s=args.number("budget", BUDGET_S[tier]),
+        most=args.wave,
+        source=choice.source,
+        reservation=choice.reservation,
+        strict="--preflight-strict" in args.options,
+        metrics=_path_option(args, "prometheus"),
+        exclude_file=_path_option(args, "exclude_file"),
+        keep=int(args.number("keep", KEEP)),
         nodes=names,
         origin=fleet.origin,
         leaves=fleet.leaves,
@@ -367,35 +368,35 @@ def begin(asked: NightlyArguments, who: Chooser, into: Path) -> NightlyRun:
     )
 
 
-def _file(arguments: NightlyArguments, option: str) -> str:
+def _path_option(arguments: NightlyArguments, option: str) -> str:
     name = arguments.option(option)
     if name == "":
         raise UsageError(f"--preflight-{option.replace('_', '-')} is empty: give a path")
     return str(Path.cwd() / typed_path(name)) if name else ""
 
 
-def interrupted_nightly_run(asked: NightlyArguments, into: Path) -> tuple[Path, NightlyRun] | None:
+def interrupted_nightly_run(args: NightlyArguments, into: Path) -> tuple[Path, NightlyRun] | None:
     """Return the run to continue; None to begin a new one. UsageError if neither is possible."""
     try:
-        past = latest(into)
+        run = latest_nightly_run(into)
     except UsageError as error:
-        if not asked.names_a_fleet:
+        if not args.names_a_fleet:
             raise
-        remark(str(error).replace(ANEW, "so a new nightly run begins"))
+        remark(str(error).replace(BEGIN_NEW, "so a new nightly run begins"))
         return None
     if (
-        past is None
-        or past[1].finished
-        or time.time() - max(past[1].started_s, past[1].written_s) > TOO_OLD_S
+        run is None
+        or run[1].finished
+        or time.time() - max(run[1].started_s, run[1].written_s) > TOO_OLD_S
     ):
-        if asked.names_a_fleet:
+        if args.names_a_fleet:
             return None
         raise UsageError(
-            f"--resume: no nightly run in {asked.into} was interrupted in the last 12 h; to begin, "
+            f"--resume: no nightly run in {args.into} was interrupted in the last 12 h; to begin, "
             "give --inventory=FILE"
         )
-    folder, nightly = past
-    if asked.names_a_fleet and (asked.words, asked.folders) != (nightly.words, nightly.folders):
+    folder, nightly = run
+    if args.names_a_fleet and (args.words, args.folders) != (nightly.words, nightly.folders):
         raise UsageError(
             f"--resume: the nightly run {folder.name} has other options: repeat those, or give "
             "--resume alone, or leave it out to begin a new nightly run"
@@ -407,9 +408,9 @@ def interrupted_nightly_run(asked: NightlyArguments, into: Path) -> tuple[Path, 
     return folder, replace(nightly, waves=waves)
 
 
-def end_of(ends: datetime | None, nightly: NightlyRun, who: Chooser) -> float | None:
+def end_of(ends: datetime | None, nightly: NightlyRun, choice: Chooser) -> float | None:
     """Return when the run must end: by the options, else as when it began, or the reservation."""
-    reservation = who.held()
+    reservation = choice.current_reservation()
     times = [reservation.ends.timestamp()] if reservation and reservation.ends else []
     if ends is not None:
         times.append(ends.timestamp())
@@ -423,30 +424,30 @@ def end_of(ends: datetime | None, nightly: NightlyRun, who: Chooser) -> float | 
 
 
 def print_header(
-    screen: Screen, nightly: NightlyRun, where: str, who: Chooser, *, resumed: bool
+    screen: Screen, nightly: NightlyRun, report_words: str, choice: Chooser, *, resumed: bool
 ) -> None:
     """Print the header, and the nodes that are left out."""
     nodes = sum(len(wave.nodes) for wave in nightly.waves)
-    sources = {"idle": "idle by Slurm", "reservation": f"of the reservation {who.reservation}"}
-    origin = f": those {sources[who.source]}" if who.source in sources else ", Slurm is not asked"
+    words = {"idle": "idle by Slurm", "reservation": f"of the reservation {choice.reservation}"}
+    origin = f": those {words[choice.source]}" if choice.source in words else ", Slurm is not asked"
     rows = [
         ("preflight", f"nightly {nightly.preflight}"),
         ("fleet", f"{fold(nightly.nodes)}  {len(nightly.nodes)} nodes ({nightly.origin})"),
         ("checked", f"{nodes} of {len(nightly.nodes)}{origin}"),
     ]
     if nightly.waves:
-        rows += [("waves", _waves(nightly)), ("nights", _nights(nightly, nodes))]
+        rows += [("waves", _wave_words(nightly)), ("nights", _night_words(nightly, nodes))]
     if resumed:
         number = sum(not wave.open for wave in nightly.waves)
         rows.append(("resumed", f"{number} of {len(nightly.waves)} waves are done already"))
-    rows.append(("report", where))
+    rows.append(("report", report_words))
     for label, text in rows:
         screen.labelled(label, text)
     screen.line()
-    screen.left_out(nightly.left_out)
+    screen.show_left_out(nightly.left_out)
 
 
-def _waves(nightly: NightlyRun) -> str:
+def _wave_words(nightly: NightlyRun) -> str:
     ends = f", until {clock(nightly.ends_s - time.time()):%H:%M}" if nightly.ends_s else ""
     return (
         f"{len(nightly.waves)} of up to {nightly.most} nodes, one after the other, {nightly.tier}, "
@@ -454,12 +455,12 @@ def _waves(nightly: NightlyRun) -> str:
     )
 
 
-def _nights(nightly: NightlyRun, nodes: int) -> str:
-    nights = nights_to_all(nodes, nightly.most)
-    after = f" after {nights} such nights" if nights > 1 else ""
-    return f"every two of these nodes are in one wave{after}"
+def _night_words(nightly: NightlyRun, nodes: int) -> str:
+    nights = nights_for_all_pairs(nodes, nightly.most)
+    span = f" after {nights} such nights" if nights > 1 else ""
+    return f"every two of these nodes are in one wave{span}"
 
 
 if __name__ == "__main__":
-    shorten_names(_OTHERS)
+    shorten_names(_ALIASES)
     sys.exit(until_interrupted(lambda: main(sys.argv[1:])))

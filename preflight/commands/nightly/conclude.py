@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from preflight.commands.nightly.state import WAVE, read_nightly_run, sweeps_in
+from preflight.commands.nightly.state import WAVE, nightly_folders, read_nightly_run
 from preflight.commands.nightly.united import fabric_of_waves, unite, wave_words
 from preflight.commands.nightly.wave_runner import SCREEN, read_report
 from preflight.core.files import open_folder
@@ -44,33 +44,33 @@ def change_lines(
     report: Report, all_findings: Sequence[Finding], earlier: Sequence[RunSummary]
 ) -> list[tuple[str, str]]:
     """Return label and text of each line; none without an earlier night."""
-    now = summary_of(report, all_findings)
-    last = before(earlier, now)
-    if last is None:
+    tonight = summary_of(report, all_findings)
+    last_night = before(earlier, tonight)
+    if last_night is None:
         return []
-    changes = since(last, now, report)
-    then = changes.before.started[:16].replace("T", " ")
+    changes = since(last_night, tonight, report)
+    date = changes.before.started[:16].replace("T", " ")
     counts = (
         f"{len(changes.new)} new, {len(changes.still)} still, {len(changes.recovered)} recovered"
     )
     unseen = f", {len(changes.unseen)} not judged again" if changes.unseen else ""
-    lines = [("since", f"{then} UTC: {counts}{unseen}")]
-    for label, bad in (("new", changes.new), ("recovered", changes.recovered)):
-        if bad:
-            lines.append((label, _list_by_check(bad, report.fleet.nodes)))
+    lines = [("since", f"{date} UTC: {counts}{unseen}")]
+    for label, verdicts in (("new", changes.new), ("recovered", changes.recovered)):
+        if verdicts:
+            lines.append((label, _list_by_check(verdicts, report.fleet.nodes)))
     return lines
 
 
-def _list_by_check(bad: Iterable[Bad], nodes: Collection[str]) -> str:
+def _list_by_check(verdicts: Iterable[Bad], nodes: Collection[str]) -> str:
     """List findings by check, folded: "gpu.count gpu[003,005]; net.ports gpu001"."""
-    by_check = grouped((row.check, row.subject) for row in bad)
-    parts = [f"{check} {_fold(names, nodes)}" for check, names in by_check.items()]
-    return "; ".join(cut_list(parts, _MOST_CHANGES))
+    by_check = grouped((row.check, row.subject) for row in verdicts)
+    lists = [f"{check} {_fold_names(names, nodes)}" for check, names in by_check.items()]
+    return "; ".join(cut_list(lists, _MOST_CHANGES))
 
 
-def _fold(names: Sequence[str], nodes: Collection[str]) -> str:
-    plain = fold(name for name in names if name in nodes)
-    return ", ".join(filter(None, (plain, *(name for name in names if name not in nodes))))
+def _fold_names(names: Sequence[str], nodes: Collection[str]) -> str:
+    folded = fold(name for name in names if name in nodes)
+    return ", ".join(filter(None, (folded, *(name for name in names if name not in nodes))))
 
 
 def reports_of(folder: Path, nightly: NightlyRun) -> dict[int, Report]:
@@ -90,25 +90,25 @@ def missing_nodes(
     names = {name for report in reports for name in report.fleet.nodes}
     missing: dict[str, Verdict] = {}
     for number, wave in enumerate(nightly.waves, 1):
-        where = f"wave {number}" + (f" ({wave.folder})" if wave.folder else "")
+        place = f"wave {number}" + (f" ({wave.folder})" if wave.folder else "")
         for name in wave.nodes:
             if name in names or wave.stand == "left out":
                 continue
             if wave.open:
-                why = f"before its wave {stopped or 'the nightly run was interrupted'}"
-                missing[name] = not_run(why, stopped=True)
+                reason = f"before its wave {stopped or 'the nightly run was interrupted'}"
+                missing[name] = not_run(reason, stopped=True)
             elif wave.stand == "broken off" and "jobs" in wave.why:
-                missing[name] = not_run(f"{wave.why} repeatedly, in {where}", stopped=True)
+                missing[name] = not_run(f"{wave.why} repeatedly, in {place}", stopped=True)
             else:
                 missing[name] = Verdict(
                     outcome=Outcome.MISSING,
-                    sentence=f"{where}: {wave.why or 'its report is missing'}",
+                    sentence=f"{place}: {wave.why or 'its report is missing'}",
                     advice="see its wave's folder; to repeat it: preflight nightly --resume",
                 )
     return missing
 
 
-_WRITTEN = OURS | {SCREEN}
+_WAVE_FILES = OURS | {SCREEN}
 
 
 def tidy_waves(folder: Path, keep: int) -> None:
@@ -116,22 +116,22 @@ def tidy_waves(folder: Path, keep: int) -> None:
 
     Files that cannot be removed stay.
     """
-    older = [path for path in sweeps_in(folder.parent) if path.name < folder.name]
-    for old in older[keep - 1 :] if keep > 0 else ():
+    older = [path for path in nightly_folders(folder.parent) if path.name < folder.name]
+    for sweep in older[keep - 1 :] if keep > 0 else ():
         with suppress(OSError, UsageError):
-            if (old / REPORT).is_file() and read_nightly_run(old).finished:
-                _remove_waves(old)
+            if (sweep / REPORT).is_file() and read_nightly_run(sweep).finished:
+                _remove_waves(sweep)
 
 
 def _remove_waves(nightly: Path) -> None:
-    with open_folder(nightly, make=False) as above:
-        for name in filter(WAVE.fullmatch, names_in(above)):
+    with open_folder(nightly, make=False) as parent:
+        for name in filter(WAVE.fullmatch, names_in(parent)):
             with suppress(OSError):
-                remove_folder(above, name, _WRITTEN)
+                remove_folder(parent, name, _WAVE_FILES)
 
 
 _HISTORY_LINE = re.compile(r"^history +(\S.*(?:\n {9,}\S.*)*)", re.MULTILINE)
-_MOST = 4 << 20
+_MOST_BYTES = 4 << 20
 
 
 def history_troubles(folder: Path, nightly: NightlyRun) -> dict[str, str]:
@@ -147,7 +147,7 @@ def history_troubles(folder: Path, nightly: NightlyRun) -> dict[str, str]:
 def _trouble(screen: Path) -> str:
     try:
         with screen.open("rb") as file:
-            text = file.read(_MOST).decode("utf-8", "replace")
+            text = file.read(_MOST_BYTES).decode("utf-8", "replace")
     except OSError:
         return ""
     lines = _HISTORY_LINE.findall(text)
@@ -166,15 +166,15 @@ def conclude(
     """Write the united report and print its summary. `stopped`: why waves did not run, or ""."""
     reports = reports_of(folder, nightly)
     missing = missing_nodes(nightly, reports.values(), stopped)
-    report, found = unite(nightly, reports, missing, former, interrupted=interrupted)
+    report, findings = unite(nightly, reports, missing, former, interrupted=interrupted)
     outputs = outputs_of(folder, nightly)
-    report = _write_outputs(report, found, outputs, nightly)
+    report = _write_outputs(report, findings, outputs, nightly)
     tidy_waves(folder, nightly.keep)
     screen.line()
-    changes = change_lines(report, found, earlier(folder))
+    changes = change_lines(report, findings, earlier(folder))
     screen.line(f" {title(report, unsaved=outputs.unsaved)} ".center(screen.width, "="))
     where, drawn, hint = outputs.where, outputs.at(PAGE), _hint(nightly, report)
-    for line in summary(report, found, where=where, page=drawn, hint=hint, width=screen.width):
+    for line in summary(report, findings, where=where, page=drawn, hint=hint, width=screen.width):
         screen.line(line)
     for label, text in changes:
         screen.labelled(label, text)
@@ -196,8 +196,8 @@ def _write_outputs(
     """Write the files, as a run does."""
     report = outputs.write_report(report)
     waves = [outputs.path / wave.folder for wave in nightly.waves if wave.folder]
-    drawn = fabric_of_waves(waves, report.blames)
-    html = page(report, all_findings, drawn, earlier=earlier(outputs.path), drains=draining_ids())
+    fabric = fabric_of_waves(waves, report.blames)
+    html = page(report, all_findings, fabric, earlier=earlier(outputs.path), drains=draining_ids())
     outputs.write(PAGE, html.encode())
     # What later nights compare with; single verdicts only if they are in no wave.
     outputs.events.begin(row_of(Began, report, report.fleet, schema=SCHEMA, expected={}))
@@ -216,6 +216,6 @@ def _hint(nightly: NightlyRun, report: Report) -> str:
         return ""
     nodes = fold(report.fleet.not_ready)
     pairs = (word.partition("=") for word in nightly.words)
-    same = [f"--inventory={value}" for name, _, value in pairs if name == "--preflight-inventory"]
-    words = shlex.join(["preflight", "check", nodes, f"--tier={nightly.tier}", *same])
+    flags = [f"--inventory={value}" for name, _, value in pairs if name == "--preflight-inventory"]
+    words = shlex.join(["preflight", "check", nodes, f"--tier={nightly.tier}", *flags])
     return f"to check only these again: {words}"

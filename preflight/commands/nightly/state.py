@@ -20,7 +20,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from preflight.check import Tier
-from preflight.commands.nightly.choice import MOST_LOOKED_AT, Source, Wave, Waves
+from preflight.commands.nightly.choice import MOST_COMPARED, Source, Wave, Waves
 from preflight.core.command_line import columns
 from preflight.core.files import file_errors, read_regular, write_atomically
 from preflight.core.statistics import grouped
@@ -123,7 +123,7 @@ class NightlyRun(Struct, frozen=True, kw_only=True):
         write_atomically(folder / NAME, content + b"\n")
 
 
-class Standing:
+class NightlyState:
     """The state of a running nightly run. Every change is written; OSError where that fails."""
 
     def __init__(self, folder: Path, nightly: NightlyRun) -> None:
@@ -134,21 +134,21 @@ class Standing:
         self.took_s: list[float] = []
         """Seconds that each wave of this call took."""
 
-    def set(self, number: int, **changes: object) -> None:
+    def set_wave(self, number: int, **changes: object) -> None:
         """Change one wave."""
         waves = list(self.nightly.waves)
         waves[number] = replace(waves[number], **changes)
         self.nightly = replace(self.nightly, waves=tuple(waves))
         self.write()
 
-    def leave_out(self, number: int, why: Mapping[str, str]) -> None:
+    def leave_out(self, number: int, reasons: Mapping[str, str]) -> None:
         """Take nodes out of a wave; a wave without nodes is left out itself."""
-        nodes = tuple(name for name in self.nightly.waves[number].nodes if name not in why)
-        self.nightly = replace(self.nightly, left_out={**self.nightly.left_out, **why})
+        nodes = tuple(name for name in self.nightly.waves[number].nodes if name not in reasons)
+        self.nightly = replace(self.nightly, left_out={**self.nightly.left_out, **reasons})
         changes: dict[str, object] = {"nodes": nodes}
         if not nodes:
             changes = {"stand": "left out", "why": "each of its nodes is in use"}
-        self.set(number, **changes)
+        self.set_wave(number, **changes)
 
     def add(self, waves: Iterable[Wave], nodes: Collection[str]) -> None:
         """Add waves of nodes that were left out before."""
@@ -171,7 +171,7 @@ class Standing:
         self.nightly.write(self.folder)
 
     @property
-    def next(self) -> int | None:
+    def next_wave(self) -> int | None:
         """The next wave to run; None when all have run."""
         return next((n for n, wave in enumerate(self.nightly.waves) if wave.open), None)
 
@@ -186,19 +186,19 @@ class Standing:
         return None if self.nightly.ends_s is None else self.nightly.ends_s - time.time()
 
     @property
-    def done_at(self) -> datetime | None:
+    def estimated_end(self) -> datetime | None:
         """When all will be done, estimated from the waves so far; None before the first."""
         if not self.took_s:
             return None
         left_s = self.open_waves * sum(self.took_s) / len(self.took_s)
         return clock(left_s if self.left_s is None else min(left_s, max(0.0, self.left_s)))
 
-    def at(self, number: int) -> str:
+    def label(self, number: int) -> str:
         """Return a wave's number, counted from 1: "3/12"."""
         return f"{number + 1}/{len(self.nightly.waves)}"
 
 
-ANEW = "leave out --resume to begin a new nightly run"
+BEGIN_NEW = "leave out --resume to begin a new nightly run"
 """What to do about a refused sweep.json; replaced where a new nightly run begins anyway."""
 
 
@@ -213,38 +213,38 @@ def read_nightly_run(folder: Path) -> NightlyRun:
     """
     path = folder / NAME
     if os.geteuid() == 0 and (risk := who_may_change(path)):
-        raise UsageError(f"root does not continue by {path}: {risk}; {ANEW}")
-    with file_errors(f"cannot read the nightly run {path}", ANEW):
+        raise UsageError(f"root does not continue by {path}: {risk}; {BEGIN_NEW}")
+    with file_errors(f"cannot read the nightly run {path}", BEGIN_NEW):
         return msgspec.json.decode(read_regular(path, LARGEST), type=NightlyRun)
 
 
-def latest(into: Path) -> tuple[Path, NightlyRun] | None:
+def latest_nightly_run(into: Path) -> tuple[Path, NightlyRun] | None:
     """Return the nightly run that began last, or None; UsageError if it cannot be read."""
-    folders = sweeps_in(into)
+    folders = nightly_folders(into)
     return (folders[0], read_nightly_run(folders[0])) if folders else None
 
 
-def nodes_of(nights: Iterable[Night]) -> tuple[Waves, ...]:
+def waves_of(nights: Iterable[Night]) -> tuple[Waves, ...]:
     """Return which nodes were checked together in each night."""
     return tuple(tuple(wave.nodes for wave in night) for night in nights)
 
 
-def former_nights(into: Path, *, but: str = "") -> tuple[Night, ...]:
+def former_nights(into: Path, *, except_id: str = "") -> tuple[Night, ...]:
     """Return the done waves of earlier nights, the latest first; damaged files are skipped.
 
-    `but`: the id of the current nightly run, which is left out.
+    `except_id`: the id of the current nightly run, which is left out.
     """
     nights: list[Night] = []
-    for folder in sweeps_in(into)[:MOST_LOOKED_AT]:
+    for folder in nightly_folders(into)[:MOST_COMPARED]:
         with suppress(UsageError):
             night = read_nightly_run(folder)
             waves = tuple(wave for wave in night.waves if wave.stand == "done")
-            if waves and night.sweep != but:
+            if waves and night.sweep != except_id:
                 nights.append(waves)
     return tuple(nights)
 
 
-def sweeps_in(into: Path) -> list[Path]:
+def nightly_folders(into: Path) -> list[Path]:
     """Return the folders of all nightly runs, the latest first, without links."""
     try:
         folders = [path.parent for path in into.glob(f"*/{NAME}") if not path.parent.is_symlink()]
@@ -261,8 +261,8 @@ class Screen:
     """Prints lines; on a terminal, rewrites the line of the running wave."""
 
     def __init__(self) -> None:
-        self._live = sys.stdout.isatty()
-        self._shown = 0
+        self._is_terminal = sys.stdout.isatty()
+        self._shown_width = 0
         self.width = max(_NARROWEST, columns())
 
     def line(self, text: str = "") -> None:
@@ -274,41 +274,41 @@ class Screen:
         for line in labelled(label, text, self.width):
             self.line(line)
 
-    def begins(self, number: int, nodes: Sequence[str], now: Standing) -> None:
+    def show_start(self, number: int, nodes: Sequence[str], state: NightlyState) -> None:
         """Print which wave begins, how many nodes follow it, and when all will be done."""
-        left = sum(len(wave.nodes) for wave in now.nightly.waves[number + 1 :] if wave.open)
-        after = f"{left} after them" if left else "the last ones"
-        about = f", all done at about {now.done_at:%H:%M}" if now.done_at else ""
-        words = f"{fold(nodes)}  {count(len(nodes), 'node')}, {after}{about}"
-        self.labelled(f"wave {now.at(number)}", words)
+        nodes_left = sum(len(wave.nodes) for wave in state.nightly.waves[number + 1 :] if wave.open)
+        following = f"{nodes_left} after them" if nodes_left else "the last ones"
+        end = f", all done at about {state.estimated_end:%H:%M}" if state.estimated_end else ""
+        words = f"{fold(nodes)}  {count(len(nodes), 'node')}, {following}{end}"
+        self.labelled(f"wave {state.label(number)}", words)
 
-    def goes_on(self, at: str, since_s: float, phase: str) -> None:
+    def show_phase(self, label: str, since_s: float, phase: str) -> None:
         """Rewrite the line of the running wave; does nothing without a terminal."""
-        if self._live:
-            text = f"wave {at}  {timedelta(seconds=int(since_s))}  {phase}"[: self.width - 1]
-            self._write(f"\r{text.ljust(self._shown)}")
-            self._shown = len(text)
+        if self._is_terminal:
+            text = f"wave {label}  {timedelta(seconds=int(since_s))}  {phase}"[: self.width - 1]
+            self._write(f"\r{text.ljust(self._shown_width)}")
+            self._shown_width = len(text)
 
-    def found(self, findings: Sequence[Finding]) -> None:
+    def show_findings(self, findings: Sequence[Finding]) -> None:
         """Print the findings that make nodes not ready, each cause in one line."""
         for finding in (finding for finding in findings if finding.makes_not_ready):
             nodes = frozenset(name for name in finding.subjects if "-" not in name)
             self.line(" " * _LABEL + finding_line(finding, nodes, self.width - _LABEL))
 
-    def ends(self, fleet: FleetRow, seconds: float) -> None:
+    def show_end(self, fleet: FleetRow, seconds: float) -> None:
         """Print the result of a wave."""
         counts = ((len(fleet.ready), "ready"), (len(fleet.not_ready), "not ready"),
                   (len(fleet.unjudged), "not judged"))  # fmt: skip
         text = ", ".join(f"{number} {word}" for number, word in counts if number)
         self.labelled("", f"{text}  {seconds:.0f} s")
 
-    def left_out(self, why: Mapping[str, str], *, after: str = "") -> None:
+    def show_left_out(self, reasons: Mapping[str, str], *, suffix: str = "") -> None:
         """Print the nodes that are left out; those with the same reason in one line."""
-        for reason, names in grouped((reason, name) for name, reason in why.items()).items():
-            self.labelled("left out", f"{fold(names)}  {len(names)}{after}: {reason}")
+        for reason, names in grouped((reason, name) for name, reason in reasons.items()).items():
+            self.labelled("left out", f"{fold(names)}  {len(names)}{suffix}: {reason}")
 
     def _cleared(self) -> str:
-        width, self._shown = self._shown, 0
+        width, self._shown_width = self._shown_width, 0
         return f"\r{' ' * width}\r" if width else ""
 
     def _write(self, text: str) -> None:
@@ -319,7 +319,7 @@ class Screen:
         except OSError:
             # Buffered output would fail once more at exit and change the exit code.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            self._live = False
+            self._is_terminal = False
 
 
 def clock(seconds_from_now: float) -> datetime:

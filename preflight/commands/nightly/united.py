@@ -49,7 +49,7 @@ REACH_CHECK = "reach.answer"
 """The check that reports that a node was not checked at all: it comes before all others."""
 
 
-def of_the_fleet(reports: Mapping[int, Report]) -> Iterator[Entry]:
+def fleet_entries(reports: Mapping[int, Report]) -> Iterator[Entry]:
     """Yield one verdict for each check of the whole fleet; `reports` by the wave's number."""
     rows = grouped(
         (row.check, (number, row))
@@ -58,28 +58,28 @@ def of_the_fleet(reports: Mapping[int, Report]) -> Iterator[Entry]:
         if row.subject == FLEET
     )
     for check, rows_of_check in rows.items():
-        yield Entry(check, FLEET, (), _join(rows_of_check, len(reports)))
+        yield Entry(check, FLEET, (), _join_verdicts(rows_of_check, len(reports)))
 
 
-def _join(rows: Sequence[tuple[int, VerdictRow]], waves: int) -> Verdict:
+def _join_verdicts(rows: Sequence[tuple[int, VerdictRow]], waves: int) -> Verdict:
     """Return a check's worst verdict on any wave, with the numbers of these waves."""
     worst = min((row.outcome for _, row in rows), key=WORST_FIRST.index)
-    same = [(number, row) for number, row in rows if row.outcome is worst]
-    first = same[0][1]
-    by_sentence = grouped((row.sentence, number) for number, row in same)
-    alone = waves == 1 or (len(by_sentence) == 1 and len(same) == waves)
-    of_waves = (f"{wave_words(numbers)}: {words}" for words, numbers in by_sentence.items())
-    words = by_sentence if alone else of_waves
+    worst_rows = [(number, row) for number, row in rows if row.outcome is worst]
+    first = worst_rows[0][1]
+    by_sentence = grouped((row.sentence, number) for number, row in worst_rows)
+    is_common = waves == 1 or (len(by_sentence) == 1 and len(worst_rows) == waves)
+    with_waves = (f"{wave_words(numbers)}: {words}" for words, numbers in by_sentence.items())
+    words = by_sentence if is_common else with_waves
     return Verdict(
         outcome=worst,
         sentence="; ".join(words),
         advice=first.advice,
-        evidence=first.evidence if waves == 1 else {f"wave {n}": r.evidence for n, r in same},
+        evidence=first.evidence if waves == 1 else {f"wave {n}": r.evidence for n, r in worst_rows},
         cause=first.cause,
         grant=first.grant,
-        blame=first.blame if len(same) == 1 else "",
-        culprits=tuple(dict.fromkeys(name for _, row in same for name in row.culprits)),
-        suspects=tuple(dict.fromkeys(name for _, row in same for name in row.suspects)),
+        blame=first.blame if len(worst_rows) == 1 else "",
+        culprits=tuple(dict.fromkeys(name for _, row in worst_rows for name in row.culprits)),
+        suspects=tuple(dict.fromkeys(name for _, row in worst_rows for name in row.suspects)),
     )
 
 
@@ -91,10 +91,10 @@ def wave_words(numbers: Sequence[int]) -> str:
 def joined_pairs(reports: Sequence[Report]) -> tuple[PairRow, ...]:
     """Return the pairs of all waves; rounds are numbered on, so that each number is one time."""
     rows: list[PairRow] = []
-    before = 0
+    rounds_before = 0
     for report in reports:
-        rows += [replace(row, round=row.round + before) for row in report.pairs]
-        before += max((row.round + 1 for row in report.pairs), default=0)
+        rows += [replace(row, round=row.round + rounds_before) for row in report.pairs]
+        rounds_before += max((row.round + 1 for row in report.pairs), default=0)
     return tuple(rows)
 
 
@@ -105,17 +105,17 @@ def joined_overrides(overrides: Sequence[Overrides]) -> Overrides:
         for wave in overrides
         for row in wave.waivers
     )
-    off = grouped(((row.check, row.by), row) for wave in overrides for row in wave.off)
+    off_rows = grouped(((row.check, row.by), row) for wave in overrides for row in wave.off)
     numbers = grouped(
         ((row.name, row.value, row.by), row) for wave in overrides for row in wave.numbers
     )
     return Overrides(
         waivers=tuple(
-            replace(same[-1], verdicts=sum(row.verdicts for row in same))
-            for same in waivers.values()
+            replace(rows[-1], verdicts=sum(row.verdicts for row in rows))
+            for rows in waivers.values()
         ),
-        off=tuple(replace(same[0], nodes=_all_nodes(same)) for same in off.values()),
-        numbers=tuple(replace(same[0], nodes=_all_nodes(same)) for same in numbers.values()),
+        off=tuple(replace(rows[0], nodes=_all_nodes(rows)) for rows in off_rows.values()),
+        numbers=tuple(replace(rows[0], nodes=_all_nodes(rows)) for rows in numbers.values()),
     )
 
 
@@ -139,7 +139,7 @@ def unite(
     reports = [*by_wave.values()]
     entries = (
         *(entry for report in reports for entry in entries_of(report) if entry.nodes),
-        *of_the_fleet(by_wave),
+        *fleet_entries(by_wave),
         *(Entry(REACH_CHECK, name, (name,), verdict) for name, verdict in missing.items()),
     )
     systemic = suspicions(entries, len(nightly.nodes) - len(nightly.left_out))
@@ -157,8 +157,8 @@ def unite(
         **of_entries(entries),
         pairs=joined_pairs(reports),
         blames=blames,
-        suspicions=(*systemic.values(), *_of_waves(by_wave, systemic)),
-        coverage=covered(nightly, reports, former),
+        suspicions=(*systemic.values(), *_wave_suspicions(by_wave, systemic)),
+        coverage=fabric_coverage(nightly, reports, former),
         # The least sensitive rows of all waves; one without a rate comes first.
         sensitivity=tuple(sorted(rows, key=lambda row: row.one_in or 0.0)[:MISSED_ROWS]),
         overrides=joined_overrides([report.overrides for report in reports]),
@@ -170,16 +170,16 @@ def unite(
 def _fleet(nightly: NightlyRun, reports: Sequence[Report]) -> FleetRow:
     """Return the fleet with each node as its wave judged it; a node in no wave is unjudged."""
     ready = {name for report in reports for name in report.fleet.ready}
-    bad = {name for report in reports for name in report.fleet.not_ready}
+    not_ready = {name for report in reports for name in report.fleet.not_ready}
     states = Readiness(
-        ready=tuple(name for name in nightly.nodes if name in ready - bad),
-        not_ready=tuple(name for name in nightly.nodes if name in bad),
-        unjudged=tuple(name for name in nightly.nodes if name not in ready | bad),
+        ready=tuple(name for name in nightly.nodes if name in ready - not_ready),
+        not_ready=tuple(name for name in nightly.nodes if name in not_ready),
+        unjudged=tuple(name for name in nightly.nodes if name not in ready | not_ready),
         apart=tuple(pair for report in reports for pair in report.fleet.apart),
     )
-    out = {name: nightly.left_out[name] for name in nightly.nodes if name in nightly.left_out}
+    left_out = {name: nightly.left_out[name] for name in nightly.nodes if name in nightly.left_out}
     row = fleet_row(nightly.nodes, nightly.origin, states, nightly.leaves)
-    return replace(row, left_out=out)
+    return replace(row, left_out=left_out)
 
 
 def _exit(
@@ -198,7 +198,7 @@ def _exit(
     return UNCLEAR if missing or codes - {FINE, EMPTY} else FINE
 
 
-def _of_waves(by_wave: Mapping[int, Report], systemic: Collection[str]) -> list[str]:
+def _wave_suspicions(by_wave: Mapping[int, Report], systemic: Collection[str]) -> list[str]:
     """Return the waves' suspicions of a shared cause that the whole fleet does not repeat."""
     return [
         f"wave {number}, of {len(report.fleet.nodes)} nodes: {note}"
@@ -208,7 +208,7 @@ def _of_waves(by_wave: Mapping[int, Report], systemic: Collection[str]) -> list[
     ]
 
 
-def covered(
+def fabric_coverage(
     nightly: NightlyRun, tonight: Sequence[Report], former: Iterable[Night]
 ) -> CoverageRow | None:
     """Count the measured pairs of the whole fleet; None where no wave measures pairs."""
@@ -216,15 +216,15 @@ def covered(
     if not rows:
         return None
     nodes, leaves = nightly.nodes, nightly.leaves
-    total, now = _Met(nodes, leaves), _Met(nodes, leaves)
+    measured, measured_tonight = _MeasuredPairs(nodes, leaves), _MeasuredPairs(nodes, leaves)
     for wave in (wave for night in former for wave in night if wave.whole):
-        total.add_all_of(wave.nodes)
-    known_before = total.count
+        measured.add_pairs_of(wave.nodes)
+    known_before = measured.count
     for row in (row for report in tonight for row in report.pairs if row.state not in UNTESTED):
-        now.add_all_of((row.a, row.b))
-        total.add_all_of((row.a, row.b))
+        measured_tonight.add_pairs_of((row.a, row.b))
+        measured.add_pairs_of((row.a, row.b))
     pairs = len(nodes) * (len(nodes) - 1) // 2
-    fresh, unseen = total.count - known_before, pairs - total.count
+    new, unseen = measured.count - known_before, pairs - measured.count
     leaf_count = len({leaves[name] for name in nodes if name in leaves})
     shares = [row.measured_share for row in rows if row.measured_share is not None]
     return CoverageRow(
@@ -232,34 +232,34 @@ def covered(
         rounds_total=sum(row.rounds_total for row in rows),
         seed=rows[0].seed,
         pairs=pairs,
-        pairs_run=now.count,
-        pairs_known=total.count,
+        pairs_run=measured_tonight.count,
+        pairs_known=measured.count,
         # How many nights with as many new pairs as this one are needed.
-        runs_left=-(-unseen // fresh) if fresh > 0 else None if unseen else 0,
+        runs_left=-(-unseen // new) if new > 0 else None if unseen else 0,
         topology=nightly.topology,
         leaf_pairs=leaf_count * (leaf_count - 1) // 2,
-        leaf_pairs_run=now.leaf_pairs,
-        leaf_pairs_known=total.leaf_pairs,
+        leaf_pairs_run=measured_tonight.leaf_pairs,
+        leaf_pairs_known=measured.leaf_pairs,
         repairs=sum(row.repairs for row in rows),
         retests=sum(row.retests for row in rows),
         measured_share=round(sum(shares) / len(shares), 3) if shares else None,
     )
 
 
-class _Met:
+class _MeasuredPairs:
     """Which pairs were measured: one row of bits per node, so thousands of nodes cost megabytes."""
 
     def __init__(self, nodes: Sequence[str], leaves: Mapping[str, str]) -> None:
         self._nodes, self._leaves = nodes, leaves
-        self._at = {name: at for at, name in enumerate(nodes)}
+        self._index = {name: index for index, name in enumerate(nodes)}
         self._rows = [0] * len(nodes)
 
-    def add_all_of(self, met: Iterable[str]) -> None:
+    def add_pairs_of(self, names: Iterable[str]) -> None:
         """Add every pair of these nodes; those that have left the fleet are skipped."""
-        places = [self._at[name] for name in met if name in self._at]
-        together = sum(1 << at for at in places)
-        for at in places:
-            self._rows[at] |= together & ~(1 << at)
+        places = [self._index[name] for name in names if name in self._index]
+        row_bits = sum(1 << index for index in places)
+        for index in places:
+            self._rows[index] |= row_bits & ~(1 << index)
 
     @property
     def count(self) -> int:
@@ -271,10 +271,10 @@ class _Met:
         """Number of pairs of different leaves."""
         members: defaultdict[str, int] = defaultdict(int)
         met: defaultdict[str, int] = defaultdict(int)
-        for at, name in enumerate(self._nodes):
+        for index, name in enumerate(self._nodes):
             if (leaf := self._leaves.get(name)) is not None:
-                members[leaf] |= 1 << at
-                met[leaf] |= self._rows[at]
+                members[leaf] |= 1 << index
+                met[leaf] |= self._rows[index]
         return sum(bool(met[a] & members[b]) for a in met for b in members if a < b)
 
 
@@ -286,17 +286,17 @@ def fabric_of_waves(
     `hider`: a public page has no names and no links; `blames` are hidden already.
     """
     links = "" if hider else waves_of([folder.name for folder in waves])
-    samples = seen_in(waves)
+    samples = join_samples(waves)
     if samples is None:
         return lambda _: links
     observed = hider.all_of(samples) if hider else samples
-    room = len(links.encode())
-    return lambda most: links + fabric_section(observed, blames, most=most - room)
+    links_bytes = len(links.encode())
+    return lambda limit: links + fabric_section(observed, blames, most=limit - links_bytes)
 
 
-def seen_in(waves: Iterable[Path]) -> Observed | None:
+def join_samples(folders: Iterable[Path]) -> Observed | None:
     """Return the measurements of all these folders; None where there are none."""
-    parts = [part for part in map(_samples_of, waves) if part is not None]
+    parts = [part for part in map(_samples_of, folders) if part is not None]
     if not parts:
         return None
     return Observed(
@@ -305,7 +305,7 @@ def seen_in(waves: Iterable[Path]) -> Observed | None:
         tried=tuple(pair for part in parts for pair in part.tried),
         digests=tuple(digest for part in parts for digest in part.digests),
         leaves={name: leaf for part in parts for name, leaf in part.leaves.items()},
-        silent={name: why for part in parts for name, why in part.silent.items()},
+        silent={name: reason for part in parts for name, reason in part.silent.items()},
     )
 
 

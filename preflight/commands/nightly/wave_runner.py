@@ -28,10 +28,10 @@ from preflight.commands.nightly.choice import Chooser, SlurmError, plan_waves
 from preflight.commands.nightly.state import (
     Night,
     NightlyRun,
+    NightlyState,
     Screen,
-    Standing,
     clock,
-    nodes_of,
+    waves_of,
 )
 from preflight.core.command_line import EMPTY, USAGE
 from preflight.core.files import file_errors, open_folder, open_new, read_regular, reason_of
@@ -155,7 +155,7 @@ _PR_SET_PDEATHSIG: Final = 1
 def main(argv: Sequence[str]) -> int:
     """Run `preflight check WORDS`, with the same exit codes."""
     parent, lock, *words = argv
-    end_with(int(parent))
+    end_with_parent(int(parent))
     # Only this process holds the lock, not its children.
     fcntl.fcntl(int(lock), fcntl.F_SETFD, fcntl.FD_CLOEXEC)
     from preflight.commands.check import main as judge
@@ -163,7 +163,7 @@ def main(argv: Sequence[str]) -> int:
     return judge(words)
 
 
-def end_with(parent: int) -> None:
+def end_with_parent(parent: int) -> None:
     """Have the kernel send SIGTERM when the parent dies; exit if it has died already."""
     with suppress(OSError, AttributeError):  # another kernel: then Ctrl-C and SIGTERM are passed on
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
@@ -209,7 +209,7 @@ class WaveRunner:
         self.trouble = ""
         """Why the nightly run could not continue; "" if it could."""
         self.time_up = False
-        self._now = Standing(folder, nightly)
+        self._state = NightlyState(folder, nightly)
         self._chooser = chooser
         self._screen = screen
         self._lock = lock
@@ -218,7 +218,7 @@ class WaveRunner:
     @property
     def nightly(self) -> NightlyRun:
         """The current state."""
-        return self._now.nightly
+        return self._state.nightly
 
     def run(self, former: tuple[Night, ...]) -> None:
         """Run all waves, then waves of nodes that have become idle meanwhile.
@@ -226,59 +226,59 @@ class WaveRunner:
         KeyboardInterrupt ends the running wave and is raised again; the state is written.
         """
         try:
-            self._now.write()
+            self._state.write()
             while not (self.time_up or self.trouble):
-                number = self._now.next
+                number = self._state.next_wave
                 if number is not None:
-                    self._wave(number)
-                elif not self._add_late(former):
+                    self._run_wave(number)
+                elif not self._add_idle_nodes(former):
                     break
-            self._now.write()
+            self._state.write()
         except OSError as error:
-            self.trouble = f"{reason_of(error)}: {error.filename or self._now.folder}"
+            self.trouble = f"{reason_of(error)}: {error.filename or self._state.folder}"
 
     # -- one wave
 
-    def _wave(self, number: int) -> None:
-        nodes = self._still_free(number)
+    def _run_wave(self, number: int) -> None:
+        nodes = self._free_nodes(number)
         if not nodes or self.trouble:
             return
-        now = self._now
-        budget_s = wave_budget_s(self.nightly.usual_s, now.left_s, now.open_waves)
+        state = self._state
+        budget_s = wave_budget_s(self.nightly.usual_s, state.left_s, state.open_waves)
         if budget_s is None:
             self.time_up = True
             return
         tries = self.nightly.waves[number].tries + 1
         name = f"wave-{number + 1:03}" + (f"-{tries}" if tries > 1 else "")
-        now.set(number, stand="begun", folder=name, tries=tries, why="")
-        self._screen.begins(number, nodes, now)
+        state.set_wave(number, stand="begun", folder=name, tries=tries, why="")
+        self._screen.show_start(number, nodes, state)
         began = time.monotonic()
-        words = self._words(nodes, name, budget_s)
+        words = self._wave_words(nodes, name, budget_s)
         process = WaveProcess(
-            words, now.folder / name, self.nightly.cwd, self._lock, self.nightly.sweep
+            words, state.folder / name, self.nightly.cwd, self._lock, self.nightly.sweep
         )
         try:
-            came, status = self._look_after(process, nodes, number, budget_s + LATE_S)
+            job_nodes, status = self._watch_wave(process, nodes, number, budget_s + LATE_S)
         except BaseException:
             process.stop()
             raise
-        if came:
-            self._broken_by_jobs(number, came)
+        if job_nodes:
+            self._break_off(number, job_nodes)
         else:
-            self._take(number, process, status, time.monotonic() - began)
+            self._read_result(number, process, status, time.monotonic() - began)
 
-    def _still_free(self, number: int) -> tuple[str, ...]:
+    def _free_nodes(self, number: int) -> tuple[str, ...]:
         """Leave busy nodes out of a wave; return the others."""
         nodes = self.nightly.waves[number].nodes
-        left_out = self._ask(nodes)
+        left_out = self._busy_nodes(nodes)
         if left_out:
-            self._screen.left_out(left_out, after=" of the next wave")
-            self._now.leave_out(number, left_out)
+            self._screen.show_left_out(left_out, suffix=" of the next wave")
+            self._state.leave_out(number, left_out)
         return () if left_out is None else tuple(n for n in nodes if n not in left_out)
 
-    def _ask(self, nodes: tuple[str, ...]) -> dict[str, str] | None:
+    def _busy_nodes(self, nodes: tuple[str, ...]) -> dict[str, str] | None:
         """Return which nodes are not idle now; None, and set `trouble`, without an answer."""
-        for pause_s in (*(PAUSES_S if self._now.took_s else ()), None):
+        for pause_s in (*(PAUSES_S if self._state.took_s else ()), None):
             try:
                 left_out = self._chooser.left_out(nodes)
             except SlurmError as error:
@@ -293,76 +293,76 @@ class WaveRunner:
                 return left_out
         return None
 
-    def _look_after(
+    def _watch_wave(
         self, process: WaveProcess, nodes: tuple[str, ...], number: int, longest_s: float
     ) -> tuple[Mapping[str, str], int]:
         """Wait for a wave's end; end it if a job starts on its nodes, or if it takes too long."""
         began = last_s = time.monotonic()
         while (status := process.ended(_LOOK_S)) is None:
             now = time.monotonic()
-            self._screen.goes_on(self._now.at(number), now - began, process.phase)
+            self._screen.show_phase(self._state.label(number), now - began, process.phase)
             if now - last_s >= WATCH_S:
                 last_s = now
-                if came := self._chooser.arrived(nodes):
+                if job_nodes := self._chooser.nodes_with_jobs(nodes):
                     process.stop()
-                    return came, 0
+                    return job_nodes, 0
             if now - began > longest_s:
                 process.stop()
                 break
         return {}, process.ended(0) or 0 if status is None else status
 
-    def _broken_by_jobs(self, number: int, came: Mapping[str, str]) -> None:
+    def _break_off(self, number: int, job_nodes: Mapping[str, str]) -> None:
         """Repeat a wave without the nodes on which jobs started, unless jobs keep starting."""
-        again = self.nightly.waves[number].tries < MOST_TRIES
-        end = "repeated without them" if again else "its other nodes are left for another night"
-        self._screen.labelled("", f"ended, a job started on {fold(came)}; {end}")
-        stand = "waiting" if again else "broken off"
-        self._now.set(number, stand=stand, why="jobs started on its nodes")
-        self._now.leave_out(number, came)
+        repeats = self.nightly.waves[number].tries < MOST_TRIES
+        end = "repeated without them" if repeats else "its other nodes are left for another night"
+        self._screen.labelled("", f"ended, a job started on {fold(job_nodes)}; {end}")
+        stand = "waiting" if repeats else "broken off"
+        self._state.set_wave(number, stand=stand, why="jobs started on its nodes")
+        self._state.leave_out(number, job_nodes)
 
-    def _take(self, number: int, process: WaveProcess, status: int, seconds: float) -> None:
+    def _read_result(self, number: int, process: WaveProcess, status: int, seconds: float) -> None:
         """Read a wave's report and print its findings."""
         try:
             report = read_report(process.folder)
         except UsageError:
             end = f"killed (signal {-status})" if status < 0 else f"ended with {status}"
             sentence = f"{end} without a report; its last line: {process.last_line}"
-            self._now.set(number, stand="broken off", why=sentence)
+            self._state.set_wave(number, stand="broken off", why=sentence)
             self._screen.labelled("", sentence)
             if status in (USAGE, EMPTY):  # every other wave would fail the same way
                 self.trouble = process.last_line
             return
         if report.interrupted:
-            self._now.set(number, stand="broken off", why=ENDED)
+            self._state.set_wave(number, stand="broken off", why=ENDED)
         else:
             pairs = report.coverage
-            whole = pairs is not None and pairs.pairs_run == pairs.pairs
-            self._now.set(number, stand="done", whole=whole)
-            self._now.took_s.append(seconds)
-        self._screen.found(found_in(report))
-        self._screen.ends(report.fleet, seconds)
+            is_whole = pairs is not None and pairs.pairs_run == pairs.pairs
+            self._state.set_wave(number, stand="done", whole=is_whole)
+            self._state.took_s.append(seconds)
+        self._screen.show_findings(found_in(report))
+        self._screen.show_end(report.fleet, seconds)
 
     # -- around the waves
 
-    def _add_late(self, former: tuple[Night, ...]) -> bool:
+    def _add_idle_nodes(self, former: tuple[Night, ...]) -> bool:
         """Plan waves of nodes that were busy and are idle now; return whether there are any."""
         nightly = self.nightly
         waiting = tuple(name for name in nightly.nodes if name in nightly.left_out)
         if not waiting or self._chooser.source == "all" or self._late_rounds >= _LATE_ROUNDS:
             return False
         self._late_rounds += 1
-        busy = self._ask(waiting)
+        busy = self._busy_nodes(waiting)
         nodes = () if busy is None else tuple(name for name in waiting if name not in busy)
         if nodes:
-            late = plan_waves(nodes, nightly.leaves, nightly.most, nodes_of(former))
+            waves = plan_waves(nodes, nightly.leaves, nightly.most, waves_of(former))
             self._screen.labelled("idle now", f"{fold(nodes)}  {len(nodes)} more")
-            self._now.add(late, nodes)
+            self._state.add(waves, nodes)
         return bool(nodes)
 
-    def _words(self, nodes: tuple[str, ...], name: str, budget_s: float) -> list[str]:
+    def _wave_words(self, nodes: tuple[str, ...], name: str, budget_s: float) -> list[str]:
         options = {
-            "nodes": ",".join(nodes), "report": self._now.folder / name, "tier": self.nightly.tier,
-            "fail-fast": "never", "budget": f"{budget_s:.0f}",
+            "nodes": ",".join(nodes), "report": self._state.folder / name,
+            "tier": self.nightly.tier, "fail-fast": "never", "budget": f"{budget_s:.0f}",
         }  # fmt: skip
         words = [f"--preflight-{option}={value}" for option, value in options.items()]
         site = [f"--site-checks={folder}" for folder in self.nightly.folders]
@@ -390,10 +390,10 @@ def locked(folder: Path, *, wait_s: float = 0.0) -> Iterator[int]:
                     "it"
                 )
             time.sleep(_POLL_S)
-        since = f"{clock(0):%Y-%m-%d %H:%M}"
+        date = f"{clock(0):%Y-%m-%d %H:%M}"
         os.ftruncate(lock, 0)
         os.pwrite(
-            lock, f"process {os.getpid()} on {socket.gethostname()} since {since}\n".encode(), 0
+            lock, f"process {os.getpid()} on {socket.gethostname()} since {date}\n".encode(), 0
         )
         yield lock
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preflight.commands.nightly.command import ends_at
+from preflight.commands.nightly.command import typed_end
 from preflight.commands.nightly.wave_runner import LEAST_SHARE, wave_budget_s
 from preflight.errors import UsageError
 
@@ -17,11 +17,11 @@ NOW = datetime(2026, 11, 22, 1, 30, tzinfo=UTC)
 
 def test_until_is_the_next_time_the_clock_shows_it() -> None:
     """06:00 is this morning, 01:00 tomorrow; a date may be given; the earlier end counts."""
-    assert ends_at("06:00", None, NOW) == NOW.replace(hour=6, minute=0)
-    assert ends_at("01:00", None, NOW) == NOW.replace(day=23, hour=1, minute=0)
-    assert ends_at("2026-11-24T05:00", None, NOW) == datetime(2026, 11, 24, 5, tzinfo=UTC)
-    assert ends_at("06:00", "90m", NOW) == NOW + timedelta(minutes=90)
-    assert ends_at(None, None, NOW) is None
+    assert typed_end("06:00", None, NOW) == NOW.replace(hour=6, minute=0)
+    assert typed_end("01:00", None, NOW) == NOW.replace(day=23, hour=1, minute=0)
+    assert typed_end("2026-11-24T05:00", None, NOW) == datetime(2026, 11, 24, 5, tzinfo=UTC)
+    assert typed_end("06:00", "90m", NOW) == NOW + timedelta(minutes=90)
+    assert typed_end(None, None, NOW) is None
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_until_is_the_next_time_the_clock_shows_it() -> None:
 def test_odd_times_are_refused(until: str | None, budget: str | None) -> None:
     """What is no time, has passed, or is no length for a sweep: one line that says what to type."""
     with pytest.raises(UsageError, match=r"give a (later )?time|give 1 minute to 30 days"):
-        ends_at(until, budget, NOW)
+        typed_end(until, budget, NOW)
 
 
 @given(st.floats(1, 1e5), st.floats(0, 1e6), st.integers(1, 300))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from preflight.commands.learn import inventory_text
-from preflight.commands.learned_groups import Baseline, expected_of, learned_groups, why_not
+from preflight.commands.learned_groups import Baseline, expected_of, learned_groups, unlearnable
 from preflight.facts.model import Driver, Facts, NicPort
 from preflight.fleet.baselines import gpu_floor
 from preflight.fleet.inventory import inventory_of
@@ -71,11 +71,11 @@ def test_what_differs_within_a_node_is_promised_to_nobody() -> None:
 
 def test_a_node_that_hides_its_gpus_is_not_learned_as_one_without() -> None:
     """A driver that hangs, errs or lost a GPU would be written down as less hardware."""
-    assert why_not(facts()) == ""
-    assert why_not(replace(facts(), gpus=None, driver=Driver("absent"))) == ""
+    assert unlearnable(facts()) == ""
+    assert unlearnable(replace(facts(), gpus=None, driver=Driver("absent"))) == ""
     for driver in (Driver("hung"), Driver("error", error="Driver/library version mismatch")):
-        assert "does not answer" in why_not(replace(facts(), gpus=None, driver=driver))
-    assert "GPU is lost" in why_not(replace(facts(), problems=("GPU 3: GPU is lost",)))
+        assert "does not answer" in unlearnable(replace(facts(), gpus=None, driver=driver))
+    assert "GPU is lost" in unlearnable(replace(facts(), problems=("GPU 3: GPU is lost",)))
 
 
 def test_alike_nodes_are_one_group_and_the_odd_one_says_how_it_differs() -> None:
@@ -110,8 +110,8 @@ def test_a_burn_in_of_gpus_becomes_the_group_s_baselines() -> None:
     known = {"h1": facts("h1")}
     (group,) = learned_groups(node, known, None, {"h1": burned()})
     assert set(group.baselines) == {"gemm_bf16", "hbm_copy", "h2d", "d2h", "p2p", "launch"}
-    assert group.baselines["gemm_bf16"].of == "8 readings"
-    assert group.baselines["p2p"].of == "56 readings"
+    assert group.baselines["gemm_bf16"].basis == "8 readings"
+    assert group.baselines["p2p"].basis == "56 readings"
     text = inventory_text([group], {}, "a test", DAY)
     expectation = inventory_of(Path("x.toml"), text).host("h1").expected
     for measure, one in group.baselines.items():

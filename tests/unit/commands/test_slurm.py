@@ -83,7 +83,7 @@ def test_a_reservation_is_looked_at_where_nothing_runs(says: Path) -> None:
     nodes, left_out = _chosen(who, "h1", "h2", "h5", "h9")
     assert nodes == ("h1", "h5")
     assert left_out == {"h2": "in use (mixed)", "h9": "not in the reservation"}
-    held = who.held()
+    held = who.current_reservation()
     assert held is not None
     assert held.ends is not None
     assert (held.ends.hour, held.active) == (6, True)
@@ -92,12 +92,12 @@ def test_a_reservation_is_looked_at_where_nothing_runs(says: Path) -> None:
 def test_a_job_that_arrives_is_seen(says: Path) -> None:
     """A drain that a person sets meanwhile ends no wave; a job does. Our own allocation is ours."""
     who = chooser(os.environ, "idle")
-    assert who.arrived(["h1", "h3"]) == {}
+    assert who.nodes_with_jobs(["h1", "h3"]) == {}
     (says / "sinfo.txt").write_text("h1|allocated|none\n")
-    assert who.arrived(["h1", "h3"]) == {"h1": "in use (allocated)"}
+    assert who.nodes_with_jobs(["h1", "h3"]) == {"h1": "in use (allocated)"}
     job = {**os.environ, "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "h[1-2]"}
     ours = chooser(job, "idle")
-    assert ours.arrived(["h1"]) == {}
+    assert ours.nodes_with_jobs(["h1"]) == {}
     assert _chosen(ours, "h1", "h3") == (("h1",), {"h3": "Slurm does not know it"})
 
 
@@ -119,7 +119,7 @@ def test_without_an_answer_no_node_counts_as_idle(says: Path) -> None:
     (says / "sinfo").write_text("#!/bin/sh\necho 'sinfo: error: no contact' >&2\nexit 1\n")
     with pytest.raises(SlurmError, match="printed: sinfo: error: no contact; run it by hand"):
         who.left_out(["h1"])
-    assert who.arrived(["h1"]) == {}
+    assert who.nodes_with_jobs(["h1"]) == {}
 
 
 def test_commands_of_a_slurm_that_is_not_configured_are_reported_as_that(says: Path) -> None:

@@ -14,7 +14,7 @@ from preflight.commands.nightly.state import (
     NightlyRun,
     WaveState,
     former_nights,
-    latest,
+    latest_nightly_run,
     read_nightly_run,
 )
 from preflight.errors import UsageError
@@ -40,12 +40,12 @@ def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
     for name, sweep in (("20261121-010000", "old"), ("20261122-010000", "new")):
         _sweep(sweep=sweep).write(tmp_path / name)
     (tmp_path / "latest").symlink_to("20261122-010000")
-    found = latest(tmp_path)
+    found = latest_nightly_run(tmp_path)
     assert found is not None
     assert (found[0].name, found[1].sweep) == ("20261122-010000", "new")
-    (night,) = former_nights(tmp_path, but="new")
+    (night,) = former_nights(tmp_path, except_id="new")
     assert [(wave.nodes, wave.whole) for wave in night] == [(("a", "b"), True)]
-    assert latest(tmp_path / "nowhere") is None
+    assert latest_nightly_run(tmp_path / "nowhere") is None
 
 
 def test_a_damaged_or_newer_one_is_refused_in_one_line(tmp_path: Path) -> None:

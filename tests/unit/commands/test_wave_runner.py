@@ -18,8 +18,8 @@ from preflight.commands.nightly.state import (
     Screen,
     WaveState,
     former_nights,
-    nodes_of,
     read_nightly_run,
+    waves_of,
 )
 from preflight.commands.nightly.wave_runner import WaveRunner, locked
 from preflight.history import reading
@@ -89,13 +89,13 @@ def test_a_job_that_arrives_ends_the_wave(
     wait = f"not pathlib.Path('again').exists() and {arrives}"
     monkeypatch.chdir(tmp_path)
     begun = sweep(("n1", "n2"), wait=wait)
-    original = WaveRunner._broken_by_jobs
+    original = WaveRunner._break_off
 
     def broken(one: WaveRunner, number: int, came: Any) -> None:
         (tmp_path / "again").touch()
         original(one, number, came)
 
-    monkeypatch.setattr(WaveRunner, "_broken_by_jobs", broken)
+    monkeypatch.setattr(WaveRunner, "_break_off", broken)
     done, code = _run(begun, tmp_path)
     assert code == 0, capsys.readouterr().out
     (wave,) = done.nightly.waves
@@ -122,7 +122,7 @@ def test_whoever_becomes_idle_meanwhile_gets_a_wave(
     assert (code, done.nightly.finished) == (0, True)
     ready = [line for line in prom.read_text().splitlines() if "node_ready{" in line]
     assert [line.rpartition(" ")[2] for line in ready][:2] == ["1.0", "1.0"]
-    assert nodes_of(former_nights(tmp_path)) == ((("n1",), ("n2",)),)
+    assert waves_of(former_nights(tmp_path)) == ((("n1",), ("n2",)),)
     with reading(parse_place(str(tmp_path / "nights"), tmp_path)) as history:
         assert [(one.fleet, one.sweep) for one in runs_of(history)] == [("n2", "s"), ("n1", "s")]
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preflight.commands.nightly.choice import nights_to_all, plan_waves
+from preflight.commands.nightly.choice import nights_for_all_pairs, plan_waves
 from tests.cases import draws
 
 
@@ -42,7 +42,7 @@ def test_over_the_nights_every_two_nodes_share_a_wave(count: int, most: int) -> 
     """With the same nodes idle every night, each pair was together after the expected nights."""
     nodes = _names(count)
     nights: list[tuple[tuple[str, ...], ...]] = []
-    for _ in range(nights_to_all(count, most)):
+    for _ in range(nights_for_all_pairs(count, most)):
         nights.insert(0, plan_waves(nodes, {}, most, nights))
     met = set().union(*map(_together, nights))
     assert met == set(combinations(nodes, 2))
@@ -57,7 +57,7 @@ def test_leaves_are_joined_before_pairs_are_completed() -> None:
         nights.insert(0, plan_waves(nodes, leaf, 8, nights))
     joined = {tuple(sorted((leaf[a], leaf[b]))) for night in nights for a, b in _together(night)}
     assert len(joined) == 8 * 7 // 2 + 8
-    assert nights_to_all(64, 8) == 15
+    assert nights_for_all_pairs(64, 8) == 15
 
 
 def test_who_waited_longest_comes_first() -> None:

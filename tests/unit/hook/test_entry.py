@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from preflight.commands import PROGRAM
+from preflight.commands import HOOK_PROGRAM
 from preflight.hook.arguments import parse_options
 from tests.unit.burn.nodes import until
 from tests.unit.hook.fake_slurm import FakeSlurm
@@ -66,7 +66,7 @@ vars(fake).update(os=os, signal=signal, sys=sys, time=time, HookResult=HookResul
 exec({code!r}, vars(fake))
 sys.modules["preflight.hook.work"] = fake
 """
-    return [sys.executable, "-I", "-B", "-c", planted + PROGRAM, "prolog", *words]
+    return [sys.executable, "-I", "-B", "-c", planted + HOOK_PROGRAM, "prolog", *words]
 
 
 def _run(body: str, *words: str, observing: bool = False) -> subprocess.CompletedProcess[str]:
@@ -190,7 +190,7 @@ def test_a_preflight_that_cannot_be_loaded_drains_nobody(tmp_path: Path, module:
     broken = tmp_path / (f"{relative}/__init__.py" if module == "preflight" else f"{relative}.py")
     broken.write_text("def half(:\n")
     argv = [sys.executable, "-I", "-B", "-c", f"import sys; sys.path.insert(0, {str(tmp_path)!r})"]
-    argv[-1] += PROGRAM
+    argv[-1] += HOOK_PROGRAM
     for words, code in ((["prolog"], 0), (["prolog", "--plain"], 2)):
         done = subprocess.run([*argv, *words], capture_output=True, text=True, check=False)
         assert done.returncode == code, done.stderr

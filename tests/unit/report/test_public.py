@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from preflight.captured.archive import Part
-from preflight.commands.capture import ArchiveParts, in_public
+from preflight.commands.capture import ArchiveParts, hide_names
 from preflight.report import hide
 from preflight.report.document import encode
 from preflight.report.exports import junit, metrics
@@ -249,7 +249,7 @@ def test_a_public_archive_has_no_text_of_a_node_without_facts(told: bytes) -> No
         for name, content in (("facts.json", document), ("journalctl.txt", log)):
             part = Part(name=f"nodes/{node}/{name}", node=node, error="" if content else "late")
             taken.add(part, content)
-    hidden, (first, second) = in_public(taken, ["10.0.0.5", "h2"])
+    hidden, (first, second) = hide_names(taken, ["10.0.0.5", "h2"])
     assert set(hidden.files) == {f"nodes/{second}/facts.json", f"nodes/{second}/journalctl.txt"}
     errors = {part.name: part.error for part in hidden.parts}
     assert "capture again without --public" in errors[f"nodes/{first}/journalctl.txt"]
