@@ -335,8 +335,8 @@ def hide_names(archive: ArchiveParts, names: list[str]) -> tuple[ArchiveParts, l
     hidden = ArchiveParts()
     for part in archive.parts:
         place = "/".join(map(_file_name, map(hider.words, part.name.split("/"))))
-        public = replace(hider.all_of(part), name=place)
-        value = hider.all_of(values.get(part.name, ""))
+        public = replace(hider.hide(part), name=place)
+        value = hider.hide(values.get(part.name, ""))
         content = value.encode() if isinstance(value, str) else msgspec.json.encode(value)
         if content and part.node and part.node not in with_facts:
             words = "its names are unknown without its facts: capture again without --public"

@@ -28,10 +28,10 @@ from preflight.report.events import REPORT, reread
 from preflight.report.exports import MODE, junit, metrics, refuse_unread
 from preflight.report.fabric_page import fabric_section
 from preflight.report.hide import Hider
-from preflight.report.outputs import earlier
+from preflight.report.outputs import past_runs
 from preflight.report.page import page
 from preflight.report.secret_names import secrets
-from preflight.report.since import RunSummary, found_in, nodes_in
+from preflight.report.since import RunSummary, nodes_in, report_findings
 from preflight.report.terminal import summary, title
 from preflight.run.measured import LARGEST
 from preflight.verdict import Outcome
@@ -120,9 +120,9 @@ def fabric_of(
     observed, sweep = samples.observed, samples.sweep
     if not (folder / REPORT).is_file():  # a killed run has samples, and perhaps no verdicts
         blames = judge_stored(samples, hosts_of(samples, None)).blames
-        blames = hider.all_of(blames) if hider else blames
+        blames = hider.hide(blames) if hider else blames
     if hider is not None:
-        observed, sweep = hider.all_of(observed), None
+        observed, sweep = hider.hide(observed), None
     return partial(fabric_section, observed, blames, sweep=sweep)
 
 
@@ -130,18 +130,18 @@ def run(arguments: argparse.Namespace) -> int:
     """Write the formats that were asked for, else the summary; 0, or UsageError (exit 4)."""
     folder: Path = typed_path(arguments.folder)
     report = reread(folder)
-    nights = earlier(folder.resolve())
+    nights = past_runs(folder.resolve())
     hider = None
     if arguments.public:
         hider = Hider(secrets(report, *known_names_in(folder, report), earlier=nights))
     document = report
     if hider:  # the inventory's folders may name the fleet's owner
-        document = hider.all_of(report)
+        document = hider.hide(report)
         origin = document.fleet.origin.rpartition("/")[2]
         document = replace(document, fleet=replace(document.fleet, origin=origin))
     if arguments.prometheus is not None:
         refuse_unread(typed_path(arguments.prometheus))
-        write_output(arguments.prometheus, metrics(document, found_in(document)), MODE)
+        write_output(arguments.prometheus, metrics(document, report_findings(document)), MODE)
     if arguments.junit is not None:
         write_output(arguments.junit, junit(document))
     if arguments.html is not None:
@@ -155,14 +155,16 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _page(folder: Path, report: Report, nights: tuple[RunSummary, ...], hider: Hider | None) -> str:
-    earlier_nights = hider.all_of(nights) if hider else nights
+    earlier_nights = hider.hide(nights) if hider else nights
     fabric = fabric_of(folder, report.blames, hider)
-    return page(report, found_in(report), fabric, earlier=earlier_nights, drains=draining_ids())
+    return page(
+        report, report_findings(report), fabric, earlier=earlier_nights, drains=draining_ids()
+    )
 
 
 def _lines(report: Report, width: int) -> list[str]:
     heading = f" {title(report)} ".center(width, "=")
-    return [heading, *summary(report, found_in(report), where="", hint="", width=width)]
+    return [heading, *summary(report, report_findings(report), where="", hint="", width=width)]
 
 
 _EXAMPLE = """\

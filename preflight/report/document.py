@@ -169,15 +169,15 @@ class Report(Struct, frozen=True, kw_only=True):
 Row = TypeVar("Row", bound=Struct)
 
 
-def row_of(kind: type[Row], *values: Struct, **own: Any) -> Row:
-    """A row with the fields of the same names in `values`, overridden by `own`."""
+def row_of(kind: type[Row], *values: Struct, **overrides: Any) -> Row:
+    """Build a row of `kind` from the fields of the same names in `values`, and from `overrides`."""
     fields = {
         name: getattr(value, name)
         for value in values
         for name in value.__struct_fields__
         if name in kind.__struct_fields__
     }
-    return kind(**{**fields, **own})
+    return kind(**{**fields, **overrides})
 
 
 def refuse_odd_names(report: Report) -> None:
@@ -186,8 +186,8 @@ def refuse_odd_names(report: Report) -> None:
     Also for evidence that is nested too deep to be walked through.
     """
     fleet = report.fleet
-    every = (fleet.nodes, fleet.ready, fleet.not_ready, fleet.unjudged, fleet.left_out)
-    check_names(chain(*every, fleet.leaves, *fleet.apart))
+    node_lists = (fleet.nodes, fleet.ready, fleet.not_ready, fleet.unjudged, fleet.left_out)
+    check_names(chain(*node_lists, fleet.leaves, *fleet.apart))
     check_names(chain(*((row.a, row.b) for row in report.pairs)))
     check_names(chain(*((*row.culprits, *row.suspects) for row in report.verdicts)))
     check_names(chain(*(row.culprits for row in report.blames)))
@@ -197,14 +197,14 @@ def refuse_odd_names(report: Report) -> None:
             raise ValueError(f"{row.check[:60]!a} is not the id of a check")
         if _is_deeper(row.evidence, _DEEPEST):
             raise ValueError(f"evidence of {row.check} is more than {_DEEPEST} levels deep")
-    _refuse_endless(report)
+    _refuse_excess(report)
     for folded in (fleet.folded, fleet.exclude):
         if not _FOLDED.fullmatch(folded):
             raise ValueError(f"{folded[:60]!a} is not a list of nodes")
 
 
-def _refuse_endless(report: Report) -> None:
-    """ValueError for more findings than a fleet has: of each verdict of a pair, each culprit."""
+def _refuse_excess(report: Report) -> None:
+    """ValueError for more findings than a fleet can have; a pair's verdict has one per culprit."""
     verdicts = Counter(row.subject for row in report.verdicts)
     blamed = [
         (row, pair)
@@ -221,17 +221,17 @@ def _refuse_endless(report: Report) -> None:
 
 
 def _is_deeper(value: Any, levels: int) -> bool:
-    below = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return not levels or any(_is_deeper(child, levels - 1) for child in below)
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return not levels or any(_is_deeper(child, levels - 1) for child in parts)
 
 
 def moment(started: str) -> datetime:
     """Parse when a run began; ValueError if it is not a time since 1970 with its zone."""
     # fromisoformat accepts any character between date and time.
-    when = datetime.fromisoformat(started) if _TIME.fullmatch(started) else None
-    if when is None or not 1970 <= when.year < 9999:  # noqa: PLR2004
+    time = datetime.fromisoformat(started) if _TIME.fullmatch(started) else None
+    if time is None or not 1970 <= time.year < 9999:  # noqa: PLR2004
         raise ValueError(f"{started[:40]!a} is not a time since 1970")
-    return when
+    return time
 
 
 def encode(report: Report) -> bytes:

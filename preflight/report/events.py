@@ -25,7 +25,7 @@ from preflight.errors import UsageError
 from preflight.report.document import SCHEMA as DOCUMENT_SCHEMA
 from preflight.report.document import Report, VerdictRow, moment, refuse_odd_names, row_of
 from preflight.report.findings import suspicions
-from preflight.report.ready import fleet_row, of_entries, readiness
+from preflight.report.ready import fleet_row, readiness, verdict_fields
 from preflight.report.since import RunSummary, nodes_of, verdict_of
 from preflight.verdict import Outcome, Verdict
 
@@ -39,7 +39,7 @@ SCHEMA = 2
 EVERY_NODE = ("*",)
 """Stands for the names of all nodes, if a check is expected on every node of the fleet."""
 
-_AT_ONCE = 1000
+_LINES_PER_WRITE = 1000
 """Lines in one `write`, for verdicts that are known only when the run ends."""
 
 _MOST_UNJUDGED = 1 << 20
@@ -67,7 +67,7 @@ class Began(Struct, frozen=True, kw_only=True, tag_field="event", tag="began"):
         moment(self.started)
 
 
-class Reached(
+class VerdictEvent(
     VerdictRow, frozen=True, kw_only=True, tag_field="event", tag="verdict", omit_defaults=True
 ):
     """One verdict, as in report.json; without `evidence` if it is `ok` or `not_run`."""
@@ -79,7 +79,7 @@ class Ended(Struct, frozen=True, kw_only=True, tag_field="event", tag="ended"):
     night: RunSummary
 
 
-Event = Began | Reached | Ended
+Event = Began | VerdictEvent | Ended
 
 
 class Events:
@@ -103,13 +103,13 @@ class Events:
         if self._handle is None or (check, nodes) in self._recorded:
             return
         self._recorded.add((check, nodes))
-        self._write(_reached(Entry(check, subject(nodes), nodes, verdict)))
+        self._write(_verdict_event(Entry(check, subject(nodes), nodes, verdict)))
 
     def end(self, entries: Iterable[Entry], night: RunSummary) -> None:
         """Write the verdicts that are not written yet, missing ones too, and how the run ended."""
         pending = [entry for entry in entries if (entry.check, entry.nodes) not in self._recorded]
-        for at in range(0, len(pending), _AT_ONCE):
-            self._write(*map(_reached, pending[at : at + _AT_ONCE]))
+        for start in range(0, len(pending), _LINES_PER_WRITE):
+            self._write(*map(_verdict_event, pending[start : start + _LINES_PER_WRITE]))
         self._write(Ended(night=night))
         self.close()
 
@@ -124,14 +124,14 @@ class Events:
         if self._handle is None:
             return
         content = b"".join(map(_line, events))
-        before = os.fstat(self._handle).st_size
+        size = os.fstat(self._handle).st_size
         try:
             if os.write(self._handle, content) == len(content):
                 return
         except OSError:
             pass
         # A full disk may have taken half a line: remove it.
-        os.ftruncate(self._handle, before)
+        os.ftruncate(self._handle, size)
         self.close()
 
 
@@ -139,16 +139,16 @@ def _line(event: Event) -> bytes:
     return escape_json(msgspec.json.encode(event).decode()).encode("ascii") + b"\n"
 
 
-def _reached(entry: Entry) -> Reached:
-    fine = entry.verdict.outcome in (Outcome.OK, Outcome.NOT_RUN)
-    return row_of(Reached, entry, entry.verdict, **({"evidence": {}} if fine else {}))
+def _verdict_event(entry: Entry) -> VerdictEvent:
+    is_fine = entry.verdict.outcome in (Outcome.OK, Outcome.NOT_RUN)
+    return row_of(VerdictEvent, entry, entry.verdict, **({"evidence": {}} if is_fine else {}))
 
 
 def by_check(keys: Iterable[Key], nodes: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """By check, the subjects of the expected verdicts; `EVERY_NODE` for all nodes."""
     subjects = grouped((check, subject(names)) for check, names in keys)
-    every = list(nodes)
-    return {c: EVERY_NODE if own == every else tuple(own) for c, own in subjects.items()}
+    all_nodes = list(nodes)
+    return {c: EVERY_NODE if group == all_nodes else tuple(group) for c, group in subjects.items()}
 
 
 _DECODER = msgspec.json.Decoder(Event)
@@ -187,8 +187,8 @@ def reread(folder: Path) -> Report:
     else:
         path, content = folder / NAME, _content(folder / NAME)
         if content is None:
-            raise UsageError(f"{folder} holds no {REPORT} and no {NAME}: {_instead(folder)}")
-        report = _of_events(path, read_events(content))
+            raise UsageError(f"{folder} holds no {REPORT} and no {NAME}: {_advice(folder)}")
+        report = _rebuild_report(path, read_events(content))
     with file_errors(f"{path} is not a report of this preflight", "give another run"):
         refuse_odd_names(report)
     return report
@@ -206,7 +206,7 @@ def decode_report(path: Path, content: bytes) -> Report:
         return msgspec.json.decode(content, type=Report)
 
 
-def _instead(folder: Path) -> str:
+def _advice(folder: Path) -> str:
     """What to type instead; a sweep that was killed has no report, but its waves have."""
     waves = sorted(path.parent.name for path in folder.glob(f"wave-*/{REPORT}"))
     if not waves:
@@ -222,11 +222,11 @@ def _content(path: Path) -> bytes | None:
     return None
 
 
-def _of_events(path: Path, events: Sequence[Event]) -> Report:
+def _rebuild_report(path: Path, events: Sequence[Event]) -> Report:
     began = next((event for event in events if isinstance(event, Began)), None)
     if began is None:
         raise UsageError(f"{path} does not begin with a run: give another run")
-    verdicts = [event for event in events if isinstance(event, Reached)]
+    verdicts = [event for event in events if isinstance(event, VerdictEvent)]
     _refuse_endless(path, began, len(verdicts))
     ended = next((event.night for event in events if isinstance(event, Ended)), None)
     entries = _entries(began, verdicts)
@@ -239,27 +239,27 @@ def _of_events(path: Path, events: Sequence[Event]) -> Report:
         exit=ended.exit if ended else INTERRUPTED,
         interrupted=ended is None,
         fleet=fleet_row(began.nodes, began.origin, ready, began.leaves),
-        **of_entries(entries),
+        **verdict_fields(entries),
         pairs=(),
         blames=(),
         suspicions=tuple(suspicions(entries, len(began.nodes)).values()),
     )
 
 
-def _refuse_endless(path: Path, began: Began, reached: int) -> None:
+def _refuse_endless(path: Path, began: Began, known: int) -> None:
     """UsageError for more verdicts than a run has: a few characters stand for every node's."""
     expected = sum(
         len(began.nodes if subjects == EVERY_NODE else subjects)
         for subjects in began.expected.values()
     )
-    if expected > reached + _MOST_UNJUDGED:
+    if expected > known + _MOST_UNJUDGED:
         raise UsageError(
-            f"{path} expects {expected:,} verdicts and has {reached:,}, a killed run lacks at most "
+            f"{path} expects {expected:,} verdicts and has {known:,}, a killed run lacks at most "
             f"{_MOST_UNJUDGED:,}: give another run"
         )
 
 
-def _entries(began: Began, verdicts: Sequence[Reached]) -> tuple[Entry, ...]:
+def _entries(began: Began, verdicts: Sequence[VerdictEvent]) -> tuple[Entry, ...]:
     nodes = frozenset(began.nodes)
     ledger = Ledger()
     ledger.expect(

@@ -54,13 +54,13 @@ def junit(report: Report) -> bytes:
         timestamp=report.started,
     )
     for row in rows:
-        _case(suite, row)
+        _add_case(suite, row)
     root = ET.Element("testsuites", name="preflight")
     root.append(suite)
     return bytes(ET.tostring(root, encoding="utf-8", xml_declaration=True)) + b"\n"
 
 
-def _case(suite: ET.Element, row: VerdictRow) -> None:
+def _add_case(suite: ET.Element, row: VerdictRow) -> None:
     name = printable(f"{row.check}[{row.subject}]")
     case = ET.SubElement(suite, "testcase", classname=class_of(row.check), name=name, time="0")
     sentence = printable(row.sentence)
@@ -99,27 +99,27 @@ def metrics(report: Report, findings: Sequence[Finding]) -> bytes:
     from prometheus_client import CollectorRegistry, generate_latest
 
     registry = CollectorRegistry()
-    _run(registry, report)
-    _nodes(registry, report)
-    _verdicts(registry, report, findings)
-    _fabric(registry, report)
+    _set_run(registry, report)
+    _set_nodes(registry, report)
+    _set_verdicts(registry, report, findings)
+    _set_fabric(registry, report)
     return generate_latest(registry)
 
 
-def _run(registry: CollectorRegistry, report: Report) -> None:
+def _set_run(registry: CollectorRegistry, report: Report) -> None:
     started = moment(report.started).timestamp()
     ended = started + report.seconds
     _set(registry, "last_run_timestamp_seconds", "When the last run ended, Unix time", ended)
     _set(registry, "last_run_duration_seconds", "How long it ran", report.seconds)
     _set(registry, "last_run_exit_code", "Its exit code: 0 ready, 1 not ready", report.exit)
-    whole = not report.interrupted and not report.missing and report.exit in (0, 1)
-    _set(registry, "run_complete", "1: every expected verdict was reached", whole)
+    complete = not report.interrupted and not report.missing and report.exit in (0, 1)
+    _set(registry, "run_complete", "1: every expected verdict was reached", complete)
 
 
-def _nodes(registry: CollectorRegistry, report: Report) -> None:
+def _set_nodes(registry: CollectorRegistry, report: Report) -> None:
     fleet = report.fleet
-    states = _labelled(registry, "nodes", "Nodes by state", "state")
-    ready = _labelled(registry, "node_ready", "1: ready, 0: not ready; absent: not judged", "node")
+    states = _gauge(registry, "nodes", "Nodes by state", "state")
+    ready = _gauge(registry, "node_ready", "1: ready, 0: not ready; absent: not judged", "node")
     for state in ("ready", "not_ready", "unjudged"):
         names: Sequence[str] = getattr(fleet, state)
         states.labels(state).set(len(names))
@@ -127,13 +127,13 @@ def _nodes(registry: CollectorRegistry, report: Report) -> None:
             ready.labels(name).set(state == "ready")
 
 
-def _verdicts(registry: CollectorRegistry, report: Report, findings: Sequence[Finding]) -> None:
+def _set_verdicts(registry: CollectorRegistry, report: Report, findings: Sequence[Finding]) -> None:
     _set(registry, "verdicts_expected", "Verdicts expected of the run", report.expected)
     _set(registry, "verdicts_missing", "Verdicts that never arrived", report.missing)
-    counts = _labelled(registry, "verdicts", "Verdicts by outcome", "outcome")
+    counts = _gauge(registry, "verdicts", "Verdicts by outcome", "outcome")
     for outcome in Outcome:
         counts.labels(str(outcome)).set(report.counts.get(outcome, 0))
-    causes = _labelled(
+    causes = _gauge(
         registry, "findings", "Subjects in findings, by check and outcome", "check", "outcome"
     )
     subjects: Counter[tuple[str, str]] = Counter()
@@ -143,7 +143,7 @@ def _verdicts(registry: CollectorRegistry, report: Report, findings: Sequence[Fi
         causes.labels(*labels).set(number)
 
 
-def _fabric(registry: CollectorRegistry, report: Report) -> None:
+def _set_fabric(registry: CollectorRegistry, report: Report) -> None:
     if report.coverage is not None:
         _set(registry, "pairs", "Pairs of the fleet", report.coverage.pairs)
         _set(registry, "pairs_measured", "Pairs that this run measured", report.coverage.pairs_run)
@@ -156,21 +156,21 @@ def _fabric(registry: CollectorRegistry, report: Report) -> None:
     if not speeds:
         return
     largest = max(size for _, size in speeds)
-    busbw = _labelled(
+    busbw = _gauge(
         registry, "pair_busbw_gbs", "Bus bandwidth of pairs at the largest size, GB/s",
         "rail", "quantile",
     )  # fmt: skip
-    for (rail, size_bytes), own in speeds.items():
+    for (rail, size_bytes), values in speeds.items():
         if size_bytes == largest:
             for share in _QUANTILES:
-                busbw.labels(str(rail), f"{share:g}").set(nearest_rank(own, share))
+                busbw.labels(str(rail), f"{share:g}").set(nearest_rank(values, share))
 
 
 def _set(registry: CollectorRegistry, name: str, words: str, value: float) -> None:
-    _labelled(registry, name, words).set(value)
+    _gauge(registry, name, words).set(value)
 
 
-def _labelled(registry: CollectorRegistry, name: str, words: str, *labels: str) -> Gauge:
+def _gauge(registry: CollectorRegistry, name: str, words: str, *labels: str) -> Gauge:
     from prometheus_client import Gauge
 
     return Gauge(f"preflight_{name}", words, labels, registry=registry)

@@ -71,18 +71,18 @@ def blamed_meetings(blames: Iterable[LocatedBlame], observed: Observed) -> froze
 def locate_blames(blames: Iterable[BlameRow], observed: Observed) -> tuple[LocatedBlame, ...]:
     """Find the rows and cells of each blame."""
     by_name = {f"{meeting.a}-{meeting.b}": (meeting.a, meeting.b) for meeting in observed.tried}
-    return tuple(_located(blame, by_name, observed.nodes) for blame in blames)
+    return tuple(_locate(blame, by_name, observed.nodes) for blame in blames)
 
 
-def _located(
+def _locate(
     blame: BlameRow, by_name: dict[str, tuple[str, str]], nodes: Sequence[str]
 ) -> LocatedBlame:
     shared = blame.kind == "systemic"
     pairs = () if shared else (by_name[name] for name in blame.pairs if name in by_name)
     rows = blame.culprits or (blame.component,)
-    only = f" rail {blame.rail}" if blame.kind == "endpoint" and blame.rail is not None else ""
+    rail = f" rail {blame.rail}" if blame.kind == "endpoint" and blame.rail is not None else ""
     return LocatedBlame(
-        component=blame.component + only,
+        component=blame.component + rail,
         sentence=blame.sentence,
         advice=blame.advice,
         nodes=tuple(name for name in rows if name in nodes) if blame.kind in _ROWS else (),
@@ -92,7 +92,7 @@ def _located(
     )
 
 
-_AS_PEERS = 1.1
+_LIKE_PEERS = 1.1
 
 
 class Comparison(Struct, frozen=True):
@@ -105,21 +105,21 @@ class Comparison(Struct, frozen=True):
 
     At most 1 within the scatter of healthy pairs, if nothing on the pair's way is blamed.
     """
+    operations: int = 0
+    """For a count of spikes or late starts: the number of operations."""
     size_bytes: int = 0
-    of: int = 0
-    """For a count: the number of operations."""
     longest_us: float = 0.0
 
     @property
     def stands_out(self) -> bool:
         """Whether it is so much worse than its peers that their number is shown too."""
-        return self.ratio is not None and self.ratio > _AS_PEERS
+        return self.ratio is not None and self.ratio > _LIKE_PEERS
 
 
-_SEEN = 0.5
+_PRIOR_EVENTS = 0.5
 """Added to the events seen and expected: no event in n operations does not mean a rate of zero."""
 
-_CHANCE = 2.5
+_SIGMAS = 2.5
 """Standard deviations above the expected count that is not chance, even in hundreds of pairs."""
 
 _LEAST_PEERS = 3
@@ -137,26 +137,26 @@ def compare_counts(
     `scatter`: the variance of healthy pairs' counts, in units of Poisson's. Within it a pair
     counts as equal to its peers, unless it is in `blamed`.
     """
-    seen = {key: counts.late if late else counts.wire for key, counts in events.items()}
+    numbers = {key: counts.late if late else counts.wire for key, counts in events.items()}
     healthy = [key for key in events if key not in blamed]
     peers = {*(healthy if len(healthy) > _LEAST_PEERS else events)}
-    hits, tries = sum(seen[key] for key in peers), sum(events[key].operations for key in peers)
+    hits, tries = sum(numbers[key] for key in peers), sum(events[key].operations for key in peers)
     compared = {}
     for key, counts in events.items():
-        value, of = seen[key], counts.operations
-        others = tries - of * (key in peers)
-        expected = of * (hits - value * (key in peers)) / others if others > 0 else None
+        value, total = numbers[key], counts.operations
+        others = tries - total * (key in peers)
+        expected = total * (hits - value * (key in peers)) / others if others > 0 else None
         ratio = None
         if expected is not None:
-            ratio = (value + _SEEN) / (expected + _SEEN)
-            chance = _CHANCE * math.sqrt(scatter * (expected + _SEEN))
+            ratio = (value + _PRIOR_EVENTS) / (expected + _PRIOR_EVENTS)
+            chance = _SIGMAS * math.sqrt(scatter * (expected + _PRIOR_EVENTS))
             if key not in blamed and value - expected <= chance:
                 ratio = min(1.0, ratio)
-        compared[key] = Comparison(value, expected, ratio, of=of, longest_us=counts.longest_us)
+        compared[key] = Comparison(value, expected, ratio, total, longest_us=counts.longest_us)
     return compared
 
 
-MANY = 64
+LARGE = 64
 """With more nodes, leaving out a pair's own two does not visibly change a median."""
 
 CUT_SHORT = 999.0
@@ -196,12 +196,12 @@ class Panel(Struct, frozen=True):
     describe: Callable[[Comparison], str]
 
 
-def _describe_value(which: str, words: Callable[[float], str]) -> Callable[[Comparison], str]:
-    """`which` operation it is: findings give the median also of what is judged by the fastest."""
+def _describe_value(name: str, words: Callable[[float], str]) -> Callable[[Comparison], str]:
+    """`name`: "fastest" or "median"; a finding gives the median also where the fastest decides."""
 
     def describe(pair: Comparison) -> str:
         peers = f", peers {words(pair.peers)}" if pair.peers is not None and pair.stands_out else ""
-        return f"{which} {words(pair.value)} at {size(pair.size_bytes)}{peers}"
+        return f"{name} {words(pair.value)} at {size(pair.size_bytes)}{peers}"
 
     return describe
 
@@ -209,13 +209,13 @@ def _describe_value(which: str, words: Callable[[float], str]) -> Callable[[Comp
 def _describe_spikes(pair: Comparison) -> str:
     longest = f", longest {time_us(pair.longest_us)}"
     if pair.peers is None or not pair.stands_out:
-        return f"{pair.value:g} in {pair.of}{longest}"
-    return f"{pair.value:g} in {pair.of} operations, of its peers {pair.peers:.2g}{longest}"
+        return f"{pair.value:g} in {pair.operations}{longest}"
+    return f"{pair.value:g} in {pair.operations} operations, of its peers {pair.peers:.2g}{longest}"
 
 
 def _describe_late(pair: Comparison) -> str:
     peers = f", of its peers {pair.peers:.2g}" if pair.peers is not None and pair.stands_out else ""
-    return f"{pair.value:g} in {pair.of}{peers}"
+    return f"{pair.value:g} in {pair.operations}{peers}"
 
 
 BANDWIDTH = Panel(
@@ -230,8 +230,8 @@ LATE = Panel("Late starts (one end waited)", lambda cell: cell.late, _describe_l
 
 def panels(spike_us: float) -> tuple[Panel, ...]:
     """The panels that are always drawn; `spike_us`: the least time of a spike on this network."""
-    over = f"{SPIKE_MEDIANS:g} medians and {time_us(spike_us)}"
-    spikes = Panel(f"Spikes (over {over})", lambda cell: cell.spikes, _describe_spikes)
+    limits = f"{SPIKE_MEDIANS:g} medians and {time_us(spike_us)}"
+    spikes = Panel(f"Spikes (over {limits})", lambda cell: cell.spikes, _describe_spikes)
     return BANDWIDTH, LATENCY, spikes
 
 
@@ -245,13 +245,13 @@ def cells(
     by_key = grouped(
         ((digest.a, digest.b, digest.rail, digest.round), digest) for digest in observed.digests
     )
-    many = len(observed.nodes) > MANY
-    large = {key: max(_ladder(own), key=lambda d: d.size_bytes) for key, own in by_key.items()}
-    small = {key: min(_ladder(own), key=lambda d: d.size_bytes) for key, own in by_key.items()}
+    is_large = len(observed.nodes) > LARGE
+    large = {key: max(_ladder(group), key=lambda d: d.size_bytes) for key, group in by_key.items()}
+    small = {key: min(_ladder(group), key=lambda d: d.size_bytes) for key, group in by_key.items()}
     values, blamed = heatmap_values(observed, limits), blamed_meetings(blames, observed)
-    wire = _times_slower(values.wire, blamed, many=many)
-    slow = _times_slower(values.latency, blamed, many=many)
-    usual = median([digest.size_bytes for digest in large.values()] or [0])
+    wire = _times_slower(values.wire, blamed, is_large=is_large)
+    latency = _times_slower(values.latency, blamed, is_large=is_large)
+    usual_size = median([digest.size_bytes for digest in large.values()] or [0])
     spikes = compare_counts(values.events, values.scatter, blamed)
     late = compare_counts(values.events, values.scatter, blamed, late=True)
     cells = []
@@ -262,8 +262,8 @@ def cells(
                 Cell,
                 meeting,
                 error=meeting.error,
-                bandwidth=_speed(large.get(key), wire.get(key), usual),
-                latency=_time(small.get(key), slow.get(key)),
+                bandwidth=_speed(large.get(key), wire.get(key), usual_size),
+                latency=_time(small.get(key), latency.get(key)),
                 spikes=spikes.get(key),
                 late=late.get(key),
             )
@@ -271,50 +271,50 @@ def cells(
     return tuple(cells)
 
 
-def _ladder(own: Sequence[Digest]) -> Sequence[Digest]:
-    return [digest for digest in own if digest.phase == "ladder"] or own
+def _ladder(digests: Sequence[Digest]) -> Sequence[Digest]:
+    return [digest for digest in digests if digest.phase == "ladder"] or digests
 
 
 class _Times(Struct, frozen=True):
-    """How many times as long as its peers a pair takes, and the ratio that its colour shows."""
+    """How many times as long as its peers a pair takes, and the ratio that sets its colour."""
 
-    whole: float
-    shown: float
+    ratio: float
+    colour: float
 
 
 def _times_slower(
-    slower: Slower, blamed: Collection[MeetingKey], *, many: bool
+    slower: Slower, blamed: Collection[MeetingKey], *, is_large: bool
 ) -> dict[MeetingKey, _Times | None]:
     """The ratios by key; None for a key without peers."""
-    peers = _peers(list(slower.logs.items()), many=many)
+    peers = _peers(list(slower.logs.items()), is_large=is_large)
     times: dict[MeetingKey, _Times | None] = dict.fromkeys(slower.logs)
     for key, log in slower.logs.items():
         if (typical := peers(key)) is None:
             continue
-        more = log - typical
-        scattered = more <= slower.least_excess and key not in blamed
-        times[key] = _Times(math.exp(more), math.exp(min(more, 0.0) if scattered else more))
+        excess = log - typical
+        scattered = excess <= slower.least_excess and key not in blamed
+        times[key] = _Times(math.exp(excess), math.exp(min(excess, 0.0) if scattered else excess))
     return times
 
 
 def _peers(
-    own: Sequence[tuple[MeetingKey, float]], *, many: bool
+    values: Sequence[tuple[MeetingKey, float]], *, is_large: bool
 ) -> Callable[[MeetingKey], float | None]:
-    """A function: the median of the pairs that share no node, else of the pair's other rails."""
-    if many:
-        typical = median([value for _, value in own]) if own else None
+    """Return a function: a pair's peers are those that share no node, else its other rails."""
+    if is_large:
+        typical = median([value for _, value in values]) if values else None
         return lambda _turn: typical
-    others = LeaveOut([(value, key[:2]) for key, value in own])
-    apart = {pair: others.median(pair) for pair in dict.fromkeys(key[:2] for key, _ in own)}
+    leave_out = LeaveOut([(value, key[:2]) for key, value in values])
+    medians = {pair: leave_out.median(pair) for pair in dict.fromkeys(key[:2] for key, _ in values)}
 
-    def of(key: MeetingKey) -> float | None:
-        typical = apart[key[:2]]
+    def typical_of(key: MeetingKey) -> float | None:
+        typical = medians[key[:2]]
         if typical is not None:
             return typical
-        rails = [value for other, value in own if other[:2] == key[:2] and other[2] != key[2]]
+        rails = [value for other, value in values if other[:2] == key[:2] and other[2] != key[2]]
         return median(rails) if rails else None
 
-    return of
+    return typical_of
 
 
 def _speed(digest: Digest | None, times: _Times | None, usual: float) -> Comparison | None:
@@ -322,25 +322,24 @@ def _speed(digest: Digest | None, times: _Times | None, usual: float) -> Compari
     if digest is None:
         return None
     speed = digest.best_gbs
-    peers = None if times is None else speed * times.whole
-    ratio = None if times is None else times.shown
-    return Comparison(
-        speed, peers, CUT_SHORT if digest.size_bytes < usual else ratio, digest.size_bytes
-    )
+    peers = None if times is None else speed * times.ratio
+    ratio = None if times is None else times.colour
+    ratio = CUT_SHORT if digest.size_bytes < usual else ratio
+    return Comparison(speed, peers, ratio, size_bytes=digest.size_bytes)
 
 
 def _time(digest: Digest | None, times: _Times | None) -> Comparison | None:
     if digest is None:
         return None
-    peers_us = None if times is None else digest.p50_us / times.whole
-    ratio = None if times is None else times.shown
-    return Comparison(digest.p50_us, peers_us, ratio, digest.size_bytes)
+    peers_us = None if times is None else digest.p50_us / times.ratio
+    ratio = None if times is None else times.colour
+    return Comparison(digest.p50_us, peers_us, ratio, size_bytes=digest.size_bytes)
 
 
 CELLS = 4608
 """Cells of a panel, of some 120 bytes each: 64 nodes with 8 rails in 9 rounds."""
 
-_AT_LEAST = 16
+_LEAST_ROWS = 16
 """The least number of rows, if there are so many nodes."""
 
 _PARTNERS = 32
@@ -390,11 +389,11 @@ def grid(
     best: Mapping[Endpoint, float],
     blames: Sequence[LocatedBlame],
     *,
-    most: int = CELLS,
+    most_cells: int = CELLS,
 ) -> Grid:
-    """Lay out as many rows as `most` cells allow: the blamed first, then the worst.
+    """Lay out as many rows as `most_cells` cells allow: the blamed first, then the worst.
 
-    `best`: the result of `best_of` for these cells.
+    `best`: the result of `best_ratios` for these cells.
     """
     order = by_leaf(observed)
     rails = tuple(sorted({cell.rail for cell in cells}))
@@ -403,23 +402,23 @@ def grid(
     possible = len(order) * (len(order) - 1) / 2
     partners = len(order) <= _PARTNERS and len(tried) * 2 >= possible
     columns = order if partners else tuple(f"round {number}" for number in rounds)
-    place = {name: at for at, name in enumerate(order if partners else rounds)}
-    if len(columns) * len(rails) > most:
-        rails, columns = rails[:most], ("the worst",)
+    place = {name: index for index, name in enumerate(order if partners else rounds)}
+    if len(columns) * len(rails) > most_cells:
+        rails, columns = rails[:most_cells], ("the worst",)
         place = dict.fromkeys(place, 0)
-    of_rail = {rail: at * len(columns) for at, rail in enumerate(rails)}
+    first_column = {rail: index * len(columns) for index, rail in enumerate(rails)}
     width = max(1, len(columns) * len(rails))
-    names = _nodes_to_draw(order, best, blames, most // width)
+    names = _nodes_to_draw(order, best, blames, most_cells // width)
     rows: dict[str, list[Cell | None]] = {name: [None] * width for name in order if name in names}
     for cell in cells:
-        for own, other in ((cell.a, cell.b), (cell.b, cell.a)):
-            if own in rows and cell.rail in of_rail:
-                column = of_rail[cell.rail] + place[other if partners else cell.round]
-                before = rows[own][column]
-                if before is None or cell.worst > before.worst:  # it may be measured twice
-                    rows[own][column] = cell
+        for node, partner in ((cell.a, cell.b), (cell.b, cell.a)):
+            if node in rows and cell.rail in first_column:
+                column = first_column[cell.rail] + place[partner if partners else cell.round]
+                drawn = rows[node][column]
+                if drawn is None or cell.worst > drawn.worst:  # it may be measured twice
+                    rows[node][column] = cell
     return Grid(
-        rows=tuple(Row(n, observed.leaves.get(n, ""), tuple(own)) for n, own in rows.items()),
+        rows=tuple(Row(n, observed.leaves.get(n, ""), tuple(row)) for n, row in rows.items()),
         rails=rails,
         columns=columns,
         nodes=len(order),
@@ -431,37 +430,37 @@ _EVERY_ROW = 16
 
 
 def _nodes_to_draw(
-    order: Sequence[str], best: Mapping[Endpoint, float], blames: Sequence[LocatedBlame], most: int
+    order: Sequence[str], best: Mapping[Endpoint, float], blames: Sequence[LocatedBlame], limit: int
 ) -> Collection[str]:
     """All nodes if they are few; else the blamed, then those that look bad, the worst first.
 
     A few that look fine are added for comparison.
     """
-    if len(order) <= min(most, _EVERY_ROW):
+    if len(order) <= min(limit, _EVERY_ROW):
         return order
     worst: dict[str, float] = {}
     for (name, _), ratio in best.items():
         worst[name] = max(worst.get(name, 0.0), ratio)
-    rest = sorted(order, key=lambda name: worst.get(name, 0.0), reverse=True)
-    bad = [name for name in rest if worst.get(name, 0.0) >= STEPS[0].up_to]
+    by_ratio = sorted(order, key=lambda name: worst.get(name, 0.0), reverse=True)
+    bad = [name for name in by_ratio if worst.get(name, 0.0) >= STEPS[0].up_to]
     blamed = [name for blame in blames for name in blame.nodes]
     paths = (pair for blame in blames if not blame.nodes for pair in sorted(blame.pairs))
     nodes = set(order)
-    first = dict.fromkeys([*blamed, *chain.from_iterable(paths), *bad])
-    names = [name for name in first if name in nodes][: max(1, most)]
+    ranked = dict.fromkeys([*blamed, *chain.from_iterable(paths), *bad])
+    names = [name for name in ranked if name in nodes][: max(1, limit)]
     name_set = set(names)
     fine = [name for name in order if name not in name_set]
-    return name_set | set(fine[: max(0, min(most, _AT_LEAST) - len(names))])
+    return name_set | set(fine[: max(0, min(limit, _LEAST_ROWS) - len(names))])
 
 
-def best_of(cells: Iterable[Cell]) -> dict[Endpoint, float]:
+def best_ratios(cells: Iterable[Cell]) -> dict[Endpoint, float]:
     """The least ratio of each endpoint over all of its pairs, which no bad partner explains."""
-    least: dict[Endpoint, float] = {}
+    best: dict[Endpoint, float] = {}
     for cell in cells:
         worst = cell.worst
         for name in (cell.a, cell.b):
-            if worst < least.get((name, cell.rail), math.inf):
-                least[name, cell.rail] = worst
+            if worst < best.get((name, cell.rail), math.inf):
+                best[name, cell.rail] = worst
             else:
-                least.setdefault((name, cell.rail), worst)
-    return least
+                best.setdefault((name, cell.rail), worst)
+    return best

@@ -21,7 +21,7 @@ from preflight.report.fabric_grid import (
     CELLS,
     CUT_SHORT,
     LATE,
-    best_of,
+    best_ratios,
     cells,
     grid,
     locate_blames,
@@ -57,15 +57,15 @@ def fabric_page(
 ) -> str:
     """Draw the whole page in at most `LARGEST` bytes; for the arguments see `fabric_section`."""
 
-    def whole(section: str) -> str:
+    def render(section: str) -> str:
         page = macros(_TEMPLATE).page(style("fabric.css"), section)
         return f"<!DOCTYPE html>\n{page}\n"
 
-    most = LARGEST - len(whole("").encode())
+    most = LARGEST - len(render("").encode())
     section = fabric_section(
         observed, blames, sweep=sweep, origin=origin, with_findings=True, most=most
     )
-    return whole(section)
+    return render(section)
 
 
 def fabric_section(
@@ -87,31 +87,31 @@ def fabric_section(
     names = first_few([blame.component for blame in located], 8)
     compared = cells(observed, located, limits)
     figures, charts_left = charts(observed, located, sweep)
-    best = best_of(compared)
-    usual = panels(limits.for_backend(observed.backend)("spike_us"))
-    rows = worst(compared, (*usual, LATE))
+    best = best_ratios(compared)
+    base_panels = panels(limits.for_backend(observed.backend)("spike_us"))
+    rows = outlier_rows(compared, (*base_panels, LATE))
     parts = macros(_TEMPLATE)
     most_cells = CELLS
     while True:
-        laid = grid(observed, compared, best, located, most=most_cells)
-        late = any(
+        layout = grid(observed, compared, best, located, most_cells=most_cells)
+        has_late = any(
             cell is not None and cell.late is not None and cell.late.stands_out
-            for row in laid.rows
+            for row in layout.rows
             for cell in row.cells
         )
-        drawn = (*usual, LATE) if late else usual
+        shown_panels = (*base_panels, LATE) if has_late else base_panels
         section = parts.section(
-            what=_what(observed, compared, origin),
+            summary=_summary_words(observed, compared, origin),
             blamed=f"Blamed: {names}" if located else "No node or path is blamed.",
             findings=located if with_findings else (),
             matrix=parts.matrix(
                 legend=LEGEND,
-                laid=laid,
-                panels=[draw(panel, laid, located) for panel in drawn],
+                laid=layout,
+                panels=[draw(panel, layout, located) for panel in shown_panels],
                 rows=rows,
                 most_rows=ROWS,
-                thumbnail=thumbnail(observed, best) if laid.cut else "",
-                standing_out=standing_out(best),
+                thumbnail=thumbnail(observed, best) if layout.cut else "",
+                standing_out=bad_endpoint_words(best),
             )
             if best
             else parts.nothing(),
@@ -120,12 +120,12 @@ def fabric_section(
             charts_left=charts_left,
             coarse=sweep is None,
         )
-        if len(section.encode()) <= most or len(laid.rows) <= 1:
+        if len(section.encode()) <= most or len(layout.rows) <= 1:
             return str(section)
         most_cells = most_cells * 3 // 4
 
 
-def _what(observed: Observed, compared: Sequence[Cell], origin: str) -> str:
+def _summary_words(observed: Observed, compared: Sequence[Cell], origin: str) -> str:
     rails = len({cell.rail for cell in compared})
     pairs = len({frozenset((cell.a, cell.b)) for cell in compared})
     leaves = len(set(observed.leaves.values()))
@@ -151,7 +151,7 @@ def sharpness(rows: Sequence[SensitivityRow]) -> str:
     sizes = sorted({size_row.size_bytes for row in rows for size_row in row.sizes})
     groups = grouped((_sharpness_cells(row, sizes), row) for row in rows)
     heads = ("endpoints", "any size", "seconds of load", *map(size, sizes))
-    table = [(cells, _endpoints(own)) for cells, own in groups.items()]
+    table = [(cells, _endpoints(group)) for cells, group in groups.items()]
     markup: str = macros(_TEMPLATE).sharpness(heads, table, _SHARPNESS_ROWS)
     return markup
 
@@ -159,15 +159,15 @@ def sharpness(rows: Sequence[SensitivityRow]) -> str:
 def _sharpness_cells(row: SensitivityRow, sizes: Sequence[int]) -> tuple[str, ...]:
     by_size = {size_row.size_bytes: at_size(size_row) for size_row in row.sizes}
     rate = "no rate" if row.one_in is None else f"1 in {two_digits(row.one_in):,}"
-    every = "-" if row.every_s is None else f"one in {row.every_s:.1g} s"
-    return (rate, every, *(by_size.get(size_bytes, "not measured") for size_bytes in sizes))
+    event_rate = "-" if row.every_s is None else f"one in {row.every_s:.1g} s"
+    return (rate, event_rate, *(by_size.get(size_bytes, "not measured") for size_bytes in sizes))
 
 
 def _endpoints(rows: Sequence[SensitivityRow]) -> str:
     """Fold the nodes of each set of rails: "n[1-8] rails 0-7"."""
     rails = grouped((row.node, row.rail) for row in rows)
-    nodes = grouped((fold(map(str, sorted(own))), name) for name, own in rails.items())
-    return "; ".join(f"{fold(names)} rail {own}" for own, names in nodes.items())
+    nodes = grouped((fold(map(str, sorted(rail_set))), name) for name, rail_set in rails.items())
+    return "; ".join(f"{fold(names)} rail {rail_set}" for rail_set, names in nodes.items())
 
 
 PER_DECADE = 40
@@ -189,22 +189,22 @@ def bin_of(time_us: float) -> int:
     return math.floor(math.log10(max(time_us, 0.1)) * PER_DECADE)
 
 
-def of_samples(pairs: Iterable[PairSamples], kind: Kind) -> Spread | None:
+def spread_of_samples(pairs: Iterable[PairSamples], kind: Kind) -> Spread | None:
     """Count every operation that both ends timed (the shorter counts); None if there is none."""
     by_time: Counter[float] = Counter()  # times are rounded, so that few of them differ
-    number = 0
+    pair_count = 0
     for pair in pairs:
         times = _network_us(pair, kind)
-        number += bool(times)
+        pair_count += bool(times)
         by_time.update(times)
     operations = by_time.total()
     if not operations:
         return None
     counts: Counter[int] = Counter()
-    for lasted_us, often in by_time.items():
-        counts[bin_of(lasted_us)] += often
-    shares = {at: count / operations for at, count in counts.items()}
-    return Spread(shares, operations, max(by_time), number)
+    for lasted_us, repeats in by_time.items():
+        counts[bin_of(lasted_us)] += repeats
+    shares = {index: count / operations for index, count in counts.items()}
+    return Spread(shares, operations, max(by_time), pair_count)
 
 
 def kind_of(digest: Digest) -> Kind:
@@ -212,50 +212,50 @@ def kind_of(digest: Digest) -> Kind:
     return digest.size_bytes, digest.phase
 
 
-def of_digests(digests: Iterable[Digest]) -> Spread | None:
+def spread_of_digests(digests: Iterable[Digest]) -> Spread | None:
     """The same from quantiles: operations between two of them are spread evenly."""
     weights: dict[int, float] = {}
     operations, longest, number = 0, 0.0, 0
     for digest in digests:
-        for at, weight in _spread(digest).items():
-            weights[at] = weights.get(at, 0.0) + weight * digest.operations
+        for index, weight in _digest_weights(digest).items():
+            weights[index] = weights.get(index, 0.0) + weight * digest.operations
         number += 1
         operations += digest.operations
         longest = max(longest, digest.most_us)
     if not operations:
         return None
-    shares = {at: weight / operations for at, weight in weights.items()}
+    shares = {index: weight / operations for index, weight in weights.items()}
     return Spread(shares, operations, longest, number)
 
 
-def _spread(digest: Digest) -> Mapping[int, float]:
+def _digest_weights(digest: Digest) -> Mapping[int, float]:
     edges = (digest.best_us, digest.p50_us, digest.p99_us, digest.p999_us, digest.most_us)
     weights: dict[int, float] = {}
     for low, high, share in zip(edges, edges[1:], (0.5, 0.49, 0.009, 0.001), strict=False):
         bins = range(bin_of(low), max(bin_of(low), bin_of(high)) + 1)
-        for at in bins:
-            weights[at] = weights.get(at, 0.0) + share / len(bins)
+        for index in bins:
+            weights[index] = weights.get(index, 0.0) + share / len(bins)
     return weights
 
 
 _WIDTH, _HEIGHT, _LEFT, _TOP, _FOOT = 400.0, 130.0, 58.0, 10.0, 22.0
 
 _AROUND, _LABEL = 3, 52.0
-_FEW, _SOME = (1.0,), (1.0, 2.0, 5.0)
-_MANY = (1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0)
+_FEW_TICKS, _SOME_TICKS = (1.0,), (1.0, 2.0, 5.0)
+_MANY_TICKS = (1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0)
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
-def histogram(who: str, kind: Kind, mine: Spread, peers: Spread | None) -> str:
+def histogram(component: str, kind: Kind, blamed: Spread, peers: Spread | None) -> str:
     """Draw one histogram with a caption."""
-    axes = _Axes(mine, peers)
+    axes = _Axes(blamed, peers)
     body = [*axes.grid()]
     if peers is not None:
         body.append(axes.outline(peers, "peers"))
-    body.append(axes.outline(mine, "mine"))
+    body.append(axes.outline(blamed, "mine"))
     operation = f"{size(kind[0])} all-reduce{', soak' if kind[1] == 'soak' else ''}"
-    others = f"peers (grey): {_describe(peers)}" if peers is not None else "no peers"
-    words = f"{who}, {operation}: {_describe(mine)}; {others}"
+    peer_words = f"peers (grey): {_describe(peers)}" if peers is not None else "no peers"
+    words = f"{component}, {operation}: {_describe(blamed)}; {peer_words}"
     width, height = number(_LEFT + _WIDTH + 24), number(_TOP + _HEIGHT + _FOOT)
     return (
         f'<figure><svg class="histogram" width="{width}" height="{height}">{"".join(body)}</svg>'
@@ -269,29 +269,29 @@ def _describe(spread: Spread) -> str:
 
 
 class _Axes:
-    def __init__(self, mine: Spread, peers: Spread | None) -> None:
-        spreads = [spread for spread in (mine, peers) if spread is not None]
-        bins = [at for spread in spreads for at in spread.shares]
+    def __init__(self, blamed: Spread, peers: Spread | None) -> None:
+        spreads = [spread for spread in (blamed, peers) if spread is not None]
+        bins = [index for spread in spreads for index in spread.shares]
         self._first, self._last = min(bins) - _AROUND, max(bins) + 1 + _AROUND
-        most = max(spread.operations for spread in spreads)
-        self._decades = max(1, math.ceil(math.log10(most)))
+        operations = max(spread.operations for spread in spreads)
+        self._decades = max(1, math.ceil(math.log10(operations)))
 
     def _ticks(self) -> list[float]:
         """Decades; on a short axis also steps between them."""
         decades = (self._last - self._first) / PER_DECADE
-        steps = _FEW if decades > 2 else _SOME if decades > 0.7 else _MANY  # noqa: PLR2004  what is readable
-        low, high = (math.floor(at / PER_DECADE) for at in (self._first, self._last))
+        steps = _FEW_TICKS if decades > 2 else _SOME_TICKS if decades > 0.7 else _MANY_TICKS  # noqa: PLR2004  what is readable
+        low, high = (math.floor(end / PER_DECADE) for end in (self._first, self._last))
         ticks = [step * 10.0**decade for decade in range(low, high + 1) for step in steps]
         return [
             tick for tick in ticks if self._first <= math.log10(tick) * PER_DECADE <= self._last
         ]
 
-    def _x(self, at: float) -> float:
-        return _LEFT + (at - self._first) / (self._last - self._first) * _WIDTH
+    def _x(self, index: float) -> float:
+        return _LEFT + (index - self._first) / (self._last - self._first) * _WIDTH
 
     def _y(self, share: float) -> float:
-        up = 1 + math.log10(share) / self._decades if share > 0 else 0.0
-        return _TOP + (1 - max(0.0, up)) * _HEIGHT
+        height = 1 + math.log10(share) / self._decades if share > 0 else 0.0
+        return _TOP + (1 - max(0.0, height)) * _HEIGHT
 
     def grid(self) -> Iterator[str]:
         """Lines at round times, and at each decade of share."""
@@ -315,8 +315,8 @@ class _Axes:
         bottom = self._y(0)
         path = [f"M{number(self._x(self._first))} {number(bottom)}"]
         path += [
-            f"V{number(self._y(spread.shares.get(at, 0.0)))}H{number(self._x(at + 1))}"
-            for at in range(self._first, self._last)
+            f"V{number(self._y(spread.shares.get(index, 0.0)))}H{number(self._x(index + 1))}"
+            for index in range(self._first, self._last)
         ]
         return f'<path class="{css}" d="{"".join(path)}V{number(bottom)}z"/>'
 
@@ -345,9 +345,9 @@ def _figures_of(
 ) -> Iterator[str]:
     """The most telling histograms of one finding: smallest size, largest size, soak."""
     involved = {name for other in blames for pair in other.pairs for name in pair}
-    blamed = {name for other in blames for name in other.nodes}
+    blamed_nodes = {name for other in blames for name in other.nodes}
     # If hardly any other nodes are left, partners of the blamed count as peers too.
-    avoid = involved if len(observed.nodes) - len(involved) > 1 else blamed
+    avoid = involved if len(observed.nodes) - len(involved) > 1 else blamed_nodes
 
     def is_mine(pair: Ends) -> bool:
         return (pair.a, pair.b) in blame.pairs and blame.rail in (None, pair.rail)
@@ -357,26 +357,26 @@ def _figures_of(
 
     for kind in _kinds(blame, observed):
         if sweep is not None:
-            mine = of_samples(filter(is_mine, sweep.pairs), kind)
-            peers = of_samples(_sample(filter(is_peer, sweep.pairs)), kind)
+            spread = spread_of_samples(filter(is_mine, sweep.pairs), kind)
+            peers = spread_of_samples(_sample(filter(is_peer, sweep.pairs)), kind)
         else:
-            own = [digest for digest in observed.digests if kind_of(digest) == kind]
-            mine = of_digests(filter(is_mine, own))
-            peers = of_digests(_sample(filter(is_peer, own)))
-        if mine is not None:
-            yield histogram(blame.component, kind, mine, peers)
+            digests = [digest for digest in observed.digests if kind_of(digest) == kind]
+            spread = spread_of_digests(filter(is_mine, digests))
+            peers = spread_of_digests(_sample(filter(is_peer, digests)))
+        if spread is not None:
+            yield histogram(blame.component, kind, spread, peers)
 
 
 def _sample(pairs: Iterable[T]) -> list[T]:
     """At most PEERS pairs, spread over the fabric."""
-    every = list(pairs)
-    return every[:: -(-len(every) // PEERS) or 1]
+    all_pairs = list(pairs)
+    return all_pairs[:: -(-len(all_pairs) // PEERS) or 1]
 
 
 def _kinds(blame: LocatedBlame, observed: Observed) -> list[Kind]:
-    own = {kind_of(d) for d in observed.digests if (d.a, d.b) in blame.pairs}
-    ladder = sorted(kind for kind in own if kind[1] == "ladder")
-    soak = sorted(kind for kind in own if kind[1] == "soak")
+    kinds = {kind_of(d) for d in observed.digests if (d.a, d.b) in blame.pairs}
+    ladder = sorted(kind for kind in kinds if kind[1] == "ladder")
+    soak = sorted(kind for kind in kinds if kind[1] == "soak")
     return list(dict.fromkeys([*ladder[:1], *ladder[-1:], *soak[-1:]]))
 
 
@@ -395,16 +395,16 @@ ROWS = 24
 Row = tuple[float, str, tuple[str, ...]]
 
 
-def worst(compared: Sequence[Cell], panels: Sequence[Panel]) -> list[Row]:
+def outlier_rows(compared: Sequence[Cell], panels: Sequence[Panel]) -> list[Row]:
     """Rows for the cells that stand out, those without result first: ratio, its text, the rest."""
     rows = [
         (ratio, "-" if ratio >= CUT_SHORT else f"{ratio:.2g} x", cells)
-        for ratio, cells in _rows(compared, panels)
+        for ratio, cells in _outliers(compared, panels)
     ]
     return sorted(rows, key=lambda row: -row[0])
 
 
-def _rows(
+def _outliers(
     compared: Sequence[Cell], panels: Sequence[Panel]
 ) -> Iterator[tuple[float, tuple[str, ...]]]:
     for cell in compared:
@@ -422,7 +422,7 @@ def _rows(
             yield ratio, (*place, title, panel.describe(comparison))
 
 
-def standing_out(best: Mapping[Endpoint, float]) -> str:
+def bad_endpoint_words(best: Mapping[Endpoint, float]) -> str:
     """A sentence on the endpoints that are bad with every partner, by node, the worst first."""
     bad = grouped(
         (name, (ratio, rail)) for (name, rail), ratio in best.items() if ratio >= STEPS[0].up_to
@@ -431,11 +431,11 @@ def standing_out(best: Mapping[Endpoint, float]) -> str:
         return "No endpoint is bad with every partner."
     order = sorted(bad, key=lambda name: (-max(bad[name])[0], name))
     nodes = [_node(name, bad[name]) for name in order[:ROWS]]
-    more = and_more(len(order) - ROWS, " nodes")
-    return f"Bad with every partner: {', '.join(nodes)}{more}."
+    rest_words = and_more(len(order) - ROWS, " nodes")
+    return f"Bad with every partner: {', '.join(nodes)}{rest_words}."
 
 
-def _node(name: str, own: Sequence[tuple[float, int]]) -> str:
-    ratio = max(own)[0]
-    rails = fold([str(rail) for _, rail in sorted(own, key=lambda row: row[1])])
+def _node(name: str, rows: Sequence[tuple[float, int]]) -> str:
+    ratio = max(rows)[0]
+    rails = fold([str(rail) for _, rail in sorted(rows, key=lambda row: row[1])])
     return f"{name} rail {rails} ({'no result' if ratio >= CUT_SHORT else f'{ratio:.2g} x'})"

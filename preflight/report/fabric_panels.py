@@ -41,7 +41,7 @@ _LETTER = {
 }
 _NAMED_COLUMNS, _CHAR = 40, 6.2
 _MOST_SHOWN = 99.0
-_SMALL, _LARGE, _WIDE, _TALL = 6.0, 30.0, 390.0, 12.0
+_MIN_SIDE, _MAX_SIDE, _PANEL_WIDTH, _MIN_HEIGHT = 6.0, 30.0, 390.0, 12.0
 _LINE, _RAIL_GAP = 14.0, 8.0
 _SUMMARY, _MARGIN, _NUMBER = 126.0, 4.0, 22.0
 """Width of the rows' summaries, width without them, and least width of a cell with a number."""
@@ -68,20 +68,20 @@ class Plot(Struct, frozen=True):
     height: float
 
     @property
-    def right(self) -> float:
+    def summary_x(self) -> float:
         """Where the summaries of the rows begin."""
         return self.gutter + self.rails * self.block
 
     def width(self, *, summaries: bool) -> float:
         """Width of the whole panel, with or without the rows' summaries."""
-        return self.right + (_SUMMARY if summaries else _MARGIN)
+        return self.summary_x + (_SUMMARY if summaries else _MARGIN)
 
 
-def plot(grid: Grid) -> Plot:
+def plot_of(grid: Grid) -> Plot:
     """Choose sizes so that four nodes fill a panel and hundreds of columns are distinguishable."""
     columns = max(1, len(grid.columns) * len(grid.rails))
-    side = max(_SMALL, min(_LARGE, _WIDE / columns))
-    tall = max(side, _TALL)
+    side = max(_MIN_SIDE, min(_MAX_SIDE, _PANEL_WIDTH / columns))
+    tall = max(side, _MIN_HEIGHT)
     longest = max((len(label(row.node)) for row in grid.rows), default=1)
     has_names = columns <= _NAMED_COLUMNS
     head = _LINE + (max(map(len, grid.columns), default=0) * _CHAR if has_names else 0.0) + 4
@@ -107,20 +107,20 @@ def plot(grid: Grid) -> Plot:
 
 def draw(panel: Panel, grid: Grid, blames: Sequence[LocatedBlame]) -> str:
     """Draw one panel."""
-    at = plot(grid)
-    body = [*_heads(grid, at), *_leaves(at)]
-    summaries = [_summary(row, panel, at, grid) for row in grid.rows]
+    plot = plot_of(grid)
+    body = [*_heads(grid, plot), *_leaves(plot)]
+    summaries = [_summary(row, panel, plot, grid) for row in grid.rows]
     body += summaries
     for row in grid.rows:
-        body.append(_name(row, at, blames))
+        body.append(_name(row, plot, blames))
         body += [
-            _cell(cell, panel, at, _x(at, grid, number_of), at.rows[row.node])
-            for number_of, cell in enumerate(row.cells)
+            _cell(cell, panel, plot, _x(plot, grid, index), plot.rows[row.node])
+            for index, cell in enumerate(row.cells)
             if cell is not None
         ]
-    body += _frames(grid, at, blames)
-    width = at.width(summaries=any(summaries))
-    size = f'width="{number(width)}" height="{number(at.height)}"'
+    body += _frames(grid, plot, blames)
+    width = plot.width(summaries=any(summaries))
+    size = f'width="{number(width)}" height="{number(plot.height)}"'
     return (
         f"<figure><figcaption>{text(panel.title)}</figcaption>"
         f'<svg class="heat" role="img" aria-label="{text(panel.title)}" {size}>'
@@ -128,57 +128,57 @@ def draw(panel: Panel, grid: Grid, blames: Sequence[LocatedBlame]) -> str:
     )
 
 
-def _x(at: Plot, grid: Grid, number_of: int) -> float:
-    rail, column = divmod(number_of, max(1, len(grid.columns)))
-    return at.gutter + rail * at.block + column * at.side
+def _x(plot: Plot, grid: Grid, index: int) -> float:
+    rail, column = divmod(index, max(1, len(grid.columns)))
+    return plot.gutter + rail * plot.block + column * plot.side
 
 
-def _heads(grid: Grid, at: Plot) -> Iterator[str]:
-    for place, rail in enumerate(grid.rails):
-        yield f'<text x="{number(at.gutter + place * at.block)}" y="10">rail {rail}</text>'
+def _heads(grid: Grid, plot: Plot) -> Iterator[str]:
+    for block, rail in enumerate(grid.rails):
+        yield f'<text x="{number(plot.gutter + block * plot.block)}" y="10">rail {rail}</text>'
         if len(grid.columns) * len(grid.rails) > _NAMED_COLUMNS:
             continue
         for column, name in enumerate(grid.columns):
-            x = at.gutter + place * at.block + (column + 0.5) * at.side + 4
-            y = at.head - 4
+            x = plot.gutter + block * plot.block + (column + 0.5) * plot.side + 4
+            y = plot.head - 4
             yield (
                 f'<text x="{number(x)}" y="{number(y)}" '
                 f'transform="rotate(-90 {number(x)} {number(y)})">{label(name)}</text>'
             )
 
 
-def _leaves(at: Plot) -> Iterator[str]:
-    for leaf, y in at.leaves:
+def _leaves(plot: Plot) -> Iterator[str]:
+    for leaf, y in plot.leaves:
         yield f'<text class="leaf" x="0" y="{number(y)}">{label(leaf or "no leaf known")}</text>'
 
 
-def _name(row: Row, at: Plot, blames: Sequence[LocatedBlame]) -> str:
-    own = [blame for blame in blames if row.node in blame.nodes]
-    y = number(at.rows[row.node] + at.tall / 2 + 3.5)
-    css, mark = (' class="bad"', "▶ ") if own else ("", "")
+def _name(row: Row, plot: Plot, blames: Sequence[LocatedBlame]) -> str:
+    is_blamed = any(row.node in blame.nodes for blame in blames)
+    y = number(plot.rows[row.node] + plot.tall / 2 + 3.5)
+    css, mark = (' class="bad"', "▶ ") if is_blamed else ("", "")
     return (
-        f'<text{css} x="{number(at.gutter - 6)}" y="{y}" text-anchor="end">'
+        f'<text{css} x="{number(plot.gutter - 6)}" y="{y}" text-anchor="end">'
         f"{mark}{label(row.node)}<title>{text(row.node)}</title></text>"
     )
 
 
-def _summary(row: Row, panel: Panel, at: Plot, grid: Grid) -> str:
+def _summary(row: Row, panel: Panel, plot: Plot, grid: Grid) -> str:
     """The median ratio of the row's worst rail; "" if most of its pairs do not stand out."""
     width = len(grid.columns)
     by_rail = [
-        (median([min(ratio, CUT_SHORT) for ratio in own]), rail)
+        (median([min(ratio, CUT_SHORT) for ratio in ratios]), rail)
         for place, rail in enumerate(grid.rails)
-        if (own := _ratios(row.cells[place * width : (place + 1) * width], panel))
+        if (ratios := _ratios(row.cells[place * width : (place + 1) * width], panel))
     ]
     ratio, rail = max(by_rail, default=(0.0, 0))
     if ratio < STEPS[0].up_to:
         return ""
     words = "no result" if ratio >= CUT_SHORT else f"{ratio:.1f} x"
     bad = sum(ratio >= STEPS[0].up_to for ratio, _ in by_rail)
-    where = f" rail {rail}" if bad == 1 else f" on {bad} rails"
-    where = where if len(grid.rails) > 1 else ""
-    y = number(at.rows[row.node] + at.tall / 2 + 3.5)
-    return f'<text class="bad" x="{number(at.right)}" y="{y}">{words}{where}</text>'
+    rails = f" rail {rail}" if bad == 1 else f" on {bad} rails"
+    rails = rails if len(grid.rails) > 1 else ""
+    y = number(plot.rows[row.node] + plot.tall / 2 + 3.5)
+    return f'<text class="bad" x="{number(plot.summary_x)}" y="{y}">{words}{rails}</text>'
 
 
 def _ratios(cells: Sequence[Cell | None], panel: Panel) -> list[float]:
@@ -194,25 +194,26 @@ def _ratios(cells: Sequence[Cell | None], panel: Panel) -> list[float]:
     return ratios
 
 
-def _cell(cell: Cell, panel: Panel, at: Plot, x: float, y: float) -> str:
+def _cell(cell: Cell, panel: Panel, plot: Plot, x: float, y: float) -> str:
     comparison = panel.pick(cell)
-    place = f'x="{number(x)}" y="{number(y)}" width="{number(at.side)}" height="{number(at.tall)}"'
+    size = f'width="{number(plot.side)}" height="{number(plot.tall)}"'
+    place = f'x="{number(x)}" y="{number(y)}" {size}'
     pair = f"{cell.a} {cell.b}"
     meeting = f"{pair} rail {cell.rail} round {cell.round}"
     if cell.state != "measured" or comparison is None:
         title = text(f"{meeting}: {cell.state.replace('_', ' ')} {cell.error}".rstrip())
-        middle = f'x="{number(x + at.side / 2)}" y="{number(y + at.tall / 2 + 3.5)}"'
+        middle = f'x="{number(x + plot.side / 2)}" y="{number(y + plot.tall / 2 + 3.5)}"'
         letter = f'<text class="letter" {middle} text-anchor="middle">{_LETTER[cell.state]}</text>'
-        content = letter if at.side > _CHAR else ""
+        content = letter if plot.side > _CHAR else ""
         return f'<rect class="{BROKEN.css}" {place}><title>{title}</title></rect>{content}'
     colour = step(comparison.ratio)
     # Thousands of cells equal their peers: their position shows rail and round.
-    full = comparison.stands_out or comparison.ratio is None
+    is_long = comparison.stands_out or comparison.ratio is None
     words = panel.describe(comparison)
-    title = text(f"{meeting if full else pair}: {words}{_times(comparison)}")
+    title = text(f"{meeting if is_long else pair}: {words}{_times(comparison)}")
     content = ""
-    if at.side >= _NUMBER and full and comparison.ratio is not None and colour is not STEPS[0]:
-        middle = f'x="{number(x + at.side / 2)}" y="{number(y + at.tall / 2 + 3.5)}"'
+    if plot.side >= _NUMBER and is_long and comparison.ratio is not None and colour is not STEPS[0]:
+        middle = f'x="{number(x + plot.side / 2)}" y="{number(y + plot.tall / 2 + 3.5)}"'
         ratio = f"{min(comparison.ratio, _MOST_SHOWN):.2g}"
         css = "letter" if colour.strong else "figure"
         content = f'<text class="{css}" {middle} text-anchor="middle">{ratio}</text>'
@@ -229,21 +230,21 @@ def _times(comparison: Comparison) -> str:
     return f", {ratio:.3g} x" if comparison.stands_out else ""
 
 
-def _frames(grid: Grid, at: Plot, blames: Sequence[LocatedBlame]) -> Iterator[str]:
+def _frames(grid: Grid, plot: Plot, blames: Sequence[LocatedBlame]) -> Iterator[str]:
     """Frames around the row of a blamed node, its rail's part of it, or a bad path's cells."""
     for blame in blames:
-        for node in (name for name in blame.nodes if name in at.rows):
-            first = grid.rails.index(blame.rail) if blame.rail in grid.rails else 0
-            blocks = 1 if blame.rail in grid.rails else len(grid.rails)
-            x, width = at.gutter + first * at.block, blocks * at.block - _RAIL_GAP
-            yield _frame(blame, x, at.rows[node], width, at.tall)
+        for node in (name for name in blame.nodes if name in plot.rows):
+            block = grid.rails.index(blame.rail) if blame.rail in grid.rails else 0
+            count = 1 if blame.rail in grid.rails else len(grid.rails)
+            x, width = plot.gutter + block * plot.block, count * plot.block - _RAIL_GAP
+            yield _frame(blame, x, plot.rows[node], width, plot.tall)
     paths = {pair: blame for blame in blames if not blame.nodes for pair in blame.pairs}
     for row in grid.rows if paths else ():
-        for number_of, cell in enumerate(row.cells):
+        for index, cell in enumerate(row.cells):
             framed = paths.get((cell.a, cell.b)) if cell is not None else None
             if framed is not None:
-                x = _x(at, grid, number_of)
-                yield _frame(framed, x, at.rows[row.node], at.side, at.tall)
+                x = _x(plot, grid, index)
+                yield _frame(framed, x, plot.rows[row.node], plot.side, plot.tall)
 
 
 def _frame(blame: LocatedBlame, x: float, y: float, width: float, height: float) -> str:
@@ -271,20 +272,20 @@ def thumbnail(observed: Observed, best: Mapping[Endpoint, float]) -> str:
     rails = sorted({rail for _, rail in best})
     order = by_leaf(observed)
     share = math.ceil(len(order) * max(1, len(rails)) / ENDPOINTS)
-    dots = [order[at : at + share] for at in range(0, len(order), share)]
+    dots = [order[rail_index : rail_index + share] for rail_index in range(0, len(order), share)]
     lines = list(_lines(dots, observed.leaves))
     height = max(_ENDPOINTS_LINE, len(rails) * _DOT + _GAP)
     paths: dict[str, list[str]] = {}
     labels = []
-    for number_of_line, line in enumerate(lines):
-        top = number_of_line * height
+    for index, line in enumerate(lines):
+        top = index * height
         first = line[0][0][0]
         words = observed.leaves.get(first) or first
         labels.append(f'<text x="0" y="{number(top + 9)}">{label(words)}</text>')
-        for at, rail in enumerate(rails):
+        for rail_index, rail in enumerate(rails):
             row = [(x, _worst(best.get((name, rail)) for name in names)) for names, x in line]
             for css, x, width in _runs(row):
-                y = number(top + at * _DOT)
+                y = number(top + rail_index * _DOT)
                 path = (
                     f"M{number(_GUTTER + x)} {y}h{number(width)}v{number(_DOT)}h-{number(width)}z"
                 )
@@ -310,14 +311,14 @@ def _lines(
     line: list[tuple[Sequence[str], float]] = []
     x, leaf = 0.0, None
     for names in dots:
-        own = leaves.get(names[0], "")
-        if line and own != leaf:
+        new_leaf = leaves.get(names[0], "")
+        if line and new_leaf != leaf:
             x += _LEAF_GAP
         if len(line) == _PER_LINE:
             yield line
             line, x = [], 0.0
         line.append((names, x))
-        x, leaf = x + _DOT, own
+        x, leaf = x + _DOT, new_leaf
     if line:
         yield line
 
@@ -326,12 +327,12 @@ def _runs(row: Iterable[tuple[float, Step | None]]) -> Iterator[tuple[str, float
     """Merge neighbours of one colour: (class, x, width)."""
     css, start, end = "", 0.0, 0.0
     for x, colour in row:
-        own = colour.css if colour is not None else ""
-        if own == css and x == end:
+        new_css = colour.css if colour is not None else ""
+        if new_css == css and x == end:
             end = x + _DOT
             continue
         if css:
             yield css, start, end - start
-        css, start, end = own, x, x + _DOT
+        css, start, end = new_css, x, x + _DOT
     if css:
         yield css, start, end - start

@@ -54,50 +54,50 @@ def findings(
 
     `suspected`: checks that fail on so many nodes that no node should be drained for them.
     """
-    bad = [entry for entry in entries if entry.verdict.outcome in NOT_FINE]
-    subjects = {entry.subject for entry in bad}
+    faults = [entry for entry in entries if entry.verdict.outcome in NOT_FINE]
+    subjects = {entry.subject for entry in faults}
     single = [blame for blame in blames if blame.kind != "systemic"]
     by_pair = grouped(
         (name, blame) for blame in single for name in dict.fromkeys(blame.pairs) if name in subjects
     )
-    several = {
-        name: (components(blame.component for blame in own), own)
-        for name, own in by_pair.items()
-        if len(own) > 1
+    joint = {
+        name: (components(blame.component for blame in rows), rows)
+        for name, rows in by_pair.items()
+        if len(rows) > 1
     }
     groups = grouped(
         (cause, entry)
-        for entry in bad
-        for cause in causes(entry, *several.get(entry.subject, ("", ())))
+        for entry in faults
+        for cause in causes(entry, *joint.get(entry.subject, ("", ())))
     )
     _merge_double_culprits(groups)
     by_component = {blame.component: blame for blame in blames}
-    singles = [_finding(name, own, by_component.get(name)) for (name, _), own in groups.items()]
+    singles = [_finding(name, rows, by_component.get(name)) for (name, _), rows in groups.items()]
     merged = grouped(
         ((finding.check, finding.sentence, finding.advice, finding.outcome), finding)
         for finding in singles
     )
-    result = _fold_alike([_over_subjects(same) for same in merged.values()])
+    result = _fold([_merge(equal) for equal in merged.values()])
     result = [replace(f, advice=_WAIT) if f.check in suspected else f for f in result]
     return tuple(sorted(result, key=lambda finding: NOT_FINE.index(finding.outcome)))
 
 
-def causes(entry: Entry, joint: str = "", own: Sequence[BlameRow] = ()) -> list[tuple[str, str]]:
+def causes(entry: Entry, joint: str = "", blames: Sequence[BlameRow] = ()) -> list[tuple[str, str]]:
     """(subject at fault, cause) of a verdict: two checks with the same culprit are one finding."""
     subjects: Sequence[str] = entry.verdict.culprits or (entry.verdict.blame or entry.subject,)
-    if own and entry.verdict.blame == joint:
+    if blames and entry.verdict.blame == joint:
         # A path with a fault of its own, besides that of its end, is a second finding.
-        names = (name for blame in own for name in blame.culprits or (blame.component,))
+        names = (name for blame in blames for name in blame.culprits or (blame.component,))
         subjects = tuple(dict.fromkeys(names))
     return [(subject, entry.verdict.cause or entry.check) for subject in subjects]
 
 
 def _merge_double_culprits(groups: dict[tuple[str, str], list[Entry]]) -> None:
     """Merge "a and b" into a's finding, if a and b have findings of their own."""
-    for both, cause in [key for key in groups if _AND in key[0]]:
-        keys = [(name, cause) for name in both.split(_AND)]
+    for joint, cause in [key for key in groups if _AND in key[0]]:
+        keys = [(name, cause) for name in joint.split(_AND)]
         if all(key in groups for key in keys):
-            groups[keys[0]] += groups.pop((both, cause))
+            groups[keys[0]] += groups.pop((joint, cause))
 
 
 def _finding(subject: str, group: Sequence[Entry], blame: BlameRow | None) -> Finding:
@@ -115,44 +115,44 @@ def _finding(subject: str, group: Sequence[Entry], blame: BlameRow | None) -> Fi
     )
 
 
-def _over_subjects(same: Sequence[Finding]) -> Finding:
+def _merge(findings: Sequence[Finding]) -> Finding:
     return replace(
-        same[0],
-        subjects=tuple(subject for finding in same for subject in finding.subjects),
-        also=tuple(dict.fromkeys(name for finding in same for name in finding.also)),
-        verdicts=sum(finding.verdicts for finding in same),
-        makes_not_ready=any(finding.makes_not_ready for finding in same),
+        findings[0],
+        subjects=tuple(subject for finding in findings for subject in finding.subjects),
+        also=tuple(dict.fromkeys(name for finding in findings for name in finding.also)),
+        verdicts=sum(finding.verdicts for finding in findings),
+        makes_not_ready=any(finding.makes_not_ready for finding in findings),
     )
 
 
-_FROM = 3
+_FEWEST = 3
 """So many nodes whose findings differ in numbers are one finding; of two, each is shown whole."""
 _WORD = re.compile(r"[\w-]+(?:\.[\w-]+)*")
 _NUMBER = re.compile(r"(?<![\w.-])[0-9][0-9a-f]*(?:[.:][0-9a-f]+)*")
 """A number, an address or a date; not the digits of a name such as mlx5_1."""
 _PLURAL = re.compile(r"s\b")
-_OWN = "<node>"
+_NODE = "<node>"
 
 
-def _fold_alike(merged: Sequence[Finding]) -> list[Finding]:
-    """Fold findings that differ only in the node's own name, or, from `_FROM` on, in numbers."""
+def _fold(merged: Sequence[Finding]) -> list[Finding]:
+    """Fold findings that differ only in the node's own name, or, from `_FEWEST` on, in numbers."""
     by_name = grouped((_shape(finding), finding) for finding in merged)
-    own = [_example(same) for same in by_name.values()]
-    by_number = grouped((tuple(map(_numberless, _shape(finding))), finding) for finding in own)
+    by_node = [_example(group) for group in by_name.values()]
+    by_number = grouped((tuple(map(_numberless, _shape(finding))), finding) for finding in by_node)
     folded: list[Finding] = []
-    for same in by_number.values():
-        enough = sum(len(finding.subjects) for finding in same) >= _FROM
-        folded += [_example(same)] if enough else same
+    for group in by_number.values():
+        enough = sum(len(finding.subjects) for finding in group) >= _FEWEST
+        folded += [_example(group)] if enough else group
     return folded
 
 
 def _shape(finding: Finding) -> tuple[str, ...]:
     """What two findings must have in common to be one: everything but the node's own name."""
     first = finding.alike[0] if finding.alike else finding
-    own = {first.subjects[0]} if len(first.subjects) == 1 else set()
+    names = {first.subjects[0]} if len(first.subjects) == 1 else set()
 
     def nameless(text: str) -> str:
-        return _WORD.sub(lambda word: _OWN if word[0] in own else word[0], text)
+        return _WORD.sub(lambda word: _NODE if word[0] in names else word[0], text)
 
     kind = f"{first.outcome} {first.makes_not_ready}"
     return (first.check, kind, nameless(first.sentence), nameless(first.advice))
@@ -163,16 +163,17 @@ def fold_reasons(
 ) -> dict[str, Counter[str]]:
     """Join sentences that differ only in the node they name, and in numbers; sum the counts."""
 
-    def named(reason: str, name: str) -> str:
-        own = _names(reason, nodes)
-        return _WORD.sub(lambda word: name if word[0] in own else word[0], reason)
+    def named_as(reason: str, name: str) -> str:
+        found = _names(reason, nodes)
+        return _WORD.sub(lambda word: name if word[0] in found else word[0], reason)
 
     folded: dict[str, Counter[str]] = {}
-    for alike in grouped((_numberless(named(reason, _OWN)), reason) for reason in reasons).values():
-        names = {name for reason in alike for name in _names(reason, nodes)}
-        words = "e.g. " if len({named(reason, _OWN) for reason in alike}) > 1 else ""
-        words += named(alike[0], fold(name for name in nodes if name in names))
-        folded[words] = sum((reasons[reason] for reason in alike), Counter[str]())
+    groups = grouped((_numberless(named_as(reason, _NODE)), reason) for reason in reasons)
+    for group in groups.values():
+        names = {name for reason in group for name in _names(reason, nodes)}
+        words = "e.g. " if len({named_as(reason, _NODE) for reason in group}) > 1 else ""
+        words += named_as(group[0], fold(name for name in nodes if name in names))
+        folded[words] = sum((reasons[reason] for reason in group), Counter[str]())
     return folded
 
 
@@ -186,15 +187,15 @@ def _numberless(text: str) -> str:
     return _PLURAL.sub("", _NUMBER.sub("#", text))
 
 
-def _example(same: Sequence[Finding]) -> Finding:
+def _example(findings: Sequence[Finding]) -> Finding:
     """One finding for all of these, in the words of the first."""
-    if len(same) == 1:
-        return same[0]
-    every = tuple(alike for finding in same for alike in finding.alike or (finding,))
+    if len(findings) == 1:
+        return findings[0]
+    every = tuple(original for finding in findings for original in finding.alike or (finding,))
     first, node = every[0], every[0].subjects[0]
     varies = any(finding.advice != first.advice for finding in every)
     return replace(
-        _over_subjects(every),
+        _merge(every),
         sentence=f"e.g. {node}: {first.sentence}",
         advice=f"e.g. on {node}: {first.advice}" if varies else first.advice,
         alike=every,

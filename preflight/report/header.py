@@ -89,8 +89,8 @@ def overrides(fleet: Fleet, day: date, entries: Iterable[Entry] = ()) -> Overrid
             )
             for waiver in fleet.waivers
         ),
-        off=tuple(_off(fleet.hosts)),
-        numbers=tuple(_numbers(fleet.hosts)),
+        off=tuple(_off_rows(fleet.hosts)),
+        numbers=tuple(_number_rows(fleet.hosts)),
     )
 
 
@@ -100,31 +100,31 @@ def _at_fault(entry: Entry) -> Sequence[str]:
     return at_fault or ((verdict.blame,) if verdict.blame else entry.nodes)
 
 
-def _off(hosts: Sequence[Host]) -> Iterable[OffRow]:
-    alike = grouped((switch, host.name) for host in hosts for switch in host.off.items())
-    for (check, where), names in alike.items():
-        yield OffRow(check=check, nodes=tuple(names), by=where)
+def _off_rows(hosts: Sequence[Host]) -> Iterable[OffRow]:
+    nodes_by_entry = grouped((switch, host.name) for host in hosts for switch in host.off.items())
+    for (check, origin), names in nodes_by_entry.items():
+        yield OffRow(check=check, nodes=tuple(names), by=origin)
 
 
-def _numbers(hosts: Sequence[Host]) -> Iterable[NumberRow]:
-    alike = grouped(
+def _number_rows(hosts: Sequence[Host]) -> Iterable[NumberRow]:
+    nodes_by_entry = grouped(
         ((f"{kind}{name}", override.value, override.where), host.name)
         for host in hosts
         for kind, numbers in (("", host.expected.limits), (_BASELINE, host.expected.baselines))
         for name, override in numbers.items()
     )
-    for (name, value, where), names in alike.items():
+    for (name, value, origin), names in nodes_by_entry.items():
         threshold = shipped().get(name)
         yield NumberRow(
             name=name,
             value=value,
             shipped=threshold.value if threshold else None,
             nodes=tuple(names),
-            by=where,
+            by=origin,
         )
 
 
-def before(fleet: Fleet, day: date) -> list[str]:
+def override_lines(fleet: Fleet, day: date) -> list[str]:
     """Lines of the header: an operator must see what will not count against a node in this run."""
     rows = overrides(fleet, day)
     lines = [f"{label:<8} {words}" for label, words in override_rows(rows, is_over=False)]
@@ -203,7 +203,7 @@ def header(
     )
     rounds = len(planned.rounds) if has_pairs else 0
     fabric = f", {count(rounds, 'round')} of pairs" if rounds else ""
-    whole = f", {of_fleet} of the whole fleet" if of_fleet else ""
+    fleet_words = f", {of_fleet} of the whole fleet" if of_fleet else ""
     pattern = fold(host.name for host in fleet.hosts)
     port = f"{fleet.job.master_port} ({fleet.job.master_port_origin})"
     environ = fleet.job.environ_origin or "not known"
@@ -211,17 +211,17 @@ def header(
     return [
         f"preflight {__version__}",
         f"fleet    {pattern}  {nodes}{hardware}  (from {fleet.origin}{inventory})",
-        f"replay   {replay}" if replay else f"reach    {reach}, {_how_many(fleet, nodes, at_most)}",
+        f"replay   {replay}" if replay else f"reach    {reach}, {_starts(fleet, nodes, at_most)}",
         *too_many_logins(fleet),
         f"job      master {fleet.master.name} port {port}; environment: {environ}",
-        f"checks   {tier}: {per_node} per node{whole}{fabric}, {verdicts} expected",
+        f"checks   {tier}: {per_node} per node{fleet_words}{fabric}, {verdicts} expected",
         *(_LOADS if loads else []),
-        *(_environ(fleet) if loads or rounds else []),
-        *(_rounds(fleet, planned) if rounds else []),
+        *(_environ_lines(fleet) if loads or rounds else []),
+        *(_round_lines(fleet, planned) if rounds else []),
         *(["rounds   none: one node has no pairs"] if total == 1 and not rounds else []),
         f"limits   {limits}",
         *estimate,
-        *before(fleet, today()),
+        *override_lines(fleet, today()),
         f"report   {where}",
     ]
 
@@ -238,7 +238,7 @@ def plan_lines(fleet: Fleet, verdicts: Iterable[tuple[Stage, str]]) -> list[str]
         for stage in STAGES
         if stage in by_stage
     ]
-    logins = [host for host in fleet.hosts if host.transport not in _OTHERS]
+    logins = [host for host in fleet.hosts if host.transport not in _LOCAL_WORDS]
     ways = grouped(((host.transport, host.user, host.port), host.name) for host in logins)
     for (transport, user, port), names in ways.items():
         as_user = f" as {user}" if user else ""
@@ -254,63 +254,63 @@ def plan_lines(fleet: Fleet, verdicts: Iterable[tuple[Stage, str]]) -> list[str]
     return [*lines, "list     each verdict: the same command with -v, or ids alone: with -q"]
 
 
-def _environ(fleet: Fleet) -> list[str]:
+def _environ_lines(fleet: Fleet) -> list[str]:
     """The job's variables with which burn-in and sweep run, and those left out, by reason."""
     variables, left_out = fleet.measured_in
-    reasons = grouped((why, name) for name, why in sorted(left_out.items()))
+    reasons = grouped((reason, name) for name, reason in sorted(left_out.items()))
     parts = [f"burn-in and sweep run with the job's {', '.join(variables)}"] if variables else []
-    parts += [f"without {', '.join(names)} ({why})" for why, names in reasons.items()]
+    parts += [f"without {', '.join(names)} ({reason})" for reason, names in reasons.items()]
     return [f"environ  {'; '.join(parts)}"] if parts else []
 
 
-def _rounds(fleet: Fleet, planned: Planned) -> list[str]:
+def _round_lines(fleet: Fleet, planned: Planned) -> list[str]:
     """The rounds, the seed that repeats them, and the source of the topology."""
     leaves = len(set(planned.leaves.values()))
     topology = f"{leaves} {'leaf' if leaves == 1 else 'leaves'} by {planned.topology}"
-    lacking = [host.name for host in fleet.hosts if host.name not in planned.leaves]
-    none = f", none known of {fold(lacking)}" if leaves and lacking else ""
-    switches = f"{topology}{none}" if leaves else "no topology known"
+    without_leaf = [host.name for host in fleet.hosts if host.name not in planned.leaves]
+    gap = f", none known of {fold(without_leaf)}" if leaves and without_leaf else ""
+    switches = f"{topology}{gap}" if leaves else "no topology known"
     if fleet.topology_remark:
         switches += f" ({fleet.topology_remark})"
-    of_all = f"{len(planned.rounds)} of {planned.total}" if planned.total else "as planned"
-    return [f"rounds   {of_all}, seed {planned.seed}; {switches}"]
+    share = f"{len(planned.rounds)} of {planned.total}" if planned.total else "as planned"
+    return [f"rounds   {share}, seed {planned.seed}; {switches}"]
 
 
-def _how_many(fleet: Fleet, nodes: str, at_most: int) -> str:
+def _starts(fleet: Fleet, nodes: str, at_most: int) -> str:
     if not fleet.ranks:
         return f"{at_most} at a time"
     ranks = count(fleet.ranks, "rank")
-    again = "; a failed rank would start preflight again: use --max-restarts=0"
-    return f"{nodes}, {ranks}{again if fleet.restarts else ''}"
+    advice = "; a failed rank would start preflight again: use --max-restarts=0"
+    return f"{nodes}, {ranks}{advice if fleet.restarts else ''}"
 
 
-_WORDS: Final = {"paramiko": "paramiko", "openssh": "OpenSSH", "ssh": "paramiko or OpenSSH"}
-_OTHERS: Final = {"local": "local processes", "torchrun": "torchrun (the job's own store)"}
+_SSH_WORDS: Final = {"paramiko": "paramiko", "openssh": "OpenSSH", "ssh": "paramiko or OpenSSH"}
+_LOCAL_WORDS: Final = {"local": "local processes", "torchrun": "torchrun (the job's own store)"}
 _MOST_PARTS: Final = 4
 
 
-def reach_words(hosts: Sequence[Host], known: Mapping[str, Choice], slurm_job: str = "") -> str:
-    """How the nodes are reached; `known`: the ways found out so far, by node name."""
+def reach_words(hosts: Sequence[Host], ways: Mapping[str, Choice], slurm_job: str = "") -> str:
+    """How the nodes are reached; `ways`: the ways found out so far, by node name."""
     job = f"Slurm job {slurm_job}, one step" if slurm_job else "one Slurm step"
-    titles = {**_OTHERS, "srun": f"srun ({job})"}
-    ways = [(known.get(host.name), host) for host in hosts]
+    titles = {**_LOCAL_WORDS, "srun": f"srun ({job})"}
+    rows = [(ways.get(host.name), host) for host in hosts]
     by_way = grouped(
-        ((way.transport, way.why) if way else (host.transport, ""), host.name) for way, host in ways
+        ((way.transport, way.why) if way else (host.transport, ""), host.name) for way, host in rows
     )
-    by_ssh = {way: names for way, names in by_way.items() if way[0] in _WORDS}
-    others = {name: names for (name, _), names in by_way.items() if name not in _WORDS}
-    parts = [f"ssh ({_ssh(by_ssh)}, known hosts only)"] if by_ssh else []
-    mixed = len(others) + len(by_ssh) > 1
-    for name, names in others.items():
+    by_ssh = {way: names for way, names in by_way.items() if way[0] in _SSH_WORDS}
+    by_name = {name: names for (name, _), names in by_way.items() if name not in _SSH_WORDS}
+    parts = [f"ssh ({_ssh_words(by_ssh)}, known hosts only)"] if by_ssh else []
+    mixed = len(by_name) + len(by_ssh) > 1
+    for name, names in by_name.items():
         words = titles.get(name, name)
         parts.append(f"{words} x{len(names)}" if mixed else words)
     return ", ".join(parts)
 
 
-def _ssh(by_ssh: Mapping[tuple[str, str], Sequence[str]]) -> str:
+def _ssh_words(by_ssh: Mapping[tuple[str, str], Sequence[str]]) -> str:
     several = len(by_ssh) > 1
     parts = [
-        _WORDS[name] + (f" for {fold(names)}" if several else "") + (f": {why}" if why else "")
+        _SSH_WORDS[name] + (f" for {fold(names)}" if several else "") + (f": {why}" if why else "")
         for (name, why), names in by_ssh.items()
     ]
     return "; ".join(cut_list(parts, _MOST_PARTS))

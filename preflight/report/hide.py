@@ -25,20 +25,20 @@ from msgspec import Struct
 from preflight.core.text import TOKEN
 from preflight.errors import UsageError
 from preflight.fleet.nodeset import expand, fold
-from preflight.report.secret_names import NAMED, NAMING, PLAIN, Kind, short_of
+from preflight.report.secret_names import GROUPS, NAMING_FORMS, PLAIN_FORMS, Kind, short_name
 
 _Trie = dict[str, "_Trie"]
 
 
-def any_of(words: Iterable[str]) -> str:
+def longest_of(words: Iterable[str]) -> str:
     """A pattern that matches the longest of these words; without words it matches nothing."""
     root: _Trie = {}
     for word in words:
-        at = root
+        node = root
         for char in word:
-            at = at.setdefault(char, {})
+            node = node.setdefault(char, {})
         if word:
-            at[""] = {}
+            node[""] = {}
     return _pattern(root) if root else r"(?!)"
 
 
@@ -51,14 +51,14 @@ def _pattern(node: _Trie, depth: int = 0) -> str:
     if depth > _DEEP:
         return r"[\w.-]*"
     steps: list[str] = []
-    for char, after in node.items():
+    for char, first_child in node.items():
         if not char:
             continue
-        run, at = char, after
-        while len(at) == 1 and "" not in at:
-            ((more, at),) = at.items()
-            run += more
-        tail = "" if set(at) == {""} else _pattern(at, depth + 1)
+        run, child = char, first_child
+        while len(child) == 1 and "" not in child:
+            ((next_char, child),) = child.items()
+            run += next_char
+        tail = "" if set(child) == {""} else _pattern(child, depth + 1)
         steps.append(re.escape(run) + tail)
     body = steps[0] if len(steps) == 1 else f"(?:{'|'.join(steps)})"
     return f"(?:{body})?" if "" in node else body
@@ -66,16 +66,16 @@ def _pattern(node: _Trie, depth: int = 0) -> str:
 
 T = TypeVar("T")
 
-_OURS = frozenset(
+_OWN_WORDS = frozenset(
     ("check", "outcome", "tier", "kind", "state", "turn", "slow", "phase", "backend", "also")
 )
 """Fields that hold preflight's own words, which stay as they are."""
 
-_OURS_AS_STARTED = frozenset(("preflight", "run", "started"))
+_OWN_AT_TOP = frozenset(("preflight", "run", "started"))
 _FORMS = rf"""
   (?P<folded>(?<![A-Za-z0-9])[A-Za-z0-9][\w.-]{{0,252}}+(?:\[[0-9,-]+\][\w.-]*){{1,8}})
-| {NAMING}
-| {PLAIN}
+| {NAMING_FORMS}
+| {PLAIN_FORMS}
 """
 _LONGEST = 253
 """The longest name that is matched whole; a longer one takes the rest of its line with it."""
@@ -87,51 +87,51 @@ _MOST_UNFOLDED = 1 << 19
 class Hider:
     """Replaces secrets, and remembers each replacement so that it is the same everywhere."""
 
-    def __init__(self, known: Mapping[str, Kind], addresses: Addresses | None = None) -> None:
+    def __init__(self, names: Mapping[str, Kind], addresses: Addresses | None = None) -> None:
         """`addresses`: replaces addresses by valid ones, which checks can still judge."""
         self._addresses = addresses
-        self._known_names = tuple(known)
+        self._known_names = tuple(names)
         self._stems: dict[Kind, str] = {}
-        self._counted: dict[Kind, int] = {}
-        self._given: dict[str, str] = {}
-        self._done: dict[str, str] = {}
+        self._counts: dict[Kind, int] = {}
+        self._numbered: dict[str, str] = {}
+        self._texts: dict[str, str] = {}
         self._sets: dict[str, str] = {}
         self._unfolded_names = 0
-        for name, kind in known.items():
+        for name, kind in names.items():
             self._number(name, kind)
-        self._call_short([name for name, kind in known.items() if kind in ("node", "host")])
-        reasons = [name.lower() for name, kind in known.items() if kind == "reason"]
+        self._number_short_names([name for name, kind in names.items() if kind in ("node", "host")])
+        reasons = [name.lower() for name, kind in names.items() if kind == "reason"]
         # A short name without digits is part of many words: it is hidden only as a whole word.
-        names = self._given.keys() - {*reasons}
-        long = {name for name in names if len(name) > _LONGEST}
-        loose = [name for name in names - long if len(name) > 3 and any(map(str.isdigit, name))]  # noqa: PLR2004
-        rest = names.difference(long, loose)
+        others = self._numbered.keys() - {*reasons}
+        long = {name for name in others if len(name) > _LONGEST}
+        loose = [name for name in others - long if len(name) > 3 and any(map(str.isdigit, name))]  # noqa: PLR2004
+        whole_words = others.difference(long, loose)
         self._pattern = re.compile(
-            f"(?:(?P<reason>{any_of(reasons)})| {_FORMS}"
-            f"| (?P<long>(?:{any_of(name[:_LONGEST] for name in long)}).*)"
-            f"| (?P<loose>(?:{any_of(loose)})(?![0-9])(?:\\.[A-Za-z0-9-]+)*)"
-            f"| (?<![A-Za-z0-9])(?P<known>(?:{any_of(rest)})"
+            f"(?:(?P<reason>{longest_of(reasons)})| {_FORMS}"
+            f"| (?P<long>(?:{longest_of(name[:_LONGEST] for name in long)}).*)"
+            f"| (?P<loose>(?:{longest_of(loose)})(?![0-9])(?:\\.[A-Za-z0-9-]+)*)"
+            f"| (?<![A-Za-z0-9])(?P<known>(?:{longest_of(whole_words)})"
             f"(?![A-Za-z0-9])(?:\\.[A-Za-z0-9-]+)*)| (?P<token>(?-i:{TOKEN.pattern})))",
             re.VERBOSE | re.IGNORECASE,
         )
 
-    def _call_short(self, names: Sequence[str]) -> None:
+    def _number_short_names(self, names: Sequence[str]) -> None:
         """Give `gpu041` the number of `gpu041.corp.example`, unless several hosts share it."""
-        often = Counter(short_of(name).lower() for name in names)
+        host_counts = Counter(short_name(name).lower() for name in names)
         for name in names:
-            short = short_of(name).lower()
-            if short and often[short] == 1:
-                self._given.setdefault(short, self._given[name.lower()])
+            short = short_name(name).lower()
+            if short and host_counts[short] == 1:
+                self._numbered.setdefault(short, self._numbered[name.lower()])
             elif short:
                 self._number(short, "host")
 
     def words(self, text: str) -> str:
         """Replace the secrets in a text."""
-        if text not in self._done:
-            self._done[text] = self._pattern.sub(self._replaced, text)
-        return self._done[text]
+        if text not in self._texts:
+            self._texts[text] = self._pattern.sub(self._replace, text)
+        return self._texts[text]
 
-    def all_of(self, value: T) -> T:
+    def hide(self, value: T) -> T:
         """Replace the secrets in a value: in structures, lists, keys and strings."""
         hidden: Any = self._hidden(value)
         return hidden  # type: ignore[no-any-return]  # of the very type that went in
@@ -143,7 +143,7 @@ class Hider:
             fields = {
                 name: self._hidden(getattr(value, name))
                 for name in value.__struct_fields__
-                if name not in _OURS and not (name in _OURS_AS_STARTED and hasattr(value, "schema"))
+                if name not in _OWN_WORDS and not (name in _OWN_AT_TOP and hasattr(value, "schema"))
             }
             return msgspec.structs.replace(value, **fields)
         if isinstance(value, dict):
@@ -152,25 +152,25 @@ class Hider:
             return type(value)(self._hidden(child) for child in value)
         return value
 
-    def _replaced(self, match: re.Match[str]) -> str:
+    def _replace(self, match: re.Match[str]) -> str:
         # Groups inside of the alternative that matched come after it.
-        kind = next(name for name, part in match.groupdict().items() if part is not None)
+        kind = next(name for name, value in match.groupdict().items() if value is not None)
         text = match[0]
         if kind == "folded":
             if text not in self._sets:
-                self._sets[text] = self._unfolded(text)
+                self._sets[text] = self._replace_set(text)
             return self._sets[text]
         if kind == "token":
             return "***"
         if kind in ("loose", "known"):
             return self._replacement(text) or self._number(text, "other")
-        if kind in _PART_OF:
-            return self._of_form(kind, match)
+        if kind in _HIDDEN_GROUP:
+            return self._replace_form(kind, match)
         if kind in ("ip4", "ip6"):
-            return self._of_address(text)
+            return self._replace_address(text)
         return self._number(text, _KIND_OF.get(kind, kind))
 
-    def _of_address(self, text: str) -> str:
+    def _replace_address(self, text: str) -> str:
         """Replace an address, or the parts of what only looks like one."""
         if _is_address(text):
             return self._number(text, "address")
@@ -179,8 +179,8 @@ class Hider:
         parts = text.split(":")  # "ab12:22:7": a host, and numbers
         return ":".join(map(self.words, parts)) if len(parts) > 1 else text
 
-    def _of_form(self, kind: str, match: re.Match[str]) -> str:
-        group, stem = _PART_OF[kind]
+    def _replace_form(self, kind: str, match: re.Match[str]) -> str:
+        group, stem = _HIDDEN_GROUP[kind]
         name = match[group]
         if kind == "mail":
             return f"{self._number(name, stem)}@{self._host(match['mail_host'])}"
@@ -193,12 +193,14 @@ class Hider:
 
     def _replacement(self, name: str) -> str | None:
         """The replacement of a known name, with or without its domain; None if it is not known."""
-        low = name.lower()
-        parts = low.split(".", _LABELS)
+        lower = name.lower()
+        parts = lower.split(".", _LABELS)
         shorter = (".".join(parts[:end]) for end in range(len(parts) - 1, 0, -1))
-        return next((self._given[key] for key in (low, *shorter) if key in self._given), None)
+        numbered = self._numbered
+        return next((numbered[key] for key in (lower, *shorter) if key in numbered), None)
 
-    def _unfolded(self, folded: str) -> str:
+    def _replace_set(self, folded: str) -> str:
+        """Replace each name of a node set, and fold the replacements."""
         if self._unfolded_names > _MOST_UNFOLDED:
             return self._number(folded, "host")
         try:
@@ -211,23 +213,23 @@ class Hider:
         return fold(self._replacement(name) or self._number(name, "host") for name in names)
 
     def _number(self, name: str, kind: Kind) -> str:
-        low = name.lower()
-        if low not in self._given and kind in _VALID and self._addresses is not None:
-            self._given.update({low: other} if (other := self._addresses.other(low)) else {})
-        if low not in self._given:
+        lower = name.lower()
+        if lower not in self._numbered and kind in _VALID and self._addresses is not None:
+            self._numbered.update({lower: fake} if (fake := self._addresses.other(lower)) else {})
+        if lower not in self._numbered:
             if kind not in self._stems:
                 # No real name may look like a numbered one.
-                taken = re.compile(rf"{kind}-\d+", re.IGNORECASE)
-                is_taken = any(map(taken.fullmatch, self._known_names))
+                same_form = re.compile(rf"{kind}-\d+", re.IGNORECASE)
+                is_taken = any(map(same_form.fullmatch, self._known_names))
                 self._stems[kind] = f"some-{kind}" if is_taken else kind
-            self._counted[kind] = self._counted.get(kind, 0) + 1
-            self._given[low] = f"{self._stems[kind]}-{self._counted[kind]}"
-        return self._given[low]
+            self._counts[kind] = self._counts.get(kind, 0) + 1
+            self._numbered[lower] = f"{self._stems[kind]}-{self._counts[kind]}"
+        return self._numbered[lower]
 
 
 _KIND_OF = {"mac": "address", "long": "other"}
-_PART_OF = {
-    part.partition("_")[0]: (part, kind) for part, kind in NAMED.items() if part != "mail_host"
+_HIDDEN_GROUP = {
+    name.partition("_")[0]: (name, kind) for name, kind in GROUPS.items() if name != "mail_host"
 }
 """By form, the group that is hidden, and its kind."""
 
@@ -256,7 +258,7 @@ _CLASSES = tuple(
 _MAPPED = IPv6Network("::ffff:0:0/96")
 _MAC = re.compile("[0-9a-f]{2}(:[0-9a-f]{2}){5,19}", re.IGNORECASE)
 _GUID = re.compile("0x[0-9a-f]{16}|[0-9a-f]{4}(:[0-9a-f]{4}){3}", re.IGNORECASE)
-_WHOLE_GROUPS = 8 * 5 - 1  # characters of an IPv6 address that leaves no zero out
+_FULL_LENGTH = 8 * 5 - 1  # characters of an IPv6 address that leaves no zero out
 
 
 _TRIES = 64
@@ -280,42 +282,42 @@ class Addresses:
             real = ip_address(text)
         except ValueError:
             return ""
-        other = self._other(real)
+        other = self._replace(real)
         if isinstance(other, IPv4Address):
             return str(other)
         if real in _MAPPED and "." in text:
             return text[: text.rindex(":") + 1] + str(IPv4Address(int(other) & 0xFFFFFFFF))
-        return other.exploded if len(text) == _WHOLE_GROUPS else str(other)
+        return other.exploded if len(text) == _FULL_LENGTH else str(other)
 
     def _mac(self, real: bytes) -> bytes:
         """As many bytes, locally administered, and multicast if this one is."""
         digest = hashlib.blake2b(real, key=self._key, digest_size=len(real)).digest()
         return bytes((2 | real[0] & 1, *digest[1:]))
 
-    def _other(self, real: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
+    def _replace(self, real: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
         if real in _MAPPED:
-            low = self._other(IPv4Address(int(real) & 0xFFFFFFFF))
-            return IPv6Address(int(_MAPPED.network_address) | int(low))
-        own = _class_of(real)
-        other = real
+            low_bits = self._replace(IPv4Address(int(real) & 0xFFFFFFFF))
+            return IPv6Address(int(_MAPPED.network_address) | int(low_bits))
+        address_class = _address_class(real)
+        address = real
         for _ in range(_TRIES):
-            other = self._scrambled(other, own)
-            if other != real and _class_of(other) == own:
-                return other
+            address = self._scramble(address, address_class)
+            if address != real and _address_class(address) == address_class:
+                return address
         return type(real)(int(real) ^ 1)  # for 16 bits, one key in 65,536 never flips any
 
-    def _scrambled(
-        self, real: IPv4Address | IPv6Address, own: IPv4Network | IPv6Network | None
+    def _scramble(
+        self, real: IPv4Address | IPv6Address, address_class: IPv4Network | IPv6Network | None
     ) -> IPv4Address | IPv6Address:
         """Flip each bit after the class by a keyed hash of the bits before it."""
         bits, value = real.max_prefixlen, int(real)
         flips = 0
-        for place in range(own.prefixlen if own else 0, bits):
-            before = f"{bits}/{place}/{value >> (bits - place)}".encode()
-            flip = hashlib.blake2b(before, key=self._key, digest_size=1).digest()[0] & 1
+        for bit in range(address_class.prefixlen if address_class else 0, bits):
+            prefix = f"{bits}/{bit}/{value >> (bits - bit)}".encode()
+            flip = hashlib.blake2b(prefix, key=self._key, digest_size=1).digest()[0] & 1
             flips = flips << 1 | flip
         return type(real)(value ^ flips)
 
 
-def _class_of(address: IPv4Address | IPv6Address) -> IPv4Network | IPv6Network | None:
+def _address_class(address: IPv4Address | IPv6Address) -> IPv4Network | IPv6Network | None:
     return next((network for network in _CLASSES if address in network), None)

@@ -55,22 +55,22 @@ def escaped(words: object) -> Markup:
     return Markup(html.escape(sanitize(str(words))))  # noqa: S704  escaped
 
 
-def many(number: int, word: str) -> str:
+def plural(number: int, word: str) -> str:
     """Count in words: "1 node", "1,000 nodes"."""
     return f"{number:,} {word}{'s' * (number != 1)}"
 
 
-def date_of(started: str) -> str:
+def date(started: str) -> str:
     """Write a date for people; text that is not a date stays as it is."""
     try:
-        when = datetime.fromisoformat(started)
+        time = datetime.fromisoformat(started)
     except ValueError:
         return started
-    zone = when.strftime("%Z") or "UTC"
-    return f"{when.day} {when:%b %Y %H:%M} {zone}"
+    zone = time.strftime("%Z") or "UTC"
+    return f"{time.day} {time:%b %Y %H:%M} {zone}"
 
 
-def span_of(seconds: float) -> str:
+def duration(seconds: float) -> str:
     """Write a duration: "41 s", "12 min", "2.5 h"."""
     if seconds < _MINUTE:
         return f"{seconds:.0f} s"
@@ -79,11 +79,11 @@ def span_of(seconds: float) -> str:
 
 def folded(subjects: Iterable[str]) -> str:
     """Fold node names into a pattern; pairs, sets and anything else are listed."""
-    plain: list[str] = []
-    rest: list[str] = []
+    nodes: list[str] = []
+    others: list[str] = []
     for name in subjects:
-        (plain if _PLAIN.fullmatch(name) else rest).append(name)
-    return ", ".join([*([fold(plain)] if plain else []), *cut_list(rest, _MOST_NAMED)])
+        (nodes if _PLAIN.fullmatch(name) else others).append(name)
+    return ", ".join([*([fold(nodes)] if nodes else []), *cut_list(others, _MOST_NAMED)])
 
 
 class Step(Struct, frozen=True):

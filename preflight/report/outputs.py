@@ -54,7 +54,7 @@ class Fallback:
 
     def __init__(self) -> None:
         self._names: dict[Path, list[str]] = {}
-        self._lost: list[str] = []
+        self._unwritten: list[str] = []
 
     def write(self, name: str, content: bytes) -> None:
         """Write the file into the first place that takes it."""
@@ -67,13 +67,13 @@ class Fallback:
             else:
                 self._names.setdefault(folder, []).append(name)
                 return
-        self._lost.append(name)
+        self._unwritten.append(name)
 
     @property
     def words(self) -> str:
         """Where the files are instead, and which could be written nowhere."""
-        places = [f"{' and '.join(names)} kept in {at}" for at, names in self._names.items()]
-        return "; ".join([*places, *(f"{name} is lost" for name in self._lost)])
+        places = [f"{' and '.join(names)} kept in {path}" for path, names in self._names.items()]
+        return "; ".join([*places, *(f"{name} is lost" for name in self._unwritten)])
 
 
 def _new_private_folders() -> Iterator[Path]:
@@ -82,7 +82,7 @@ def _new_private_folders() -> Iterator[Path]:
             yield Path(tempfile.mkdtemp(prefix="preflight-", dir=place))
 
 
-def full(folder: Path) -> bool:
+def is_full(folder: Path) -> bool:
     """Whether the disk of an existing folder reports too little room for a report.
 
     Some network file systems report nothing (0 blocks or inodes), and a quota shows only later.
@@ -101,7 +101,7 @@ KEEP = 30
 NIGHTS = 30
 """The most earlier runs with which a page compares."""
 
-OURS = frozenset((REPORT, "ready.hosts", "measured.json", "report.html", EVENTS))
+FILES = frozenset((REPORT, "ready.hosts", "measured.json", "report.html", EVENTS))
 """Every file that a run writes."""
 
 _STAMP = re.compile(r"\d{8}-\d{6}(-\d{1,2})?")
@@ -118,47 +118,47 @@ def is_run(path: Path) -> bool:
     return bool(_STAMP.fullmatch(path.name))
 
 
-def earlier(path: Path, most: int = NIGHTS) -> tuple[RunSummary, ...]:
+def past_runs(path: Path, most: int = NIGHTS) -> tuple[RunSummary, ...]:
     """The finished runs before this one in the same folder, oldest first."""
     if not is_run(path):
         return ()
     nights: list[RunSummary] = []
-    with suppress(OSError), open_folder(path.parent, make=False) as above:
-        before = [name for name in _stamps(above) if natural(name) < natural(path.name)]
-        for name in reversed(before):
+    with suppress(OSError), open_folder(path.parent, make=False) as parent:
+        names = [name for name in _run_names(parent) if natural(name) < natural(path.name)]
+        for name in reversed(names):
             if len(nights) == most:
                 break
-            with suppress(OSError), _opened(above, name) as folder:
-                night = _night(folder)
+            with suppress(OSError), _open_run(parent, name) as folder:
+                night = _read_summary(folder)
                 if night is not None:
                     nights.append(night)
     return tuple(reversed(nights))
 
 
-def point_at(path: Path) -> None:
+def set_latest(path: Path) -> None:
     """Make `latest` point to this run, unless it is a file or folder. OSError."""
     if is_run(path):
         link_atomically(path.parent / LATEST, path.name)
 
 
-def tidy(path: Path, keep: int) -> None:
+def remove_old_runs(path: Path, keep: int) -> None:
     """Keep this run and the newest ones beside it, `keep` in all.
 
     A run without a report is still running, or was killed: it stays.
     """
     if not is_run(path) or keep < 1:
         return
-    with suppress(OSError), open_folder(path.parent, make=False) as above:
-        others = [name for name in _stamps(above) if name != path.name]
-        whole = [name for name in others if _removable(above, name)]
-        for name in whole[: max(0, len(whole) - (keep - 1))]:
+    with suppress(OSError), open_folder(path.parent, make=False) as parent:
+        names = [name for name in _run_names(parent) if name != path.name]
+        finished = [name for name in names if _is_removable(parent, name)]
+        for name in finished[: max(0, len(finished) - (keep - 1))]:
             with suppress(OSError):
-                remove_folder(above, name, OURS, needs=REPORT)
+                remove_folder(parent, name, FILES, needs=REPORT)
 
 
-def _stamps(above: int) -> list[str]:
+def _run_names(parent: int) -> list[str]:
     """Names of runs in a folder, oldest first."""
-    return sorted(filter(_STAMP.fullmatch, names_in(above)), key=natural)
+    return sorted(filter(_STAMP.fullmatch, names_in(parent)), key=natural)
 
 
 def names_in(folder: int) -> list[str]:
@@ -172,9 +172,9 @@ def names_in(folder: int) -> list[str]:
 
 
 @contextmanager
-def _opened(above: int, name: str) -> Iterator[int]:
+def _open_run(parent: int, name: str) -> Iterator[int]:
     """Hold a run's folder open; OSError for a link, and for a folder of another user."""
-    handle = os.open(name, _FOLDER, dir_fd=above)
+    handle = os.open(name, _FOLDER, dir_fd=parent)
     try:
         if os.fstat(handle).st_uid not in (os.geteuid(), 0):
             raise PermissionError(f"{name} belongs to another user")
@@ -183,7 +183,7 @@ def _opened(above: int, name: str) -> Iterator[int]:
         os.close(handle)
 
 
-def _night(folder: int) -> RunSummary | None:
+def _read_summary(folder: int) -> RunSummary | None:
     handle = os.open(EVENTS, _FILE, dir_fd=folder)
     with os.fdopen(handle, "rb") as file:
         status = os.fstat(handle)
@@ -195,36 +195,36 @@ def _night(folder: int) -> RunSummary | None:
     return events[0].night if events and isinstance(events[0], Ended) else None
 
 
-def _removable(above: int, name: str) -> bool:
+def _is_removable(parent: int, name: str) -> bool:
     """Whether a folder is a finished run of ours and holds nothing else."""
-    with suppress(OSError), _opened(above, name) as folder:
-        return REPORT in (_whole(folder, OURS) or ())
+    with suppress(OSError), _open_run(parent, name) as folder:
+        return REPORT in (_run_files(folder, FILES) or ())
     return False
 
 
-def _whole(folder: int, files: Collection[str]) -> list[str] | None:
+def _run_files(folder: int, files: Collection[str]) -> list[str] | None:
     """The files of a folder of ours, its report last; None if it holds anything else."""
     names = sorted(names_in(folder), key=lambda name: name == REPORT)
     regular = all(
         stat.S_ISREG(os.stat(n, dir_fd=folder, follow_symlinks=False).st_mode) for n in names
     )
-    own = os.fstat(folder).st_uid == os.geteuid()
+    is_ours = os.fstat(folder).st_uid == os.geteuid()
     final_names = (match[1] if (match := _TEMPORARY.fullmatch(name)) else name for name in names)
-    return names if own and regular and all(name in files for name in final_names) else None
+    return names if is_ours and regular and all(name in files for name in final_names) else None
 
 
-def remove_folder(above: int, name: str, files: Collection[str], *, needs: str = "") -> bool:
+def remove_folder(parent: int, name: str, files: Collection[str], *, needs: str = "") -> bool:
     """Remove a folder of ours that holds only `files`; False, without removing it, for others.
 
     `needs`: a file that it must hold, if any.
     """
-    with _opened(above, name) as folder:
-        names = _whole(folder, files)
+    with _open_run(parent, name) as folder:
+        names = _run_files(folder, files)
         if names is None or (needs and needs not in names):
             return False
         for file in names:
             os.unlink(file, dir_fd=folder)
-    os.rmdir(name, dir_fd=above)
+    os.rmdir(name, dir_fd=parent)
     return True
 
 
@@ -259,7 +259,7 @@ class Outputs:
         self.events = Events(self.path / EVENTS)
 
     @classmethod
-    def beside(cls, working: Path, chosen: str | None, began_s: float) -> Outputs:
+    def for_run(cls, working: Path, chosen: str | None, began_s: float) -> Outputs:
         """Use the operator's folder, else a new one per run under the working folder."""
         if chosen == "-":
             raise UsageError("--preflight-report=-: give a folder")
@@ -270,16 +270,16 @@ class Outputs:
     def refuse_unusable(self) -> None:
         """UsageError (exit 4), before anything is measured, if nothing could be written."""
         self._refuse_exclude_file()
-        there = next(path for path in (self.path, *self.path.parents) if path.exists())
-        if not there.is_dir():
-            raise UsageError(f"--preflight-report: {there} is not a folder: give another one")
-        if not os.access(there, os.W_OK | os.X_OK):
-            raise UsageError(f"cannot write into {there}: give a folder with --preflight-report")
+        existing = next(path for path in (self.path, *self.path.parents) if path.exists())
+        if not existing.is_dir():
+            raise UsageError(f"--preflight-report: {existing} is not a folder: give another one")
+        if not os.access(existing, os.W_OK | os.X_OK):
+            raise UsageError(f"cannot write into {existing}: give a folder with --preflight-report")
         if self.metrics is not None:
             refuse_unread(self.metrics)
-        if full(there):
+        if is_full(existing):
             raise UsageError(
-                f"the disk of {there} is full: make room, or give --preflight-report=DIR"
+                f"the disk of {existing} is full: make room, or give --preflight-report=DIR"
             )
         with (
             file_errors("--preflight-report", "give a folder of your own"),
@@ -301,16 +301,16 @@ class Outputs:
             raise UsageError(f"--preflight-exclude-file: {file} is a folder: give a file")
 
     @property
-    def shown(self) -> str:
+    def folder_words(self) -> str:
         """The folder as a person would type it."""
         try:
             return str(self.path.relative_to(Path.cwd()))
         except ValueError:
             return str(self.path)
 
-    def at(self, name: str) -> str:
+    def path_words(self, name: str) -> str:
         """The path of a file in it, as a person would type it; "" if it was not written."""
-        return f"{self.shown}/{name}" if name in self.written else ""
+        return f"{self.folder_words}/{name}" if name in self.written else ""
 
     def write(self, name: str, content: bytes) -> None:
         """Write one file in one piece; if that fails, write it to the fallback folder.
@@ -349,13 +349,13 @@ class Outputs:
             self.trouble = self.trouble or f"cannot write {path}: {error.strerror}"
 
     @property
-    def where(self) -> str:
+    def report_words(self) -> str:
         """Where the report is, what could not be written, and what to do about that."""
         trouble = self.trouble and (
             f"{self.trouble}; {self.fallback.words}; make room there, or give another folder: "
             "--preflight-report=DIR"
         )
-        return "; ".join(filter(None, (self.at(REPORT), trouble, self.metrics_trouble)))
+        return "; ".join(filter(None, (self.path_words(REPORT), trouble, self.metrics_trouble)))
 
     def write_metrics(self, report: Report, findings: Sequence[Finding]) -> None:
         """Write the file for Prometheus if it is requested."""

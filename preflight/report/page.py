@@ -26,8 +26,8 @@ from preflight.report.document import Report, moment
 from preflight.report.fabric_page import sharpness
 from preflight.report.findings import COUNTED, Finding
 from preflight.report.header import override_rows
-from preflight.report.markup import date_of, escaped, file, folded, many, span_of, style, template
-from preflight.report.since import RunSummary, Since, alike, before, nodes_in, since, summary_of
+from preflight.report.markup import date, duration, escaped, file, folded, plural, style, template
+from preflight.report.since import Changes, RunSummary, compare, nodes_in, peer_runs, summary_of
 from preflight.report.terminal import count_words, coverage_words, missed_words, title
 from preflight.verdict import Outcome
 
@@ -60,7 +60,7 @@ _POLICY = (
     "base-uri 'none'; form-action 'none'"
 )
 _BY_EXIT = {0: ("good", "✓"), 1: ("bad", "✗")}
-_MEANS = (
+_EXIT_WORDS = (
     *("ready", "not ready", "interrupted", "not all was judged", "wrong usage", "nothing to check"),
 )
 """What each exit code means."""
@@ -81,25 +81,25 @@ def page(
     node may be drained.
     """
 
-    def draw(others: Sequence[str]) -> str | None:
+    def draw(sections: Sequence[str]) -> str | None:
         if fabric is None:
             return None
-        used = sum(len(part.encode()) for part in others)
-        most = max(_LEAST_FABRIC, LARGEST - used - len(_STYLE) - 20_000)
-        return fabric(most).replace("h2>", "h3>")
+        size = sum(len(section.encode()) for section in sections)
+        room = max(_LEAST_FABRIC, LARGEST - size - len(_STYLE) - 20_000)
+        return fabric(room).replace("h2>", "h3>")
 
     # If one shared cause is likelier than so many faults, no drain is offered.
     drains = () if report.suspicions else drains
     kind, mark = _BY_EXIT.get(report.exit, ("open", "!"))
     headline = title(report)
-    now = summary_of(report, findings)
-    last = before(earlier, now)
-    kin = (*alike(earlier, now), now)
-    there = {
-        "changes": last is not None,
+    this_run = summary_of(report, findings)
+    changes = compare(earlier, this_run, report)
+    runs = (*peer_runs(earlier, this_run), this_run)
+    has_part = {
+        "changes": changes is not None,
         "findings": bool(findings),
         "fabric": fabric is not None,
-        "trends": len(kin) >= _LEAST,
+        "trends": len(runs) >= _LEAST_RUNS,
     }
     drawing = template("page.html.j2").render(
         report=report,
@@ -108,27 +108,27 @@ def page(
         mark=mark,
         headline=headline[:1].upper() + headline[1:],
         page_title=f"preflight: {headline} · {moment(report.started):%d %b %Y} · "
-        f"{many(len(report.fleet.nodes), 'node')}",
+        f"{plural(len(report.fleet.nodes), 'node')}",
         which=[
-            date_of(report.started),
+            date(report.started),
             f"tier {report.tier}",
-            span_of(report.seconds),
+            duration(report.seconds),
             f"nodes from {report.fleet.origin}",
-            f"exit {report.exit}, {_MEANS[report.exit]}",
+            f"exit {report.exit}, {_EXIT_WORDS[report.exit]}",
         ],
         figures=_figures(report),
-        **_changes(since(last, now, report) if last else None),
+        **_change_columns(changes),
         **_nodes(report, findings),
-        found=[_cause(finding, frozenset(report.fleet.nodes), drains) for finding in findings],
-        most_found=MOST,
-        **_trends(kin),
+        found=[_card_of(row, frozenset(report.fleet.nodes), drains) for row in findings],
+        most_found=MOST_FINDINGS,
+        **_trend_cards(runs),
         **_coverage(report),
         fabric=draw,
         parts=_PARTS,
-        shown=[name for name, _ in _PARTS if there.get(name, True)],
+        shown=[name for name, _ in _PARTS if has_part.get(name, True)],
         pages={
             check: Markup("\n").join(words.splitlines())
-            for check in dict.fromkeys(finding.check for finding in findings[:MOST])
+            for check in dict.fromkeys(finding.check for finding in findings[:MOST_FINDINGS])
             if (words := page_of(check))
         },
         most_alike=_MOST_ALIKE,
@@ -150,21 +150,21 @@ def _figures(report: Report) -> list[tuple[int | None, str]]:
         (report.expected, "verdict", " expected"),
         (report.missing, "verdict", " missing"),
     )
-    return [(number, f"{noun}{'s' * (number != 1)}{how}") for number, noun, how in figures]
+    return [(number, f"{noun}{'s' * (number != 1)}{suffix}") for number, noun, suffix in figures]
 
 
-def _changes(changes: Since | None) -> dict[str, Any]:
+def _change_columns(changes: Changes | None) -> dict[str, Any]:
     if changes is None:
         return {"changed_note": "", "columns": ()}
-    then = changes.before
-    ready = f"{then.ready:,} of {then.nodes:,} nodes were ready then"
+    past = changes.reference
+    ready = f"{past.ready:,} of {past.nodes:,} nodes were ready then"
     columns = [
         ("new", "+", "New", changes.new),
         ("still", "=", "Still", changes.still),
         ("healed", "✓", "Recovered", changes.recovered),
         *([("unseen", "-", "Not judged again", changes.unseen)] if changes.unseen else []),
     ]
-    compared = f"Compared with the run of {date_of(then.started)} (tier {then.tier}; {ready})"
+    compared = f"Compared with the run of {date(past.started)} (tier {past.tier}; {ready})"
     if not any(rows for *_, rows in columns):
         return {"changed_note": f"{compared}: no change.", "columns": ()}
     return {
@@ -210,17 +210,17 @@ def marks(report: Report, findings: Sequence[Finding]) -> dict[str, Mark]:
     A warning that all nodes share is about the fleet, and would only hide the others.
     """
     nodes = frozenset(report.fleet.nodes)
-    out = frozenset(report.fleet.not_ready)
+    not_ready = frozenset(report.fleet.not_ready)
     by_node = dict.fromkeys(report.fleet.unjudged, _UNJUDGED)
     for number, finding in enumerate(findings):
         names = {name for subject in finding.subjects for name in nodes_in(subject, nodes)}
         if len(names) == len(nodes) > 1 and not finding.makes_not_ready:
             continue
         for name in names:
-            if name not in by_node and (name in out or not finding.makes_not_ready):
+            if name not in by_node and (name in not_ready or not finding.makes_not_ready):
                 letter, css, words = _LOOK[finding.outcome]
                 by_node[name] = Mark(letter, css, f"{words}: {finding.check}", number)
-    for name in out:
+    for name in not_ready:
         by_node.setdefault(name, Mark("F", "fail", "not ready"))
     return by_node
 
@@ -229,21 +229,21 @@ def _nodes(report: Report, findings: Sequence[Finding]) -> dict[str, Any]:
     """Every node in the row of its leaf switch, and the legend of the marks."""
     by_node, leaves, every = marks(report, findings), report.fleet.leaves, report.fleet.nodes
     groups = grouped(
-        (leaves.get(name, "") if leaves else str(at // _BLOCK), name)
-        for at, name in enumerate(sorted(every, key=natural))
+        (leaves.get(name, "") if leaves else str(index // _BLOCK), name)
+        for index, name in enumerate(sorted(every, key=natural))
     )
     by_leaf = f"By {len(groups):,} leaf switch{'es' * (len(groups) != 1)}"
-    how = by_leaf if leaves else "No leaf switches are known: in order of name"
-    bad = {name for name, mark in by_node.items() if mark.css in ("fail", "flaky", "unknown")}
+    order = by_leaf if leaves else "No leaf switches are known: in order of name"
+    faulty = {name for name, mark in by_node.items() if mark.css in ("fail", "flaky", "unknown")}
     racks = [
-        ((leaf or "no leaf known") if leaves else folded(names), names, len(bad & {*names}))
+        ((leaf or "no leaf known") if leaves else folded(names), names, len(faulty & {*names}))
         for leaf, names in sorted(groups.items(), key=lambda group: natural(group[0]))
     ]
     kinds = Counter(
         (mark.letter, mark.css, mark.words.partition(":")[0]) for mark in by_node.values()
     )
     return {
-        "nodes_note": f"{how}. Point at a square to read it; a letter leads to its finding.",
+        "nodes_note": f"{order}. Point at a square to read it; a letter leads to its finding.",
         "marks": by_node,
         "few": len(every) <= NAMED,
         "legend": [
@@ -259,7 +259,7 @@ _MOST_ALIKE = 64
 """The most findings in their own words under one that stands for all."""
 
 
-MOST = 200
+MOST_FINDINGS = 200
 """The most findings on the page; if there are more, it says how many."""
 
 _WORDS = {Outcome.BROKEN: "fault of preflight", Outcome.WARN: "warning"}
@@ -267,13 +267,13 @@ _REASON = 120
 """Characters of a drain reason: Slurm's tools show one line of it."""
 
 
-def _cause(finding: Finding, fleet: frozenset[str], drains: Collection[str]) -> dict[str, Any]:
+def _card_of(finding: Finding, fleet: frozenset[str], drains: Collection[str]) -> dict[str, Any]:
     """One finding, and what to paste for it."""
     letter, css, _ = _LOOK[finding.outcome]
     nodes = sorted({n for subject in finding.subjects for n in nodes_in(subject, fleet)})
     exclude = folded(nodes)
     also = f"also {', '.join(finding.also)}" if finding.also else ""
-    verdicts = many(finding.verdicts, "verdict") if finding.verdicts > 1 else ""
+    verdicts = plural(finding.verdicts, "verdict") if finding.verdicts > 1 else ""
     may_drain = finding.makes_not_ready and finding.check in drains
     return {
         "finding": finding,
@@ -292,17 +292,17 @@ def _cause(finding: Finding, fleet: frozenset[str], drains: Collection[str]) -> 
 
 def drain_command(nodes: str, finding: Finding) -> str:
     """The command that drains these nodes; its reason has the form of our hook's reasons."""
-    plain = "".join(c if c.isalnum() or c in " .:/()%+-" else " " for c in finding.sentence)
-    sentence = " ".join(plain.encode("ascii", "ignore").decode().split())
+    readable = "".join(c if c.isalnum() or c in " .:/()%+-" else " " for c in finding.sentence)
+    sentence = " ".join(readable.encode("ascii", "ignore").decode().split())
     reason = f"pf:{finding.check} {sentence}"[:_REASON].rstrip()
     return f"scontrol update NodeName={shlex.quote(nodes)} State=DRAIN Reason={shlex.quote(reason)}"
 
 
 _WIDTH, _HEIGHT, _EDGE = 220.0, 44.0, 4.0
-_LEAST = 2
+_LEAST_RUNS = 2
 
 
-def _trends(nights: Sequence[RunSummary]) -> dict[str, Any]:
+def _trend_cards(nights: Sequence[RunSummary]) -> dict[str, Any]:
     """A card for each number that two nights or more have; nights are oldest first."""
     cards = (
         _card("Nodes not ready", [len(night.not_ready) for night in nights]),
@@ -312,10 +312,10 @@ def _trends(nights: Sequence[RunSummary]) -> dict[str, Any]:
         _card("Verdicts missing", [night.missing for night in nights]),
         _card("Time taken", [night.seconds / 60 for night in nights], " min", 1),
     )
-    first = date_of(nights[0].started)
+    first = date(nights[0].started)
     return {
         "nights": len(nights),
-        "trends_note": f"{many(len(nights), 'run')}, {first} to this one, left to right.",
+        "trends_note": f"{plural(len(nights), 'run')}, {first} to this one, left to right.",
         "cards": [card for card in cards if card],
     }
 
@@ -324,7 +324,7 @@ def _card(
     heading: str, values: Sequence[float | None], unit: str = "", digits: int = 0
 ) -> dict[str, Any] | None:
     numbers = [value for value in values if value is not None]
-    if len(numbers) < _LEAST:
+    if len(numbers) < _LEAST_RUNS:
         return None
 
     def write(value: float) -> str:
@@ -345,16 +345,16 @@ def _line(values: Sequence[float | None], low: float, high: float) -> tuple[str,
     """An SVG path and its end; a night without the value leaves a gap."""
     step = (_WIDTH - 2 * _EDGE) / max(1, len(values) - 1)
     tall = _HEIGHT - 2 * _EDGE
-    path, pen, last = "", "M", ["0.0", "0.0"]
-    for at, value in enumerate(values):
+    path, pen, end = "", "M", ["0.0", "0.0"]
+    for index, value in enumerate(values):
         if value is None:
             pen = "M"
             continue
-        up = (value - low) / (high - low) if high > low else 0.5
-        last = [f"{_EDGE + at * step:.1f}", f"{_EDGE + (1 - up) * tall:.1f}"]
-        path += pen + " ".join(last)
+        share = (value - low) / (high - low) if high > low else 0.5
+        end = [f"{_EDGE + index * step:.1f}", f"{_EDGE + (1 - share) * tall:.1f}"]
+        path += pen + " ".join(end)
         pen = "L"
-    return path, last
+    return path, end
 
 
 def _coverage(report: Report) -> dict[str, Any]:
@@ -379,9 +379,9 @@ def _coverage(report: Report) -> dict[str, Any]:
     }
 
 
-def waves_of(folders: Sequence[str]) -> str:
+def wave_links(folders: Sequence[str]) -> str:
     """List the waves' folders, each with a link to its page."""
     names = map(escaped, folders)
     links = "".join(f'<li><a href="{n}/report.html#fabric">{n}</a></li>' for n in names)
-    more = "Pairs were measured within each wave; its page has the details."
-    return f'<p class="small">{more}</p><ul>{links}</ul>'
+    note = "Pairs were measured within each wave; its page has the details."
+    return f'<p class="small">{note}</p><ul>{links}</ul>'

@@ -56,57 +56,57 @@ def readiness(nodes: Sequence[str], entries: Sequence[Entry], *, strict: bool) -
     blames its path keeps its two nodes apart; a pair that blames neither node makes both not
     ready, as either may be at fault. A failure of the fleet as a whole makes no node not ready.
     """
-    bad: set[str] = set()
+    not_ready: set[str] = set()
     unjudged: set[str] = set()
     apart: dict[tuple[str, str], None] = {}
     fleet = frozenset(nodes)
-    judged: set[str] = set()
+    seen: set[str] = set()
     for entry in entries:
         # A verdict on the fleet covers all nodes but those that it names as unseen.
-        judged.update(entry.nodes or fleet - _listed(entry, UNSEEN))
-        if left_open(entry):
+        seen.update(entry.nodes or fleet - _listed(entry, UNSEEN))
+        if is_open(entry):
             unjudged.update(entry.nodes or nodes)
         if not counts_as_failure(entry, strict=strict):
             continue
-        pair = _cleared_pair(entry, fleet)
+        pair = _blamed_path(entry, fleet)
         at_fault = (*entry.verdict.culprits, *entry.verdict.suspects)
         if at_fault:
-            bad |= fleet.intersection(at_fault)
+            not_ready |= fleet.intersection(at_fault)
         elif entry.verdict.blame in fleet:
-            bad.add(entry.verdict.blame)
+            not_ready.add(entry.verdict.blame)
         elif pair is not None:
             apart[pair] = None
         else:
-            bad.update(entry.nodes)
-    unjudged |= fleet - judged
+            not_ready.update(entry.nodes)
+    unjudged |= fleet - seen
     if not any(map(_was_judged, entries)):
         unjudged = set(nodes)
-    idle = _without_a_partner(nodes, entries, bad)
-    unjudged = (unjudged | idle) - bad
+    idle = _untested(nodes, entries, not_ready)
+    unjudged = (unjudged | idle) - not_ready
     return Readiness(
-        ready=tuple(name for name in nodes if name not in bad and name not in unjudged),
-        not_ready=tuple(name for name in nodes if name in bad),
+        ready=tuple(name for name in nodes if name not in not_ready and name not in unjudged),
+        not_ready=tuple(name for name in nodes if name in not_ready),
         unjudged=tuple(name for name in nodes if name in unjudged),
-        apart=tuple(pair for pair in apart if bad.isdisjoint(pair)),
-        idle=tuple(name for name in nodes if name in idle and name not in bad),
+        apart=tuple(pair for pair in apart if not_ready.isdisjoint(pair)),
+        idle=tuple(name for name in nodes if name in idle and name not in not_ready),
     )
 
 
-def _without_a_partner(
-    nodes: Sequence[str], entries: Iterable[Entry], bad: Collection[str]
+def _untested(
+    nodes: Sequence[str], entries: Iterable[Entry], not_ready: Collection[str]
 ) -> set[str]:
     """Nodes none of whose pairs was judged, although others' were: their network is untested.
 
     Not a node that has no ready partner, nor one of which no pair was selected.
     """
     pairs = [entry for entry in entries if len(entry.nodes) == _TWO]
-    met = {name for entry in pairs if _was_judged(entry) for name in entry.nodes}
+    measured = {name for entry in pairs if _was_judged(entry) for name in entry.nodes}
     busy = {name for entry in pairs for name in _listed(entry, BUSY)}
-    if not met:
+    if not measured:
         return busy
     in_pairs = {name for entry in pairs for name in entry.nodes}
-    others = {name for name in nodes if name not in bad}
-    return busy | {name for name in others & in_pairs if name not in met and len(others) > 1}
+    ready = {name for name in nodes if name not in not_ready}
+    return busy | {name for name in ready & in_pairs if name not in measured and len(ready) > 1}
 
 
 def _listed(entry: Entry, key: str) -> set[str]:
@@ -120,7 +120,7 @@ def _was_judged(entry: Entry) -> bool:
     return entry.verdict.outcome not in (Outcome.NOT_RUN, Outcome.BROKEN, Outcome.MISSING)
 
 
-def _cleared_pair(entry: Entry, nodes: frozenset[str]) -> tuple[str, str] | None:
+def _blamed_path(entry: Entry, nodes: frozenset[str]) -> tuple[str, str] | None:
     """The pair that a verdict blames as "pair a-b": its own, else two nodes (names hold dashes)."""
     blame = entry.verdict.blame
     if len(entry.nodes) == _TWO and blame == f"pair {'-'.join(entry.nodes)}":
@@ -130,7 +130,7 @@ def _cleared_pair(entry: Entry, nodes: frozenset[str]) -> tuple[str, str] | None
     return split_pair(blame.removeprefix("pair "), nodes)
 
 
-def left_open(entry: Entry) -> bool:
+def is_open(entry: Entry) -> bool:
     """Whether a subject is still unjudged: missing, broken, or the run stopped before it."""
     outcome = entry.verdict.outcome
     stopped = outcome is Outcome.NOT_RUN and entry.verdict.evidence.get("stopped") is True
@@ -169,16 +169,16 @@ def exit_code(entries: Sequence[Entry], ready: Readiness, ending: Ending = _USUA
     need, broke, strangers_failed = ending.need, ending.broke, ending.strangers_failed
     if ending.interrupted:
         return INTERRUPTED
-    still_open = any(left_open(entry) for entry in entries) or bool(ready.idle)
-    if not still_open and not any(map(_was_judged, entries)):
+    unfinished = any(is_open(entry) for entry in entries) or bool(ready.idle)
+    if not unfinished and not any(map(_was_judged, entries)):
         return UNCLEAR if broke else FOUND if strangers_failed else EMPTY
     failures = [entry for entry in entries if counts_as_failure(entry, strict=ending.strict)]
     if failures:
         enough = need is not None and len(launchable(ready)) >= need
         # Where the fleet as a whole has failed, leaving nodes out may not help.
-        whole = any(not (e.nodes or e.verdict.culprits or e.verdict.blame) for e in failures)
-        return FINE if enough and not (whole or broke or strangers_failed) else FOUND
-    if broke or any(left_open(entry) for entry in entries):
+        of_fleet = any(not (e.nodes or e.verdict.culprits or e.verdict.blame) for e in failures)
+        return FINE if enough and not (of_fleet or broke or strangers_failed) else FOUND
+    if broke or any(is_open(entry) for entry in entries):
         return UNCLEAR
     if ready.idle and need is None:
         return UNCLEAR
@@ -206,7 +206,7 @@ def verdict_row(entry: Entry) -> VerdictRow:
     return row_of(VerdictRow, entry, entry.verdict)
 
 
-def of_entries(entries: Sequence[Entry]) -> dict[str, Any]:
+def verdict_fields(entries: Sequence[Entry]) -> dict[str, Any]:
     """The fields of a report that depend on the verdicts alone."""
     by_outcome = counts(entries)
     return {
@@ -262,15 +262,15 @@ def sensitivity_rows(
     """
     if observed is None:
         return ()
-    out = frozenset(blame.component for blame in blames if blame.kind in NODE_KINDS)
+    blamed = frozenset(blame.component for blame in blames if blame.kind in NODE_KINDS)
     healthy = replace(
         observed,
-        nodes=tuple(name for name in observed.nodes if name not in out),
+        nodes=tuple(name for name in observed.nodes if name not in blamed),
         tried=tuple(
-            meeting for meeting in observed.tried if out.isdisjoint((meeting.a, meeting.b))
+            meeting for meeting in observed.tried if blamed.isdisjoint((meeting.a, meeting.b))
         ),
         digests=tuple(
-            digest for digest in observed.digests if out.isdisjoint((digest.a, digest.b))
+            digest for digest in observed.digests if blamed.isdisjoint((digest.a, digest.b))
         ),
     )
     return sensitivity(healthy, MISSED_ROWS, limits)
@@ -278,8 +278,8 @@ def sensitivity_rows(
 
 def excluded(fleet: FleetRow) -> str:
     """Fold the nodes to exclude: those not ready, and one of each pair that must stay apart."""
-    bad = {*fleet.not_ready, *fleet.ready} - {*launchable(fleet)}
-    return fold([name for name in fleet.nodes if name in bad])
+    dropped = {*fleet.not_ready, *fleet.ready} - {*launchable(fleet)}
+    return fold([name for name in fleet.nodes if name in dropped])
 
 
 def launchable(fleet: FleetRow | Readiness) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _HEX = "[0-9a-fA-F]"
 
-NAMING: Final = r"""
+NAMING_FORMS: Final = r"""
   (?P<mail>(?P<mail_user>[\w.+-]{1,64})@(?P<mail_host>[A-Za-z0-9](?:[\w.-]*\w)?))
 | (?P<home>/(?:home|Users|scratch)/(?P<home_user>[^/\s"',;:)]+))
 | (?P<serial>\b(?:serial|s/n)(?:\ (?:number|no\.?))?[\ :=\#]++
@@ -34,7 +34,7 @@ NAMING: Final = r"""
 """
 """Forms that hold a secret name, which is then hidden wherever it appears."""
 
-PLAIN: Final = rf"""
+PLAIN_FORMS: Final = rf"""
   (?P<uuid>(?:GPU-|MIG-)?{_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}})
 | (?P<guid>0x{_HEX}{{16}}\b | \b{_HEX}{{4}}(?::{_HEX}{{4}}){{3}}\b(?!:))
 | (?P<mac>\b{_HEX}{{2}}(?::{_HEX}{{2}}){{5,19}}\b)
@@ -43,7 +43,7 @@ PLAIN: Final = rf"""
 | (?P<ip4>(?<![\w.])\d{{1,3}}(?:\.\d{{1,3}}){{3}}(?![\w]))
 """
 
-NAMED: Final = {
+GROUPS: Final = {
     "mail_user": "user",
     "mail_host": "host",
     "home_user": "user",
@@ -52,16 +52,16 @@ NAMED: Final = {
     "server_host": "host",
     "jump_host": "host",
 }
-_NAMING = re.compile(NAMING, re.VERBOSE | re.IGNORECASE)
+_NAMING = re.compile(NAMING_FORMS, re.VERBOSE | re.IGNORECASE)
 
 
-def named_in(text: str) -> list[tuple[str, str]]:
+def names_in_text(text: str) -> list[tuple[str, str]]:
     """The names in a sentence, each with its kind: ("alice", "user")."""
     return [
-        (name, NAMED[group])
+        (name, GROUPS[group])
         for match in _NAMING.finditer(text)
         for group, name in match.groupdict().items()
-        if name and group in NAMED
+        if name and group in GROUPS
     ]
 
 
@@ -90,83 +90,83 @@ def secrets(
     `earlier`: the runs with which its page compares.
     """
     leaves = ((leaf, "leaf") for leaf in report.fleet.leaves.values())
-    names = (*leaves, *_from_people(report), *_from_nights(earlier, report))
+    names = (*leaves, *_written_reasons(report), *_earlier_names(earlier, report))
     values = (report.verdicts, report.blames, list(report.suspicions), *documents)
-    return secrets_of(report.fleet.nodes, *values, known=names)
+    return secrets_of(report.fleet.nodes, *values, extra=names)
 
 
 def secrets_of(
-    nodes: Sequence[str], *documents: object, known: Iterable[tuple[str, Kind]] = ()
+    nodes: Sequence[str], *documents: object, extra: Iterable[tuple[str, Kind]] = ()
 ) -> dict[str, Kind]:
-    """The same without a report; `known`: names that are secret wherever they appear."""
+    """The same without a report; `extra`: names that are secret wherever they appear."""
     kinds: dict[str, Kind] = dict.fromkeys(nodes, "node")
-    for name, kind in known:
+    for name, kind in extra:
         kinds.setdefault(name, kind)
-    own = {name.lower() for name in nodes}
-    own |= {name.partition(".")[0] for name in own}
+    fleet_names = {name.lower() for name in nodes}
+    fleet_names |= {name.partition(".")[0] for name in fleet_names}
     texts: set[str] = set()
-    values = [*_named_values(documents, texts)]
-    values += [pair for text in texts for pair in named_in(text)]
-    for value, kind in values:
-        in_the_fleet = kind == "host" and value.lower().partition(".")[0] in own
+    named = [*_named_values(documents, texts)]
+    named += [pair for text in texts for pair in names_in_text(text)]
+    for value, kind in named:
+        in_the_fleet = kind == "host" and value.lower().partition(".")[0] in fleet_names
         if value not in _PUBLIC and len(value) > 1 and not in_the_fleet:
             kinds.setdefault(value, kind)
-    hosts = [*nodes, *(value for value, kind in values if kind == "host")]
-    for host in filter(short_of, hosts):
+    hosts = [*nodes, *(value for value, kind in named if kind == "host")]
+    for host in filter(short_name, hosts):
         # A domain of a single word is no secret.
         if "." in (domain := host.partition(".")[2]):
             kinds.setdefault(domain, "domain")
     return kinds
 
 
-def short_of(name: str) -> str:
+def short_name(name: str) -> str:
     """A host's name without its domain; empty for an address, and for a name without a domain."""
     first, dot, _ = name.partition(".")
     return first if dot and not first.isdecimal() and ":" not in name else ""
 
 
-def _from_people(report: Report) -> Iterator[tuple[str, Kind]]:
+def _written_reasons(report: Report) -> Iterator[tuple[str, Kind]]:
     """Reasons of drains and waivers, written by people: they may name anything."""
     for waiver in report.overrides.waivers:
         yield waiver.reason, "reason"
-    for why in report.fleet.left_out.values():
-        if reason := why.partition(": ")[2]:
+    for words in report.fleet.left_out.values():
+        if reason := words.partition(": ")[2]:
             yield reason, "reason"
 
 
-def _from_nights(nights: Iterable[RunSummary], report: Report) -> Iterator[tuple[str, Kind]]:
+def _earlier_names(nights: Iterable[RunSummary], report: Report) -> Iterator[tuple[str, Kind]]:
     """Nodes that have left the fleet, and other subjects of findings in those nights."""
     nights = tuple(nights)
     not_ready = dict.fromkeys(name for night in nights for name in night.not_ready)
     yield from ((name, "node") for name in not_ready)
     nodes, leaves = frozenset((*report.fleet.nodes, *not_ready)), set(report.fleet.leaves.values())
-    for subject in dict.fromkeys(bad.subject for night in nights for bad in night.bad):
+    for subject in dict.fromkeys(row.subject for night in nights for row in night.bad):
         of_fleet = subject == FLEET or subject.rpartition(" ")[2] in leaves
         if not of_fleet and not nodes_in(subject, nodes):
             yield subject, "other"
 
 
-def _named_values(whole: Iterable[Any], texts: set[str]) -> Iterator[tuple[str, Kind]]:
+def _named_values(documents: Iterable[Any], texts: set[str]) -> Iterator[tuple[str, Kind]]:
     """Walk over all fields and keys; yield the strings in those whose name gives their kind.
 
     All other strings are added to `texts`.
     """
-    todo = list(whole)
+    todo = list(documents)
     while todo:
-        part = todo.pop()
-        fields = _fields(part)
-        if isinstance(part, list | tuple):
-            todo.extend(reversed(part))
-        elif isinstance(part, str):
-            texts.add(part)
-        for name, value in reversed(fields):
+        value = todo.pop()
+        fields = _fields(value)
+        if isinstance(value, list | tuple):
+            todo.extend(reversed(value))
+        elif isinstance(value, str):
+            texts.add(value)
+        for name, child in reversed(fields):
             kind = _kind(str(name))
             if kind is not None:
-                yield from ((text, kind) for text in _strings(value, kind))
-            elif isinstance(value, str):
-                texts.add(value)
-            elif not isinstance(value, str | int | float | None):
-                todo.append(value)
+                yield from ((text, kind) for text in _strings(child, kind))
+            elif isinstance(child, str):
+                texts.add(child)
+            elif not isinstance(child, str | int | float | None):
+                todo.append(child)
 
 
 def _fields(value: Any) -> list[tuple[Any, Any]]:
@@ -190,8 +190,8 @@ def _strings(value: Any, kind: Kind) -> Iterator[str]:
         if text and (kind == "serial" or not text.isdecimal()):
             yield text
     elif isinstance(value, list | tuple):
-        for part in value:
-            yield from _strings(part, kind)
+        for child in value:
+            yield from _strings(child, kind)
     elif isinstance(value, dict):
-        for part in value.values():
-            yield from _strings(part, kind)
+        for child in value.values():
+            yield from _strings(child, kind)

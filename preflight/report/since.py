@@ -24,15 +24,15 @@ from preflight.verdict import Outcome, Verdict
 MOST_BAD = 20_000
 """The most bad subjects that are stored; with more of them, which are new hardly matters."""
 
-_ABOUT = 5
+_SIZE_FACTOR = 5
 """Fleets grow and shrink: runs are comparable up to a fifth more or fewer nodes."""
 
 Name = Annotated[str, Meta(max_length=512)]
 Number = Annotated[int, Meta(ge=0, le=1 << 40)]
 
 
-class Bad(Struct, frozen=True, array_like=True, order=True):
-    """A subject that failed (a node, an endpoint or a path), and the check."""
+class BadSubject(Struct, frozen=True, array_like=True, order=True):
+    """A subject that failed a check: a node, an endpoint or a path."""
 
     check: Name
     subject: Name
@@ -50,13 +50,13 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     ready: Number
     not_ready: Annotated[tuple[Name, ...], Meta(max_length=MOST_BAD)]
     missing: Number
-    bad: Annotated[tuple[Bad, ...], Meta(max_length=MOST_BAD)]
+    bad: Annotated[tuple[BadSubject, ...], Meta(max_length=MOST_BAD)]
     busbw_p50_gbs: float | None = None
     busbw_p5_gbs: float | None = None
     """Quantiles over all pairs at the largest size of the sweep: the median and the slow end."""
 
 
-def at(seconds: float) -> str:
+def utc_time(seconds: float) -> str:
     """Write a time in UTC."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
 
@@ -64,7 +64,7 @@ def at(seconds: float) -> str:
 def summary_of(report: Report, all_findings: Sequence[Finding]) -> RunSummary:
     """Sum up a run."""
     bad = {
-        Bad(finding.check, name)
+        BadSubject(finding.check, name)
         for finding in all_findings
         if finding.makes_not_ready
         for name in finding.subjects
@@ -82,19 +82,13 @@ def summary_of(report: Report, all_findings: Sequence[Finding]) -> RunSummary:
     )
 
 
-def alike(earlier: Sequence[RunSummary], now: RunSummary) -> tuple[RunSummary, ...]:
-    """The runs of the same tier with about as many nodes: a run on two nodes is not comparable."""
+def peer_runs(earlier: Sequence[RunSummary], now: RunSummary) -> tuple[RunSummary, ...]:
+    """Select the runs of the same tier with about as many nodes."""
     return tuple(
         run
         for run in earlier
-        if run.tier == now.tier and abs(run.nodes - now.nodes) * _ABOUT <= now.nodes
+        if run.tier == now.tier and abs(run.nodes - now.nodes) * _SIZE_FACTOR <= now.nodes
     )
-
-
-def before(earlier: Sequence[RunSummary], now: RunSummary) -> RunSummary | None:
-    """The run to compare with: the last that is alike, else the last one."""
-    ran = alike(earlier, now) or earlier
-    return ran[-1] if ran else None
 
 
 def _speeds(report: Report) -> list[float]:
@@ -103,68 +97,71 @@ def _speeds(report: Report) -> list[float]:
     return sorted(speed for size, speed in sizes if size == largest and speed is not None)
 
 
-_JUDGED = (Outcome.OK, Outcome.WARN, Outcome.WAIVED)
+_PASSED = (Outcome.OK, Outcome.WARN, Outcome.WAIVED)
 
 
-class Since(Struct, frozen=True, kw_only=True):
-    """The four kinds of change, each in order; `before` is the run compared with."""
+class Changes(Struct, frozen=True, kw_only=True):
+    """The four kinds of change, each in order; `reference` is the run compared with."""
 
-    before: RunSummary
-    new: tuple[Bad, ...]
-    still: tuple[Bad, ...]
-    recovered: tuple[Bad, ...]
-    unseen: tuple[Bad, ...]
+    reference: RunSummary
+    new: tuple[BadSubject, ...]
+    still: tuple[BadSubject, ...]
+    recovered: tuple[BadSubject, ...]
+    unseen: tuple[BadSubject, ...]
 
 
-def since(before: RunSummary, now: RunSummary, report: Report) -> Since:
-    """Compare a run with an earlier one."""
-    then, here = set(before.bad), set(now.bad)
-    absent = sorted(then - here)
-    passed = _passed(report, absent)
-    return Since(
-        before=before,
-        new=tuple(sorted(here - then)),
-        still=tuple(sorted(here & then)),
-        recovered=tuple(bad for bad in absent if bad in passed),
-        unseen=tuple(bad for bad in absent if bad not in passed),
+def compare(earlier: Sequence[RunSummary], now: RunSummary, report: Report) -> Changes | None:
+    """Compare a run with the last of its peers, else with the last run; None if it is the first."""
+    runs = peer_runs(earlier, now) or earlier
+    if not runs:
+        return None
+    past, current = set(runs[-1].bad), set(now.bad)
+    gone = sorted(past - current)
+    passed = _passed(report, gone)
+    return Changes(
+        reference=runs[-1],
+        new=tuple(sorted(current - past)),
+        still=tuple(sorted(current & past)),
+        recovered=tuple(bad for bad in gone if bad in passed),
+        unseen=tuple(bad for bad in gone if bad not in passed),
     )
 
 
-def _passed(report: Report, absent: Iterable[Bad]) -> set[Bad]:
+def _passed(report: Report, gone: Iterable[BadSubject]) -> set[BadSubject]:
     """Those whose subject passed the same check in this run."""
     ready, fleet = frozenset(report.fleet.ready), frozenset(report.fleet.nodes)
-    judged: defaultdict[str, set[str]] = defaultdict(set)
+    passed_by_check: defaultdict[str, set[str]] = defaultdict(set)
     for row in report.verdicts:
-        if row.outcome in _JUDGED:
-            judged[row.check].update(_about(row, fleet))
+        if row.outcome in _PASSED:
+            passed_by_check[row.check].update(_subjects_of(row, fleet))
 
-    def again(bad: Bad) -> bool:
-        passed = judged[bad.check]
+    def has_passed(row: BadSubject) -> bool:
+        passed = passed_by_check[row.check]
         # Checks of pairs judge "h2 rail 3" and "pair h1-h2" too.
-        nodes = nodes_in(bad.subject, fleet)
-        both = bool(nodes) and ready.issuperset(nodes) and passed.issuperset(nodes)
-        return both or bad.subject in passed
+        nodes = nodes_in(row.subject, fleet)
+        all_nodes = bool(nodes) and ready.issuperset(nodes) and passed.issuperset(nodes)
+        return all_nodes or row.subject in passed
 
-    return set(filter(again, absent))
+    return set(filter(has_passed, gone))
 
 
-def _about(row: VerdictRow, fleet: frozenset[str]) -> Iterable[str]:
+def _subjects_of(row: VerdictRow, fleet: frozenset[str]) -> Iterable[str]:
     if row.subject == FLEET or row.subject in fleet:
         return (row.subject,)
     return (row.subject, f"pair {row.subject}", *nodes_in(row.subject, fleet))
 
 
-def nodes_in(subject: str, known: frozenset[str]) -> Sequence[str]:
+def nodes_in(subject: str, nodes: frozenset[str]) -> Sequence[str]:
     """The nodes of a subject: "h1", "h1-h2", "pair h1-h2", "h1 rail 3"; names may hold dashes."""
-    if subject in known:
+    if subject in nodes:
         return (subject,)
-    plain = subject.removeprefix("pair ").partition(" rail ")[0]
-    if plain in known:
-        return (plain,)
-    return split_pair(plain, known) or ()
+    name = subject.removeprefix("pair ").partition(" rail ")[0]
+    if name in nodes:
+        return (name,)
+    return split_pair(name, nodes) or ()
 
 
-def found_in(report: Report) -> tuple[Finding, ...]:
+def report_findings(report: Report) -> tuple[Finding, ...]:
     """The findings of a report that was read again."""
     entries = entries_of(report)
     suspected = suspicions(entries, len(report.fleet.nodes) - len(report.fleet.left_out))
@@ -180,9 +177,9 @@ def entries_of(report: Report) -> tuple[Entry, ...]:
     )
 
 
-def nodes_of(subject: str, known: frozenset[str]) -> tuple[str, ...]:
+def nodes_of(subject: str, nodes: frozenset[str]) -> tuple[str, ...]:
     """The nodes of a verdict; none for one on the whole fleet."""
-    return () if subject == FLEET else tuple(nodes_in(subject, known))
+    return () if subject == FLEET else tuple(nodes_in(subject, nodes))
 
 
 def verdict_of(row: VerdictRow) -> Verdict:

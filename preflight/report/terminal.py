@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from preflight.report.ready import Readiness
 
 
-_SHORT = {Outcome.UNKNOWN: "UNKN", Outcome.BROKEN: "BROKE"}
+_OUTCOME_WORDS = {Outcome.UNKNOWN: "UNKN", Outcome.BROKEN: "BROKE"}
 _UNJUDGED = "could not judge everything"
 _INDENT = " " * 7
 _MOST_NAMED = 6
@@ -57,7 +57,7 @@ def finding_line(finding: Finding, nodes: Collection[str], width: int) -> str:
     if len(subject) > _LONGEST_SUBJECT and len(finding.subjects) > 1:
         noun = "node" if all(name in nodes for name in finding.subjects) else "subject"
         subject = count(len(finding.subjects), noun)
-    start = f"{_word(finding):<6} {subject}  {finding.check}: "
+    start = f"{_outcome_word(finding):<6} {subject}  {finding.check}: "
     room = max(min(width, _WIDEST) - len(start), _SHORTEST_SENTENCE)
     return start + one_line(finding.sentence, room)
 
@@ -79,8 +79,8 @@ def title(report: Report, *, unsaved: bool = False) -> str:
         return "the fleet as a whole is not ready"
     if report.fleet.apart:
         return "all nodes ready, but not every pair of them"
-    rest = "everything was judged, but not saved where it belongs" if unsaved else _UNJUDGED
-    return "ready" if report.exit == 0 else rest
+    words = "everything was judged, but not saved where it belongs" if unsaved else _UNJUDGED
+    return "ready" if report.exit == 0 else words
 
 
 def summary(
@@ -100,9 +100,9 @@ def summary(
         lines += wrapped(note, first="note   ", indent=_INDENT, width=width)
     if findings:
         lines.append("")
-    lines += _nodes(report, width)
-    lines += _not_run(report, width)
-    lines += _extent(report, width)
+    lines += _node_lines(report, width)
+    lines += _not_run_lines(report, width)
+    lines += _extent_lines(report, width)
     lines += labelled(
         "verdicts",
         f"{count_words(report.counts)}; {report.seconds:.1f} s, exit {report.exit}",
@@ -120,7 +120,7 @@ def labelled(label: str, words: str, width: int) -> list[str]:
     return wrapped(words, first=f"{label:<11}", indent=" " * 11, width=width)
 
 
-def _extent(report: Report, width: int) -> list[str]:
+def _extent_lines(report: Report, width: int) -> list[str]:
     """The waivers, how much of the fabric was measured, and what could have been missed."""
     rows = override_rows(report.overrides)
     if report.exit != EMPTY:
@@ -135,7 +135,7 @@ def finding_lines(finding: Finding, nodes: Collection[str], width: int) -> list[
     subject = _subjects(finding.subjects, nodes)
     also = f"  (also {', '.join(finding.also)})" if finding.also else ""
     head = f"{subject}  {finding.check}{also}".lstrip()
-    lines = wrapped(head, first=f"{_word(finding):<6} ", indent=_INDENT, width=width)
+    lines = wrapped(head, first=f"{_outcome_word(finding):<6} ", indent=_INDENT, width=width)
     lines += wrapped(finding.sentence, first=_INDENT, indent=_INDENT, width=width)
     if finding.advice and finding.outcome is not Outcome.WAIVED:
         lines += wrapped(
@@ -144,31 +144,31 @@ def finding_lines(finding: Finding, nodes: Collection[str], width: int) -> list[
     return lines
 
 
-def _word(finding: Finding) -> str:
-    return _SHORT.get(finding.outcome, finding.outcome.upper())
+def _outcome_word(finding: Finding) -> str:
+    return _OUTCOME_WORDS.get(finding.outcome, finding.outcome.upper())
 
 
 def _subjects(subjects: Sequence[str], nodes: Collection[str]) -> str:
     """Fold node names; leave pairs and sets as they are."""
-    plain = [name for name in subjects if name in nodes]
-    rest = [printable(name) for name in subjects if name not in plain]
-    return ", ".join(([fold(plain)] if plain else []) + cut_list(rest, _MOST_NAMED))
+    names = [name for name in subjects if name in nodes]
+    others = [printable(name) for name in subjects if name not in names]
+    return ", ".join(([fold(names)] if names else []) + cut_list(others, _MOST_NAMED))
 
 
-def _nodes(report: Report, width: int) -> list[str]:
+def _node_lines(report: Report, width: int) -> list[str]:
     fleet = report.fleet
     rows = []
     if fleet.ready:
-        rows.append(("ready", _of_all(fleet, fleet.ready)))
+        rows.append(("ready", _share_words(fleet, fleet.ready)))
     if fleet.not_ready:
         rows.append(("not ready", f"{fleet.exclude}  --exclude={fleet.exclude}"))
     if unjudged := [name for name in fleet.unjudged if name not in fleet.left_out]:
         incomplete = "no failure found, but some checks did not run"
-        why = "no selected check applies" if report.exit == EMPTY else incomplete
-        rows.append(("not judged", f"{_of_all(fleet, unjudged)}: {why}"))
-    by_reason = grouped((why, name) for name, why in fleet.left_out.items())
-    for why, names in by_reason.items():
-        rows.append(("left out", f"{_of_all(fleet, names)} not checked: {why}"))
+        reason = "no selected check applies" if report.exit == EMPTY else incomplete
+        rows.append(("not judged", f"{_share_words(fleet, unjudged)}: {reason}"))
+    by_reason = grouped((reason, name) for name, reason in fleet.left_out.items())
+    for reason, names in by_reason.items():
+        rows.append(("left out", f"{_share_words(fleet, names)} not checked: {reason}"))
     lines = [line for label, words in rows for line in labelled(label, words, width)]
     return lines + apart_lines(fleet.apart, width)
 
@@ -179,31 +179,31 @@ def apart_lines(apart: Iterable[tuple[str, str]], width: int) -> list[str]:
     return [line for row in rows for line in labelled("apart", row, width)]
 
 
-def _of_all(fleet: FleetRow, names: Sequence[str]) -> str:
+def _share_words(fleet: FleetRow, names: Sequence[str]) -> str:
     return f"{fold(names)}  {len(names)} of {len(fleet.nodes)}"
 
 
-def _not_run(report: Report, width: int) -> list[str]:
+def _not_run_lines(report: Report, width: int) -> list[str]:
     """Why verdicts were not reached: what was not judged must not look like a pass."""
     not_run = [verdict for verdict in report.verdicts if verdict.outcome is Outcome.NOT_RUN]
     stopped: dict[str, Counter[str]] = {}
-    going_on: dict[str, Counter[str]] = {}
+    other: dict[str, Counter[str]] = {}
     for verdict in not_run:
-        reasons = stopped if verdict.evidence.get("stopped") is True else going_on
+        reasons = stopped if verdict.evidence.get("stopped") is True else other
         subject = verdict.check.partition(".")[0]
         reasons.setdefault(verdict.sentence, Counter())[subject] += 1
     nodes = dict.fromkeys(report.fleet.nodes)
     ranked = [
         row
-        for group in (stopped, going_on)
+        for group in (stopped, other)
         for row in sorted(fold_reasons(group, nodes).items(), key=lambda row: -row[1].total())
     ]
     rows = [f"{checks.total()} x {reason}" for reason, checks in ranked[:_REASONS]]
-    if rest := ranked[_REASONS:]:
-        checks = sum((checks for _, checks in rest), Counter[str]())
-        of = ", ".join(f"{number} {subject}" for subject, number in checks.most_common())
-        why = "another reason" if len(rest) == 1 else f"{len(rest)} other reasons"
-        rows.append(f"{checks.total()} x for {why}, in report.json: {of}")
+    if remaining := ranked[_REASONS:]:
+        checks = sum((checks for _, checks in remaining), Counter[str]())
+        by_subject = ", ".join(f"{number} {subject}" for subject, number in checks.most_common())
+        words = "another reason" if len(remaining) == 1 else f"{len(remaining)} other reasons"
+        rows.append(f"{checks.total()} x for {words}, in report.json: {by_subject}")
     return [
         line
         for row in rows
@@ -246,8 +246,8 @@ def next_command(
     if not failing:
         return f"to judge {fold(nodes.unjudged)}: {longer}" if nodes.unjudged and longer else ""
     if nodes.unjudged and not fleet.ranks:
-        others = longer or "--preflight-fail-fast=never"
-        return f"to judge the others: add --preflight-exclude='{fold(failing)}', or {others}"
+        advice = longer or "--preflight-fail-fast=never"
+        return f"to judge the others: add --preflight-exclude='{fold(failing)}', or {advice}"
     partners = nodes.ready[:_PARTNERS] if by_pairs else ()
     if len(failing) + len(partners) == len(fleet.hosts):
         return "to check again: the same command"
@@ -265,28 +265,28 @@ def missed_words(rows: Sequence[SensitivityRow]) -> str:
     """
     if not rows:
         return ""
-    worst = rows[0]
-    where = f"on rail {worst.rail} of {worst.node}, the least tested,"
-    slower = "" if worst.slower is None else f"a loss of {percent(worst.slower)} of bandwidth"
-    if worst.one_in is None or worst.every_s is None:
+    row = rows[0]
+    rail = f"on rail {row.rail} of {row.node}, the least tested,"
+    slower = "" if row.slower is None else f"a loss of {percent(row.slower)} of bandwidth"
+    if row.one_in is None or row.every_s is None:
         if slower:
-            return f"{where} {slower} would have been seen (99 % sure), spikes not: {_why(worst)}"
+            return f"{rail} {slower} would have been seen (99 % sure), spikes not: {_no_rate(row)}"
         return (
             "too few healthy pairs to compare with: spikes and small losses of bandwidth may have "
             "been missed; only failures and expected minimums were judged (more nodes show more)"
         )
     loss = f", and {slower}" if slower else ""
     return (
-        f"{where} a spike on 1 in {two_digits(worst.one_in):,} operations{loss} would have been "
-        f"seen (99 % sure); an event rarer than one in {worst.every_s:.2g} s of load would not"
-        f"{_sizes(worst)}: {_LONGER}"
+        f"{rail} a spike on 1 in {two_digits(row.one_in):,} operations{loss} would have been "
+        f"seen (99 % sure); an event rarer than one in {row.every_s:.2g} s of load would not"
+        f"{_size_words(row)}: {_LONGER}"
     )
 
 
 _LONGER = "to see more, measure longer: --preflight-tier=deep or --preflight-catch-rate=RATE"
 
 
-def _why(row: SensitivityRow) -> str:
+def _no_rate(row: SensitivityRow) -> str:
     """Why no rate of spikes would have been found, and what to type."""
     if row.events is None:
         return "the others had too many; run when the nodes are less busy"
@@ -301,7 +301,7 @@ def at_size(row: SensitivitySizeRow) -> str:
     return f"1 in {two_digits(row.one_in):,} over {time_us(row.over_us)}"
 
 
-def _sizes(worst: SensitivityRow) -> str:
+def _size_words(worst: SensitivityRow) -> str:
     """The same at the ends of the ladder: spikes at one size only must be more frequent."""
     if len(worst.sizes) < 2:  # noqa: PLR2004  one size adds nothing
         return ""
@@ -328,20 +328,20 @@ def coverage_words(report: Report) -> str:
     # A login that failed shows nothing of a node; one that worked counts if no more was asked.
     deeper = {row.subject for row in judged if not row.check.startswith("reach.")}
     worked = {row.subject for row in judged if row.outcome is not Outcome.FAIL}
-    nodes, every = len(candidates & deeper or candidates & worked), len(report.fleet.nodes)
+    nodes, total = len(candidates & deeper or candidates & worked), len(report.fleet.nodes)
     # Evidence may have any type in a report that is read again.
     bus_ids = [row.evidence.get("bus_ids") for row in judged if row.check == _COUNT]
     gpus = sum(len(ids) for ids in bus_ids if isinstance(ids, list | tuple))
-    of_all = "" if nodes == every else f"{nodes:,} of "
-    of_all += f"{every:,} node{'s' * (every != 1)}"
-    has = f" with {gpus:,} GPU{'s' * (gpus != 1)}" if gpus else ""
+    share = "" if nodes == total else f"{nodes:,} of "
+    share += f"{total:,} node{'s' * (total != 1)}"
+    with_gpus = f" with {gpus:,} GPU{'s' * (gpus != 1)}" if gpus else ""
     loaded = any(row.check.startswith("burn.") for row in judged)
     unloaded = "" if loaded or not gpus else " without load (--preflight-tier=standard loads them)"
-    parts = [f"{of_all}{has} checked{unloaded}"]
+    parts = [f"{share}{with_gpus} checked{unloaded}"]
     if candidates.isdisjoint(row.subject for row in report.verdicts):  # only pairs were asked for
         parts.clear()
     if report.coverage is not None and report.coverage.pairs:
-        parts.append(_pairs_covered(report.coverage))
+        parts.append(_pair_words(report.coverage))
     return "; ".join(parts)
 
 
@@ -349,35 +349,35 @@ _COUNT = "gpu.count"
 _JUDGED = (Outcome.OK, Outcome.WARN, Outcome.FAIL, Outcome.FLAKY, Outcome.UNKNOWN, Outcome.WAIVED)
 
 
-def _pairs_covered(row: CoverageRow) -> str:
+def _pair_words(row: CoverageRow) -> str:
     """How many pairs were measured, and how to measure the rest."""
-    more = f"; {_leaf_pairs(row)}" if row.leaf_pairs else ""
+    more = f"; {_leaf_pair_words(row)}" if row.leaf_pairs else ""
     if row.repairs:
         more += f"; {row.repairs:,} more for partners of nodes that are out"
     if row.retests:
         more += f"; {row.retests:,} measured again"
     if row.pairs_run == row.pairs:
-        every = "the only pair" if row.pairs == 1 else f"all {row.pairs:,} pairs"
-        return f"{every} of nodes measured{more}"
-    return f"{row.pairs_run:,} of {row.pairs:,} pairs of nodes measured{_others(row)}{more}"
+        words = "the only pair" if row.pairs == 1 else f"all {row.pairs:,} pairs"
+        return f"{words} of nodes measured{more}"
+    return f"{row.pairs_run:,} of {row.pairs:,} pairs of nodes measured{_gap_words(row)}{more}"
 
 
-def _others(row: CoverageRow) -> str:
+def _gap_words(row: CoverageRow) -> str:
     if row.pairs_known is None and row.rounds >= row.rounds_total > 0:
         return " (all were planned: the others are not run, with the reason)"
     if row.pairs_known is None:
         return f" ({_ALL_PAIRS})"
-    more = row.pairs_known > row.pairs_run
-    earlier = f", {row.pairs_known:,} with earlier runs" if more else ""
+    has_earlier = row.pairs_known > row.pairs_run
+    earlier = f", {row.pairs_known:,} with earlier runs" if has_earlier else ""
     if row.runs_left:
         return f"{earlier}; all in {count(row.runs_left, 'more run')} like this"
     if row.runs_left is None:
         return f"{earlier}; suspects take its only round: give --preflight-budget=SECONDS"
-    lacking = row.pairs - row.pairs_known
-    return f", all{f' but {lacking:,}' if lacking else ''} with earlier runs"
+    missing = row.pairs - row.pairs_known
+    return f", all{f' but {missing:,}' if missing else ''} with earlier runs"
 
 
-def _leaf_pairs(row: CoverageRow) -> str:
+def _leaf_pair_words(row: CoverageRow) -> str:
     total = row.leaf_pairs_known
-    more = f", {total:,} with earlier runs" if total and total > row.leaf_pairs_run else ""
-    return f"{row.leaf_pairs_run:,} of {row.leaf_pairs:,} pairs of leaf switches{more}"
+    earlier = f", {total:,} with earlier runs" if total and total > row.leaf_pairs_run else ""
+    return f"{row.leaf_pairs_run:,} of {row.leaf_pairs:,} pairs of leaf switches{earlier}"

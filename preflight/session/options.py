@@ -197,7 +197,7 @@ def read_options(config: pytest.Config) -> Choices:
         catch_rate=config.getoption("preflight_catch_rate"),
         keep_nccl_logs=config.getoption("preflight_keep_nccl_logs"),
     )
-    outputs = Outputs.beside(
+    outputs = Outputs.for_run(
         config.invocation_params.dir, config.getoption("preflight_report"), began_s
     )
     outputs.exclude_file = _output_file(config, "preflight_exclude_file")

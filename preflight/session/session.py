@@ -18,7 +18,7 @@ from preflight.report.events import Began, by_check
 from preflight.report.findings import causes, findings
 from preflight.report.header import header, plan_lines, reach_words, slurm_job
 from preflight.report.ready import blame_row
-from preflight.report.since import at
+from preflight.report.since import utc_time
 from preflight.report.terminal import finding_line
 from preflight.run.judgement import stages_needed
 from preflight.run.measured import NoProgress
@@ -281,7 +281,7 @@ class Session:
             Began(
                 preflight=__version__,
                 run=replayed.nonce if replayed else run.nonce,
-                started=at(self._chosen.began_s),
+                started=utc_time(self._chosen.began_s),
                 tier=run.settings.tier,
                 nodes=tuple(names),
                 origin=run.fleet.origin,
@@ -334,7 +334,7 @@ class Session:
             at_most=run.settings.at_most,
             loads=any(run.registry[check].check.stage == "local" for check, _ in keys),
             estimate=self._chosen.estimate,
-            where=self._chosen.outputs.shown,
+            where=self._chosen.outputs.folder_words,
             replay=self._chosen.replay,
         )
         lines += xdist.warnings(self._config)

@@ -143,7 +143,7 @@ def night_of(run: Run, entries: Sequence[Entry], began_s: float, sweep: str = ""
         tier=run.settings.tier,
         leaves=run.fleet.leaves,
         machines=tuple(_machines(run, names, entries)),
-        findings=tuple(found_in(entries, frozenset(names))),
+        findings=tuple(report_findings(entries, frozenset(names))),
         fine=fine_subjects(entries, frozenset(names)),
         numbers=numbers_of(run),
         folded=fold(sorted(names)),
@@ -181,8 +181,8 @@ def _gpus(facts: Facts | None) -> tuple[Slot, ...] | None:
     return tuple(Slot(slot=gpu.index, uuid=gpu.uuid, model=gpu.name) for gpu in facts.gpus)
 
 
-def found_in(entries: Iterable[Entry], names: frozenset[str]) -> Iterable[NightFinding]:
-    """Yield what is not fine, per check and component, with the sentence of the worst verdict."""
+def report_findings(entries: Iterable[Entry], names: frozenset[str]) -> Iterable[NightFinding]:
+    """What is not fine, once per check and component, with the sentence of the worst verdict."""
     groups = grouped(
         ((entry.check, about), entry)
         for entry in entries

@@ -28,19 +28,19 @@ from preflight.report.exports import class_of
 from preflight.report.fabric_page import fabric_section
 from preflight.report.findings import Finding, findings, suspicions
 from preflight.report.header import overrides
-from preflight.report.outputs import earlier, point_at, tidy
+from preflight.report.outputs import past_runs, remove_old_runs, set_latest
 from preflight.report.page import PAGE, page
 from preflight.report.ready import (
     Ending,
     blame_row,
     exit_code,
     fleet_row,
-    of_entries,
     pair_rows,
     readiness,
     sensitivity_rows,
+    verdict_fields,
 )
-from preflight.report.since import at, summary_of
+from preflight.report.since import summary_of, utc_time
 from preflight.report.terminal import NOTHING_APPLIES, next_command, summary, title
 from preflight.session.flags import usage_errors
 from preflight.session.items import (
@@ -76,7 +76,7 @@ class Conclusion:
 
     def lines(self, width: int) -> list[str]:
         """Lay out the summary for a terminal of that width."""
-        where, page_at = self.outputs.where, self.outputs.at(PAGE)
+        where, page_at = self.outputs.report_words, self.outputs.path_words(PAGE)
         return summary(
             self.report, self.findings, where=where, page=page_at, hint=self.hint, width=width
         )
@@ -107,13 +107,13 @@ def conclude(
     report = Report(
         preflight=__version__,
         run=run.nonce,
-        started=at(began_s),
+        started=utc_time(began_s),
         seconds=round(run.seconds, 3),
         tier=run.settings.tier,
         exit=exit_code(entries, ready, ending),
         interrupted=ending.interrupted,
         fleet=fleet_row(names, run.fleet.origin, ready, run.fleet.leaves),
-        **of_entries(entries),
+        **verdict_fields(entries),
         pairs=pair_rows(measured, decoded.judgements, pairs_of(run.rounds)) if measured else (),
         blames=blames,
         suspicions=(*suspected.values(), *systemic, *remarks),
@@ -129,8 +129,8 @@ def conclude(
         outputs.events.end(entries, summary_of(report, all_findings))
         if not run.replayed:  # what a run measured does not lie in the folder of its replay
             with suppress(OSError):
-                point_at(outputs.path)
-        tidy(outputs.path, outputs.keep)
+                set_latest(outputs.path)
+        remove_old_runs(outputs.path, outputs.keep)
         outputs.write_metrics(report, all_findings)
     return Conclusion(report, all_findings, outputs, _hint(run, report, ready, ending))
 
@@ -154,7 +154,7 @@ def _page(run: Run, report: Report, all_findings: tuple[Finding, ...], outputs: 
     if sweep is not None and observed is not None and sweep.pairs:
         limits = run.judgement.sweep_limits
         fabric = partial(fabric_section, observed, report.blames, sweep=sweep, limits=limits)
-    return page(report, all_findings, fabric, earlier=earlier(outputs.path), drains=drains)
+    return page(report, all_findings, fabric, earlier=past_runs(outputs.path), drains=drains)
 
 
 def _coverage(run: Run, names: Sequence[str], past: Past | None) -> CoverageRow | None:

@@ -19,7 +19,7 @@ from preflight.report.events import NAME, Began, Ended, by_check, read_events
 from preflight.report.outputs import Outputs
 from preflight.report.page import PAGE
 from preflight.report.ready import Ending
-from preflight.report.since import at
+from preflight.report.since import utc_time
 from preflight.run.expected_verdicts import Settings
 from preflight.run.measured import Measured, NoProgress
 from preflight.run.run import Run
@@ -71,8 +71,8 @@ def _write(run: Run, folder: Path) -> tuple[float, float]:
     outputs = Outputs(folder)
     outputs.events.begin(
         Began(
-            preflight="0", run=run.nonce, started=at(_BEGAN_S), tier="quick", nodes=tuple(nodes),
-            origin=run.fleet.origin, expected=by_check(keys, nodes),
+            preflight="0", run=run.nonce, started=utc_time(_BEGAN_S), tier="quick",
+            nodes=tuple(nodes), origin=run.fleet.origin, expected=by_check(keys, nodes),
         )
     )  # fmt: skip
     conclude(run, entries, outputs, Ending(), began_s=_BEGAN_S)

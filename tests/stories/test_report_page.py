@@ -11,7 +11,7 @@ from preflight.fabric.observed import observe
 from preflight.report.fabric_page import fabric_section
 from preflight.report.page import PAGE, page
 from preflight.report.ready import blame_row, sensitivity_rows
-from preflight.report.since import found_in, summary_of
+from preflight.report.since import report_findings, summary_of
 from preflight.verdict import fail, unknown, warn
 from tests.lab.browser import Browser, why_no_browser
 from tests.unit.fabric.synthetic import blame, hosts, sweep
@@ -42,7 +42,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     before = report(NODES, {("gpu.count", "gpu003"): fail("6 of 8", advice="look")})
     nights = [
-        replace(summary_of(before, found_in(before)), run=str(n), busbw_p50_gbs=40.0 - n)
+        replace(summary_of(before, report_findings(before)), run=str(n), busbw_p50_gbs=40.0 - n)
         for n in range(5)
     ]
     told = replace(report(NODES, bad, leaves=leaves), preflight=HOSTILE)
@@ -53,7 +53,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("page") / PAGE
     drawn = page(
         told,
-        found_in(told),
+        report_findings(told),
         lambda most: fabric_section(observed, blamed, sweep=swept, with_findings=False, most=most),
         earlier=nights,
         drains=["gpu.count"],

@@ -100,7 +100,7 @@ def _run(
             report.folder = folder
         former = former_nights(into, except_id=nightly.sweep)
         screen = Screen()
-        print_header(screen, nightly, outputs.shown, choice, resumed=past is not None)
+        print_header(screen, nightly, outputs.folder_words, choice, resumed=past is not None)
         if not nightly.waves:
             screen.line("nothing to check: no node is idle")
             return EMPTY
@@ -137,7 +137,7 @@ def _show_plan(arguments: NightlyArguments, ends: datetime | None, into: Path) -
         return 0
     screen = Screen()
     folder = new_folder(into, time.time())
-    print_header(screen, nightly, outputs_of(folder, nightly).shown, choice, resumed=False)
+    print_header(screen, nightly, outputs_of(folder, nightly).folder_words, choice, resumed=False)
     for number, wave in enumerate(nightly.waves, 1):
         label = f"wave {number}/{len(nightly.waves)}"
         screen.labelled(label, f"{fold(wave.nodes)}  {len(wave.nodes)}")

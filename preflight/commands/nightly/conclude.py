@@ -23,9 +23,9 @@ from preflight.errors import UsageError
 from preflight.fleet.nodeset import fold
 from preflight.report.document import Report, row_of
 from preflight.report.events import REPORT, SCHEMA, Began
-from preflight.report.outputs import OURS, Outputs, earlier, names_in, point_at, remove_folder
+from preflight.report.outputs import FILES, Outputs, names_in, past_runs, remove_folder, set_latest
 from preflight.report.page import PAGE, page
-from preflight.report.since import Bad, RunSummary, before, since, summary_of
+from preflight.report.since import BadSubject, RunSummary, compare, summary_of
 from preflight.report.terminal import summary, title
 from preflight.verdict import Outcome, Verdict, not_run
 
@@ -44,12 +44,10 @@ def change_lines(
     report: Report, all_findings: Sequence[Finding], earlier: Sequence[RunSummary]
 ) -> list[tuple[str, str]]:
     """Return label and text of each line; none without an earlier night."""
-    tonight = summary_of(report, all_findings)
-    last_night = before(earlier, tonight)
-    if last_night is None:
+    changes = compare(earlier, summary_of(report, all_findings), report)
+    if changes is None:
         return []
-    changes = since(last_night, tonight, report)
-    date = changes.before.started[:16].replace("T", " ")
+    date = changes.reference.started[:16].replace("T", " ")
     counts = (
         f"{len(changes.new)} new, {len(changes.still)} still, {len(changes.recovered)} recovered"
     )
@@ -61,7 +59,7 @@ def change_lines(
     return lines
 
 
-def _list_by_check(verdicts: Iterable[Bad], nodes: Collection[str]) -> str:
+def _list_by_check(verdicts: Iterable[BadSubject], nodes: Collection[str]) -> str:
     """List findings by check, folded: "gpu.count gpu[003,005]; net.ports gpu001"."""
     by_check = grouped((row.check, row.subject) for row in verdicts)
     lists = [f"{check} {_fold_names(names, nodes)}" for check, names in by_check.items()]
@@ -108,7 +106,7 @@ def missing_nodes(
     return missing
 
 
-_WAVE_FILES = OURS | {SCREEN}
+_WAVE_FILES = FILES | {SCREEN}
 
 
 def tidy_waves(folder: Path, keep: int) -> None:
@@ -171,9 +169,9 @@ def conclude(
     report = _write_outputs(report, findings, outputs, nightly)
     tidy_waves(folder, nightly.keep)
     screen.line()
-    changes = change_lines(report, findings, earlier(folder))
+    changes = change_lines(report, findings, past_runs(folder))
     screen.line(f" {title(report, unsaved=outputs.unsaved)} ".center(screen.width, "="))
-    where, drawn, hint = outputs.where, outputs.at(PAGE), _hint(nightly, report)
+    where, drawn, hint = outputs.report_words, outputs.path_words(PAGE), _hint(nightly, report)
     for line in summary(report, findings, where=where, page=drawn, hint=hint, width=screen.width):
         screen.line(line)
     for label, text in changes:
@@ -197,13 +195,15 @@ def _write_outputs(
     report = outputs.write_report(report)
     waves = [outputs.path / wave.folder for wave in nightly.waves if wave.folder]
     fabric = fabric_of_waves(waves, report.blames)
-    html = page(report, all_findings, fabric, earlier=earlier(outputs.path), drains=draining_ids())
+    html = page(
+        report, all_findings, fabric, earlier=past_runs(outputs.path), drains=draining_ids()
+    )
     outputs.write(PAGE, html.encode())
     # What later nights compare with; single verdicts only if they are in no wave.
     outputs.events.begin(row_of(Began, report, report.fleet, schema=SCHEMA, expected={}))
     outputs.events.end((), summary_of(report, all_findings))
     with suppress(OSError):
-        point_at(outputs.path)
+        set_latest(outputs.path)
     outputs.write_metrics(report, all_findings)
     return report
 

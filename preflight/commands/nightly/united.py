@@ -25,16 +25,15 @@ from preflight.report.document import CoverageRow, FleetRow, Report
 from preflight.report.fabric_page import fabric_section
 from preflight.report.findings import Finding, findings, suspicions
 from preflight.report.header import NumberRow, OffRow, Overrides
-from preflight.report.page import waves_of
+from preflight.report.page import wave_links
 from preflight.report.ready import (
     MISSED_ROWS,
     Readiness,
     counts_as_failure,
     fleet_row,
-    of_entries,
+    verdict_fields,
 )
-from preflight.report.since import at as time_at
-from preflight.report.since import entries_of
+from preflight.report.since import entries_of, utc_time
 from preflight.verdict import WORST_FIRST, Verdict
 
 if TYPE_CHECKING:
@@ -148,13 +147,13 @@ def unite(
     whole_report = Report(
         preflight=nightly.preflight,
         run=nightly.sweep,
-        started=time_at(nightly.started_s),
+        started=utc_time(nightly.started_s),
         seconds=round(nightly.spent_s, 3),
         tier=nightly.tier,
         exit=INTERRUPTED if interrupted else _exit(nightly, reports, entries, missing),
         interrupted=interrupted,
         fleet=_fleet(nightly, reports),
-        **of_entries(entries),
+        **verdict_fields(entries),
         pairs=joined_pairs(reports),
         blames=blames,
         suspicions=(*systemic.values(), *_wave_suspicions(by_wave, systemic)),
@@ -285,11 +284,11 @@ def fabric_of_waves(
 
     `hider`: a public page has no names and no links; `blames` are hidden already.
     """
-    links = "" if hider else waves_of([folder.name for folder in waves])
+    links = "" if hider else wave_links([folder.name for folder in waves])
     samples = join_samples(waves)
     if samples is None:
         return lambda _: links
-    observed = hider.all_of(samples) if hider else samples
+    observed = hider.hide(samples) if hider else samples
     links_bytes = len(links.encode())
     return lambda limit: links + fabric_section(observed, blames, most=limit - links_bytes)
 

@@ -42,7 +42,7 @@ from preflight.fleet.nodeset import fold
 from preflight.history.place import SWEEP
 from preflight.report.document import Report, refuse_odd_names
 from preflight.report.events import REPORT, decode_report
-from preflight.report.since import found_in
+from preflight.report.since import report_findings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -339,7 +339,7 @@ class WaveRunner:
             is_whole = pairs is not None and pairs.pairs_run == pairs.pairs
             self._state.set_wave(number, stand="done", whole=is_whole)
             self._state.took_s.append(seconds)
-        self._screen.show_findings(found_in(report))
+        self._screen.show_findings(report_findings(report))
         self._screen.show_end(report.fleet, seconds)
 
     # -- around the waves

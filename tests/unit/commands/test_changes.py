@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from preflight.commands.nightly.conclude import change_lines
-from preflight.report.since import found_in, summary_of
+from preflight.report.since import report_findings, summary_of
 from preflight.verdict import fail
 from tests.unit.commands.reports import on, report
 
@@ -19,8 +19,8 @@ def test_new_and_recovered_are_named() -> None:
     fine = [on("gpu.count", "h1"), on("gpu.count", "h2", verdict=BENT)]
     more = [on("gpu.count", "h3", verdict=BENT), on("fabric.allreduce", "h1", "h2", verdict=SLOW)]
     now = report(["h1", "h2", "h3"], [*fine, *more])
-    before = [summary_of(then, found_in(then))]
-    assert change_lines(now, found_in(now), before) == [
+    before = [summary_of(then, report_findings(then))]
+    assert change_lines(now, report_findings(now), before) == [
         ("since", "2026-11-22 01:00 UTC: 2 new, 1 still, 1 recovered, 1 not judged again"),
         ("new", "fabric.allreduce pair h1-h2; gpu.count h3"),
         ("recovered", "gpu.count h1"),

@@ -11,7 +11,7 @@ from preflight.errors import UsageError
 from preflight.fleet.inventory import read_inventory
 from preflight.fleet.inventory_tables import refuse_unknown_checks
 from preflight.fleet.model import Fleet, today
-from preflight.report.header import before
+from preflight.report.header import override_lines
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -137,7 +137,7 @@ def test_baselines_are_printed_like_every_number_of_the_site(tmp_path: Path) -> 
     """A baseline so low that everything passes is at least in sight."""
     inventory = _read(tmp_path, FLEET + "[group.a.baselines]\nhbm_copy = 0.001\n")
     fleet = Fleet(hosts=tuple(map(inventory.host, ("h1", "h2", "h3"))), origin="fleet.toml")
-    (line,) = before(fleet, today())
+    (line,) = override_lines(fleet, today())
     assert line.startswith("number   baseline hbm_copy")
     assert "0.001" in line
     assert "h[1-2]" in line

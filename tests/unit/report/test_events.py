@@ -82,7 +82,7 @@ def test_the_last_line_of_a_whole_run_is_what_the_next_compares_with(tmp_path: P
     late = Entry("gpu.count", "n3", ("n3",), ok("8 GPUs"))
     events.end([late], told)
     read = read_events((tmp_path / NAME).read_bytes())
-    assert [type(one).__name__ for one in read] == ["Began", "Reached", "Ended"]
+    assert [type(one).__name__ for one in read] == ["Began", "VerdictEvent", "Ended"]
     assert reread(tmp_path).exit == 1
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from preflight.report.page import LARGEST, page
-from preflight.report.since import RunSummary, found_in, summary_of
+from preflight.report.since import RunSummary, report_findings, summary_of
 from preflight.verdict import fail, unknown, warn
 from tests.cases import draws
 from tests.unit.report.nights import BENT, report
@@ -28,7 +28,7 @@ NODES = [f"gpu{n:03}" for n in range(1, 9)]
 
 def drawn(told: Report, *earlier: RunSummary, fabric: Callable[[int], str] | None = None) -> str:
     """The page of a report, as a run draws it."""
-    return page(told, found_in(told), fabric, earlier=earlier, drains=["gpu.count"])
+    return page(told, report_findings(told), fabric, earlier=earlier, drains=["gpu.count"])
 
 
 def tree(html: str) -> ET.Element:
@@ -44,7 +44,7 @@ def part(html: str, name: str) -> str:
 
 def night(told: Report) -> RunSummary:
     """What an earlier run left behind."""
-    return summary_of(told, found_in(told))
+    return summary_of(told, report_findings(told))
 
 
 class Tags(HTMLParser):

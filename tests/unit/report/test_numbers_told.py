@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from preflight.errors import UsageError
 from preflight.report.exports import junit, metrics, refuse_unread
 from preflight.report.outputs import Outputs
-from preflight.report.since import found_in
+from preflight.report.since import report_findings
 from preflight.verdict import Outcome, Verdict, not_run, unknown
 from tests.unit.report.nights import BENT, pair, report
 
@@ -26,7 +26,7 @@ NODES = ("n1", "n2", "n3")
 
 def told(one: Report) -> dict[tuple[str, ...], float]:
     """(name, label values...) → value, as Prometheus reads the file."""
-    families = text_string_to_metric_families(metrics(one, found_in(one)).decode())
+    families = text_string_to_metric_families(metrics(one, report_findings(one)).decode())
     return {
         (sample.name, *sample.labels.values()): sample.value
         for family in families

@@ -16,10 +16,10 @@ from preflight.commands.capture import ArchiveParts, hide_names
 from preflight.report import hide
 from preflight.report.document import encode
 from preflight.report.exports import junit, metrics
-from preflight.report.hide import Hider, any_of
+from preflight.report.hide import Hider, longest_of
 from preflight.report.page import page
 from preflight.report.secret_names import secrets, secrets_of
-from preflight.report.since import found_in
+from preflight.report.since import report_findings
 from preflight.report.terminal import summary
 from preflight.verdict import fail
 from tests.cases import draws
@@ -59,7 +59,7 @@ def night() -> Report:
 
 def written(one: Report) -> dict[str, str]:
     """Every output that `preflight report` can write."""
-    found = found_in(one)
+    found = report_findings(one)
     return {
         "json": encode(one).decode(),
         "html": page(one, found, drains=["gpu.count"]),
@@ -77,7 +77,7 @@ def told(text: str, secret: str) -> bool:
 def test_no_output_tells_a_secret() -> None:
     """Names, users, serials, UUIDs, addresses, domains: in none of the five."""
     one = night()
-    hidden = Hider(secrets(one)).all_of(one)
+    hidden = Hider(secrets(one)).hide(one)
     for output, text in written(hidden).items():
         assert [secret for secret in SECRETS if told(text, secret)] == [], output
 
@@ -85,7 +85,7 @@ def test_no_output_tells_a_secret() -> None:
 def test_a_node_has_one_name_everywhere() -> None:
     """In lists, sentences, folded patterns and keys of evidence, in small and in large letters."""
     one = night()
-    hidden = Hider(secrets(one)).all_of(one)
+    hidden = Hider(secrets(one)).hide(one)
     (row,) = (r for r in hidden.verdicts if r.check == "gpu.count" and r.outcome == "fail")
     assert row.subject == "node-4"
     assert hidden.fleet.not_ready == ("node-4", "node-5")
@@ -106,13 +106,13 @@ def test_what_is_no_secret_stays_readable() -> None:
     hidden = Hider(secrets(night())).words(kept)
     assert hidden == kept
     one = replace(night(), tier="deep")
-    assert Hider(secrets(one)).all_of(one).tier == "deep"
+    assert Hider(secrets(one)).hide(one).tier == "deep"
 
 
 def test_real_names_that_look_like_ours_are_not_mixed_up() -> None:
     """Nodes that are called node-1 and node-2 get other names, not each other's."""
     one = report(["node-2", "node-1"], {("gpu.count", "node-1"): BENT})
-    hidden = Hider(secrets(one)).all_of(one)
+    hidden = Hider(secrets(one)).hide(one)
     assert hidden.fleet.not_ready == ("some-node-2",)
 
 
@@ -120,7 +120,7 @@ def test_what_nodes_said_of_themselves_is_known_in_sentences() -> None:
     """A user and a host name that stand in facts only are hidden in a bare sentence too."""
     own = facts("gpu041", user="dorothea")
     one = report(NODES, {("gpu.count", "gpu041"): fail("left by dorothea", advice="ask")})
-    hidden = Hider(secrets(one, {"gpu041": own})).all_of(one)
+    hidden = Hider(secrets(one, {"gpu041": own})).hide(one)
     assert "dorothea" not in encode(hidden).decode()
 
 
@@ -146,7 +146,7 @@ def test_whatever_they_are_called(
         sentence, advice=sentence, user=user, serial=serial, at=[sentence], key={names[0]: 1}
     )
     one = report(names, {("gpu.count", names[0]): bad})
-    hidden = Hider(secrets(one)).all_of(one)
+    hidden = Hider(secrets(one)).hide(one)
     row = next(r for r in hidden.verdicts if r.outcome == "fail")
     text = " ".join(
         (row.subject, row.sentence, row.advice, str(row.evidence), hidden.fleet.exclude)
@@ -162,7 +162,7 @@ def test_whatever_they_are_called(
 @given(st.lists(st.text(alphabet="ab.[1", min_size=1, max_size=5), max_size=8), st.data())
 def test_one_pattern_finds_the_longest_of_many_words(words: list[str], data: st.DataObject) -> None:
     """It matches each of them whole, and nothing where there are none."""
-    pattern = re.compile(any_of(words))
+    pattern = re.compile(longest_of(words))
     if not words:
         assert pattern.search("anything") is None
         return

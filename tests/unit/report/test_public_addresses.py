@@ -36,7 +36,7 @@ def test_subnets_stay_what_they_are(two: tuple[IPv4Address, IPv4Address]) -> Non
 
 def test_a_key_that_flips_no_bit_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """One key in 65,536 leaves an address of 169.254.0.0/16 as it is, however often it is asked."""
-    monkeypatch.setattr(Addresses, "_scrambled", lambda _, real, __: real)
+    monkeypatch.setattr(Addresses, "_scramble", lambda _, real, __: real)
     assert Addresses().other("169.254.0.6") == "169.254.0.7"
 
 

@@ -25,7 +25,7 @@ from preflight.report.document import encode
 from preflight.report.events import Began, Events, reread
 from preflight.report.hide import Hider
 from preflight.report.secret_names import secrets
-from preflight.report.since import found_in, summary_of
+from preflight.report.since import report_findings, summary_of
 from preflight.run.measured import Measured
 from preflight.verdict import fail, not_run
 from tests.cases import draws
@@ -199,7 +199,7 @@ def test_nodes_of_earlier_nights_are_not_named(tmp_path: Path) -> None:
                 origin="", expected={},
             )
         )  # fmt: skip
-        events.end((), summary_of(one, found_in(one)))
+        events.end((), summary_of(one, report_findings(one)))
     everything = outputs(tmp_path / "20261121-020000")
     assert "Compared with the run of" in everything
     assert leaked(everything, ["oldnode", *NAMES]) == []

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from preflight.core.files import link_atomically, open_new, remove, write_atomically, write_typed
-from preflight.report.outputs import tidy
+from preflight.report.outputs import remove_old_runs
 from tests.cases import CASES
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def test_of_roots_folders_only_runs_are_emptied(tmp_path: Path) -> None:
     os.chown(tmp_path, STRANGER, STRANGER)
     with exchanging(tmp_path, old.name, "other"):
         for _ in range(CASES):
-            tidy(now, 1)
+            remove_old_runs(now, 1)
             with suppress(OSError):
                 write_atomically(old / "report.json", b"x")
     assert "precious" in [one.name for one in tmp_path.rglob("*")]

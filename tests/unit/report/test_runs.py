@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from preflight.report.events import NAME, Ended
-from preflight.report.outputs import earlier, point_at, tidy
+from preflight.report.outputs import past_runs, remove_old_runs, set_latest
 from preflight.report.since import RunSummary
 
 if TYPE_CHECKING:
@@ -41,14 +41,14 @@ def test_the_oldest_runs_go_and_the_latest_stay(tmp_path: Path) -> None:
     for name in ("20261120-020000", "20261121-020000", "20261121-020000-10", "20261121-020000-2"):
         a_run(tmp_path, name, "ready.hosts", "measured.json", "report.html", left)
     now = a_run(tmp_path, "20261122-020000")
-    tidy(now, 3)
+    remove_old_runs(now, 3)
     assert names(tmp_path) == ["20261121-020000-10", "20261121-020000-2", "20261122-020000"]
 
 
 def test_zero_keeps_all(tmp_path: Path) -> None:
     """As whoever archives them by himself wants."""
     a_run(tmp_path, "20261120-020000")
-    tidy(a_run(tmp_path, "20261122-020000"), 0)
+    remove_old_runs(a_run(tmp_path, "20261122-020000"), 0)
     assert names(tmp_path) == ["20261120-020000", "20261122-020000"]
 
 
@@ -64,7 +64,7 @@ def test_what_is_no_run_of_ours_is_never_removed(tmp_path: Path) -> None:
     (a_run(tmp_path, "20261106-020000") / "ready.hosts").symlink_to(elsewhere / "report.json")
     (tmp_path / "20261107-020000").write_text("a file")
     before = names(tmp_path)
-    tidy(now, 1)
+    remove_old_runs(now, 1)
     assert names(tmp_path) == before
     assert (elsewhere / "report.json").exists()
 
@@ -73,21 +73,21 @@ def test_a_folder_that_the_operator_named_has_no_neighbours(tmp_path: Path) -> N
     """--preflight-report=/tmp/x: nothing beside it is read, linked or removed."""
     a_run(tmp_path, "20261120-020000")
     mine = a_run(tmp_path, "mine")
-    assert earlier(mine) == ()
-    tidy(mine, 1)
-    point_at(mine)
+    assert past_runs(mine) == ()
+    remove_old_runs(mine, 1)
+    set_latest(mine)
     assert names(tmp_path) == ["20261120-020000", "mine"]
 
 
 def test_latest_leads_to_the_run_that_ended_last(tmp_path: Path) -> None:
     """It is replaced in one step; what else bears that name is left alone."""
     for name in ("20261120-020000", "20261121-020000"):
-        point_at(a_run(tmp_path, name))
+        set_latest(a_run(tmp_path, name))
     assert (tmp_path / "latest").readlink().name == "20261121-020000"
     (tmp_path / "latest").unlink()
     (tmp_path / "latest").write_text("mine")
     with pytest.raises(FileExistsError):
-        point_at(tmp_path / "20261121-020000")
+        set_latest(tmp_path / "20261121-020000")
     assert (tmp_path / "latest").read_text() == "mine"
     assert not any(name.startswith(".") for name in names(tmp_path))
 
@@ -104,6 +104,6 @@ def test_earlier_runs_are_read_in_order_and_damaged_ones_left_out(tmp_path: Path
     (tmp_path / "20261115-020000" / NAME).symlink_to(secret)
     (a_run(tmp_path, "20261114-020000") / NAME).write_bytes(b"\xff\x00" * 99)
     now = a_run(tmp_path, "20261122-020000")
-    found = [night.run for night in earlier(now)]
+    found = [night.run for night in past_runs(now)]
     assert found == ["20261118-020000", "20261119-020000", "20261120-020000-2"]
-    assert [night.run for night in earlier(now, most=1)] == ["20261120-020000-2"]
+    assert [night.run for night in past_runs(now, most=1)] == ["20261120-020000-2"]

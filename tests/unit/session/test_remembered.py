@@ -11,7 +11,13 @@ from preflight.fleet.model import Fleet, Host
 from preflight.run.expected_verdicts import Settings
 from preflight.run.measured import Measured, NoProgress
 from preflight.run.run import Run
-from preflight.session.stored_run import fine_subjects, found_in, night_of, numbers_of, serial_of
+from preflight.session.stored_run import (
+    fine_subjects,
+    night_of,
+    numbers_of,
+    report_findings,
+    serial_of,
+)
 from preflight.verdict import Verdict, fail, flaky, not_run, ok, unknown, warn
 from tests.unit.burn.builders import burned
 from tests.unit.facts.builders import facts, gpus
@@ -39,7 +45,7 @@ def test_pairs_of_one_culprit_are_one_finding() -> None:
         _pair("h1", "h3", _bad("h1 is slow: 1 GB/s, 40 expected", blame="h1")),
         _pair("h2", "h3", ok("40 GB/s")),
     ]
-    (one,) = found_in(entries, KNOWN)
+    (one,) = report_findings(entries, KNOWN)
     assert (one.check, one.about, one.outcome) == ("fabric.allreduce", "h1", "fail")
     assert (one.sentence, one.nodes, one.is_node_or_pair) == (
         "h1 is slow: 1 GB/s, 40 expected",
@@ -64,19 +70,19 @@ def test_a_path_or_a_switch_is_a_component_too(
     verdict: Verdict, about: str, nodes: tuple[str, ...], *, own: bool
 ) -> None:
     """What is no node and no pair is kept for this fleet alone."""
-    (one,) = found_in([_pair("h1", "h2", verdict)], KNOWN)
+    (one,) = report_findings([_pair("h1", "h2", verdict)], KNOWN)
     assert (one.about, one.nodes, one.is_node_or_pair) == (about, nodes, own)
 
 
 def test_a_verdict_on_the_fleet_names_some_and_clears_the_others() -> None:
     """But nobody whom it did not look at, and nobody at all where it names none."""
     odd = warn("h2 has another kernel", advice="x", culprits=("h2",), not_looked_at={"h3": "down"})
-    (one,) = found_in([_fleet(odd)], KNOWN)
+    (one,) = report_findings([_fleet(odd)], KNOWN)
     assert (one.about, one.nodes) == ("h2", ("h2",))
     assert fine_subjects([_fleet(odd)], KNOWN) == {"software.drift": {"h1"}}
     assert fine_subjects([_fleet(ok("alike"))], KNOWN) == {"software.drift": {*KNOWN, "fleet:all"}}
     assert fine_subjects([_fleet(_bad("all differ"))], KNOWN) == {}
-    assert list(found_in([_fleet(not_run("no driver"))], KNOWN)) == []
+    assert list(report_findings([_fleet(not_run("no driver"))], KNOWN)) == []
 
 
 @pytest.mark.parametrize(
