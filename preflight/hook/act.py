@@ -27,9 +27,9 @@ from preflight.core.files import (
 )
 from preflight.core.trust import who_may_change
 from preflight.errors import UsageError
-from preflight.hook.decision import DecisionInput, cause_of, decide, has_own_drain, is_ours
+from preflight.hook.decision import DecisionInput, cause_of, decide, has_own_drain, is_own_reason
 from preflight.hook.hook_values import Decision, DrainRecord, Tokens, now
-from preflight.hook.slurm import Slurm, SlurmError, answer_of
+from preflight.hook.slurm import Slurm, SlurmError, run_program
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -43,18 +43,18 @@ FOLDER_S: Final = 2.0
 """How long a shared file system may take to answer."""
 
 
-def allowed(config: BreakerConfig, sizes: Mapping[str, int], job: str, own: Sequence[str]) -> int:
+def quota(config: BreakerConfig, sizes: Mapping[str, int], job: str, node: Sequence[str]) -> int:
     """How many drains are allowed: the greater of a number and a share of the partition.
 
-    The partition is the job's, else the node's smallest.
+    `job`: the job's partition; without one, the smallest of `node`, the node's partitions, counts.
     """
-    counts = [sizes[name] for name in ((job,) if job in sizes else own) if name in sizes]
+    counts = [sizes[name] for name in ((job,) if job in sizes else node) if name in sizes]
     share = floor(config.most_share * min(counts)) if counts else 0
     return max(config.most_nodes, share)
 
 
-def ask_folder(folder: Path, node: str, most: int, window_s: float, until_s: float) -> Tokens:
-    """Take the next token in a shared folder, if fewer than `most` nodes hold one.
+def ask_folder(folder: Path, node: str, limit: int, window_s: float, until_s: float) -> Tokens:
+    """Take the next token in a shared folder, if fewer than `limit` nodes hold one.
 
     A process of its own does it: the file system may hang.
     """
@@ -64,7 +64,7 @@ def ask_folder(folder: Path, node: str, most: int, window_s: float, until_s: flo
     libraries = os.environ.get("LD_LIBRARY_PATH")
     environ = {"LD_LIBRARY_PATH": libraries} if libraries else {}
     try:
-        answer = answer_of([*words, str(most), str(window_s)], environ, until_s)
+        answer = run_program([*words, str(limit), str(window_s)], environ, until_s)
     except OSError as error:
         return Tokens(granted=False, trouble=f"cannot start {sys.executable}: {error.strerror}")
     if answer is None:
@@ -76,14 +76,14 @@ def ask_folder(folder: Path, node: str, most: int, window_s: float, until_s: flo
         return Tokens(granted=False, trouble=f"{folder}: {error_text}")
 
 
-class BySlurm:
+class SlurmBreaker:
     """Counts the nodes that preflight drained within the window."""
 
     def __init__(self, slurm: Slurm, window_s: float) -> None:
         self._slurm = slurm
         self._window_s = window_s
 
-    def ask(self, node: str, most: int) -> Tokens:
+    def ask(self, node: str, limit: int) -> Tokens:
         """Count the other nodes; several nodes that ask at once may all be granted a drain.
 
         Where the controller gives no time, each drain by preflight counts, however old: it is safer
@@ -94,13 +94,13 @@ class BySlurm:
             others = {row.node for row in self._recent(self._slurm.reasons(node), now_s)} - {node}
         except SlurmError as error:
             return Tokens(granted=False, trouble=str(error))
-        granted = len(others) < most
+        granted = len(others) < limit
         if now_s is None and not granted:
-            why = f"scontrol show config shows no time, so {len(others)} drains of any age count"
-            return Tokens(granted=False, trouble=f"{why}, and {most} are allowed")
-        return Tokens(granted=granted, used=len(others) + granted, most=most)
+            reason = f"scontrol show config shows no time, so {len(others)} drains of any age count"
+            return Tokens(granted=False, trouble=f"{reason}, and {limit} are allowed")
+        return Tokens(granted=granted, used=len(others) + granted, most=limit)
 
-    def stands(self, node: str, most: int) -> bool:
+    def still_allowed(self, node: str, limit: int) -> bool:
         """Count again after the drain: of nodes that raced, those past the limit resume themselves.
 
         All drains of the same second count as earlier, so that no two nodes each take the other for
@@ -108,20 +108,20 @@ class BySlurm:
         node's drain, which was just set, serves as the current time.
         """
         try:
-            drains = [row for row in self._slurm.reasons(node) if is_ours(row.reason)]
+            drains = [row for row in self._slurm.reasons(node) if is_own_reason(row.reason)]
         except SlurmError:
             return True
         own_s = next((row.time_s for row in drains if row.node == node), None)
         if own_s is None:
             return True
         recent = self._recent(drains, own_s)
-        return sum(row.time_s is None or row.time_s <= own_s for row in recent) <= most
+        return sum(row.time_s is None or row.time_s <= own_s for row in recent) <= limit
 
     def _recent(self, rows: Iterable[NodeReason], now_s: float | None) -> Iterable[NodeReason]:
         """Yield the drains by preflight that are within the window or of unknown age."""
         for row in rows:
             age_s = 0.0 if row.time_s is None or now_s is None else now_s - row.time_s
-            if age_s < self._window_s and is_ours(row.reason):
+            if age_s < self._window_s and is_own_reason(row.reason):
                 yield row
 
 
@@ -129,7 +129,7 @@ NAME: Final = "drained.json"
 _LARGEST = 64 << 10
 
 
-def recall(folder: Path) -> DrainRecord | None:
+def read_record(folder: Path) -> DrainRecord | None:
     """Read this node's recorded drain; None without one, or if others than root may write it."""
     path = folder / NAME
     try:
@@ -140,18 +140,18 @@ def recall(folder: Path) -> DrainRecord | None:
         return None
 
 
-def remember(folder: Path, drained: DrainRecord) -> str:
+def write_record(folder: Path, record: DrainRecord) -> str:
     """Record a drain before Slurm is asked for it; return what went wrong, "" if nothing did."""
     try:
         refuse_untrusted(folder)
-        write_atomically(folder / NAME, msgspec.json.encode(drained))
+        write_atomically(folder / NAME, msgspec.json.encode(record))
     except (OSError, UsageError) as error:
-        why = reason_of(error)
-        return f"cannot write {folder / NAME} ({why}), so preflight will not resume the node"
+        reason = reason_of(error)
+        return f"cannot write {folder / NAME} ({reason}), so preflight will not resume the node"
     return ""
 
 
-def forget(folder: Path) -> None:
+def remove_record(folder: Path) -> None:
     """Remove the record: the drain was undone or replaced."""
     with suppress(OSError, UsageError):
         refuse_untrusted(folder)
@@ -177,13 +177,13 @@ def _lock_node(folder: Path, until_s: float) -> Iterator[bool]:
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
             lock = os.open(_LOCK, flags, 0o600, dir_fd=inside)
             stack.callback(os.close, lock)
-            is_free = _take(lock, (time.monotonic() + until_s) / 2)
+            is_free = _try_lock(lock, (time.monotonic() + until_s) / 2)
         except (OSError, UsageError):
             is_free = True
         yield is_free
 
 
-def _take(lock: int, until_s: float) -> bool:
+def _try_lock(lock: int, until_s: float) -> bool:
     while True:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -206,26 +206,27 @@ def act(call: Call, assessment: Assessment, config: HookConfig, until_s: float) 
     """
     with ExitStack() as locks:
         inputs = DecisionInput(call=call, assessment=assessment)
-        return _Acting(config, until_s, locks).run(inputs)
+        return _Runner(config, until_s, locks).run(inputs)
 
 
-class _Acting:
+class _Runner:
     def __init__(self, config: HookConfig, until_s: float, locks: ExitStack) -> None:
         self._config = config
         self._until_s = until_s - _LOG_S
         self._slurm = Slurm(config.slurm_bin, self._until_s)
         self._locks = locks
-        self._most = 0
+        self._limit = 0
 
     def run(self, inputs: DecisionInput) -> Decision:
         """Find out what the decision still needs until it is made; then carry it out."""
-        inputs = self._with_memory(inputs)
+        inputs = self._with_record(inputs)
         while True:
             step = decide(inputs, self._config)
             if step == "state":
                 lock = _lock_node(self._config.state_dir, self._until_s)
                 is_free = self._locks.enter_context(lock)
-                inputs = self._with_state(inputs) if is_free else replace(inputs, unread=_BUSY)
+                busy = replace(inputs, state_trouble=_BUSY)
+                inputs = self._with_state(inputs) if is_free else busy
             elif step == "token":
                 inputs = replace(inputs, tokens=self._token(inputs))
             elif step.action == "drain":
@@ -235,25 +236,25 @@ class _Acting:
             else:
                 return step
 
-    def _with_memory(self, inputs: DecisionInput) -> DecisionInput:
-        record = recall(self._config.state_dir)
+    def _with_record(self, inputs: DecisionInput) -> DecisionInput:
+        record = read_record(self._config.state_dir)
         age_s = record.at.age_s() if record is not None else 0.0
         stood_s = now().up_s if age_s is None else age_s  # rebooted since
-        return replace(inputs, drained=record, stood_s=stood_s)
+        return replace(inputs, record=record, record_age_s=stood_s)
 
     def _with_state(self, inputs: DecisionInput) -> DecisionInput:
         """Ask for the node's state; forget a drain that an operator undid or edited.
 
         First read the stored drain again: another hook of this node may have changed it meanwhile.
         """
-        inputs = self._with_memory(inputs)
+        inputs = self._with_record(inputs)
         try:
             state = self._slurm.node(inputs.assessment.node)
         except SlurmError as error:
-            return replace(inputs, unread=str(error))
-        if inputs.drained is not None and not has_own_drain(state, inputs.drained):
-            forget(self._config.state_dir)
-            inputs = replace(inputs, drained=None)
+            return replace(inputs, state_trouble=str(error))
+        if inputs.record is not None and not has_own_drain(state, inputs.record):
+            remove_record(self._config.state_dir)
+            inputs = replace(inputs, record=None)
         return replace(inputs, state=state)
 
     def _token(self, inputs: DecisionInput) -> Tokens:
@@ -264,13 +265,13 @@ class _Acting:
             sizes = self._slurm.sizes() if config.most_share else {}
         except SlurmError:
             sizes = {}  # the number alone counts then, which is the smaller
-        own = inputs.state.partitions if inputs.state is not None else ()
-        self._most = allowed(config, sizes, inputs.call.partition, own)
+        partitions = inputs.state.partitions if inputs.state is not None else ()
+        self._limit = quota(config, sizes, inputs.call.partition, partitions)
         node = inputs.assessment.node
         if config.directory is not None:
             folder, window_s = config.directory, config.window_s
-            return ask_folder(folder, node, self._most, window_s, self._until_s)
-        return BySlurm(self._slurm, config.window_s).ask(node, self._most)
+            return ask_folder(folder, node, self._limit, window_s, self._until_s)
+        return SlurmBreaker(self._slurm, config.window_s).ask(node, self._limit)
 
     def _drain(self, step: Decision, inputs: DecisionInput) -> Decision:
         """Drain by scontrol; where that fails, the prolog's own failure drains the node."""
@@ -284,7 +285,7 @@ class _Acting:
             at=now(),
             heals=cause.heals,
         )
-        unsaved = remember(self._config.state_dir, record)
+        unsaved = write_record(self._config.state_dir, record)
         try:
             self._slurm.drain(node, step.reason)
         except SlurmError as error:
@@ -294,20 +295,21 @@ class _Acting:
             return Decision(action="withheld", exit_code=0, log=log)
         config = self._config.breaker if inputs.tokens is not None else None
         # Tokens of a folder are exact.
-        counts = BySlurm(self._slurm, config.window_s) if config and not config.directory else None
-        if counts is not None and not counts.stands(node, self._most):
-            return self._step_back(inputs, cause.reason)
+        if config and not config.directory:
+            breaker = SlurmBreaker(self._slurm, config.window_s)
+            if not breaker.still_allowed(node, self._limit):
+                return self._undo_drain(inputs, cause.reason)
         return replace(step, log=f"{step.log}; {unsaved}") if unsaved else step
 
-    def _step_back(self, inputs: DecisionInput, reason: str) -> Decision:
+    def _undo_drain(self, inputs: DecisionInput, reason: str) -> Decision:
         node = inputs.assessment.node
-        log = f"many nodes were drained at once, {self._most} are allowed; found {reason}"
+        log = f"many nodes were drained at once, {self._limit} are allowed; found {reason}"
         try:
             self._slurm.undrain(node)
         except SlurmError as error:
             log = f"drain {node}: {log}; {error}"
             return Decision(action="drain", exit_code=1, reason=reason, log=log)
-        forget(self._config.state_dir)
+        remove_record(self._config.state_dir)
         return Decision(action="withheld", exit_code=0, log=f"drained and resumed {node}: {log}")
 
     def _undrain(self, step: Decision, inputs: DecisionInput) -> Decision:
@@ -316,5 +318,5 @@ class _Acting:
         except SlurmError as error:
             log = f"not resumed {inputs.assessment.node}: {error}"
             return Decision(action="withheld", exit_code=0, log=log)
-        forget(self._config.state_dir)
+        remove_record(self._config.state_dir)
         return step

@@ -26,11 +26,11 @@ _PARENT: Final[list[int]] = []
 """Pid of the process that logs what this one does; empty where this one logs it itself."""
 
 
-def bind(parent: int) -> None:
+def end_with_parent(parent: int) -> None:
     """Have the kernel send SIGTERM when `parent`, a pid, ends; exit now if it has ended."""
     _PARENT[:] = [parent]
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-    if (ask := _asking(signal.SIGTERM)) is not None:
+    if (ask := _signal_request(signal.SIGTERM)) is not None:
         ask()
     if orphaned():  # it ended between our fork and the lines above
         os._exit(0)
@@ -41,12 +41,12 @@ def orphaned() -> bool:
     return bool(_PARENT) and os.getppid() != _PARENT[0]
 
 
-def leash() -> Callable[[], None] | None:
+def kill_with_parent() -> Callable[[], None] | None:
     """Return a preexec function: the kernel kills that program when this process ends.
 
     The function imports and looks up nothing: it runs between fork and exec.
     """
-    ask, parent = _asking(signal.SIGKILL), os.getpid()
+    ask, parent = _signal_request(signal.SIGKILL), os.getpid()
     if ask is None:
         return None
 
@@ -58,7 +58,7 @@ def leash() -> Callable[[], None] | None:
     return begin
 
 
-def _asking(number: signal.Signals) -> Callable[[], object] | None:
+def _signal_request(number: signal.Signals) -> Callable[[], object] | None:
     """Return a call that requests this signal at the parent's end; None without ctypes."""
     try:
         import ctypes
@@ -114,7 +114,7 @@ def end_probe() -> None:
 HEALTHY, UNHEALTHY, UNJUDGED = 0, 1, 2
 
 
-SHARE_S: Final = 0.5
+RESERVE_S: Final = 0.5
 """Part of the budget reserved to end the child and to log that."""
 
 
@@ -141,10 +141,10 @@ _SEVERITIES: Final[dict[Level, int]] = {"error": 3, "warning": 4, "info": 6}
 """Facility and severities of RFC 3164."""
 
 
-def say(text: str, level: Level = "warning", to: str = "syslog", device: str = SYSLOG) -> None:
+def say(text: str, level: Level = "warning", log: str = "syslog", device: str = SYSLOG) -> None:
     """Write one line to syslog, or to standard error where there is none. Never raises."""
     line = one_line(text)
-    if to == "syslog" and _syslog(line, level, device):
+    if log == "syslog" and _syslog(line, level, device):
         return
     with contextlib.suppress(OSError, ValueError):
         os.write(2, f"preflight: {line}\n".encode("ascii", "replace"))
@@ -164,10 +164,10 @@ def _syslog(line: str, level: Level, device: str) -> bool:
     """
     head = f"<{_DAEMON | _SEVERITIES[level]}>preflight[{os.getpid()}]: "
     try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as out:
-            out.settimeout(WAIT_S)
-            out.connect(device)
-            out.send((head + line).encode("ascii", "replace"))
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as connection:
+            connection.settimeout(WAIT_S)
+            connection.connect(device)
+            connection.send((head + line).encode("ascii", "replace"))
     except OSError:
         return False
     return True

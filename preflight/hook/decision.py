@@ -31,56 +31,56 @@ PREFIX: Final = "pf:"
 LONGEST: Final = 120
 
 _JOB_LONGEST, _CHECK_LONGEST = 24, 48
-_ASKED: Final[dict[Occasion, str]] = {"prolog": "prolog", "healthcheck": "health check"}
+_OCCASION_WORDS: Final[dict[Occasion, str]] = {"prolog": "prolog", "healthcheck": "health check"}
 _NOT_IN_A_JOB = re.compile(r"[^0-9A-Za-z_+.]")
 _NOT_IN_A_CHECK = re.compile(r"[^0-9a-z_.]")
-_PLAINER = str.maketrans(
+_REPLACED = str.maketrans(
     {"=": ":", ",": ";", '"': "", "'": "", "`": "", "\\": "/", "\u00d7": "x", "\u00b5": "u"}
     | dict.fromkeys("\u2013\u2014\u2212", "-")
 )
 """No quotes, `=` or `,`: scripts split the output of sinfo and scontrol at these."""
 
-_OURS = re.compile(
+_REASON_FORM = re.compile(
     r"pf:[0-9a-z_]+(?:\.[0-9a-z_]+)+ .+ "
     r"\[(?:node|preflight)\] (?:job [0-9A-Za-z_+.]+|prolog|health check)"
 )
 
 
-def compose(
-    check: str, sentence: str, job: str = "", *, whose: str = "node", occasion: Occasion = "prolog"
+def drain_reason(
+    check: str, sentence: str, job: str = "", *, blame: str = "node", occasion: Occasion = "prolog"
 ) -> str:
     """Join check, sentence and job into at most 120 printable ASCII characters.
 
     `pf:gpu.count 7 of 8 GPUs answer [node] job 81723`. Where the sentence is too long, its end is
-    cut: sentences begin with the number that was seen. `whose`: `node`, or `preflight` for its own
-    error. Without a job, the reason ends with the occasion.
+    cut: sentences begin with the number that was seen. `blame`: `node`, or `preflight` for an
+    error of preflight. Without a job, the reason ends with the occasion.
     """
     start = f"{PREFIX}{_NOT_IN_A_CHECK.sub('_', check.lower())[:_CHECK_LONGEST]} "
     number = _NOT_IN_A_JOB.sub("", job)[:_JOB_LONGEST]
-    end = f" [{whose}] " + (f"job {number}" if number else _ASKED[occasion])
-    return start + _cut(_plain(sentence), LONGEST - len(start) - len(end)) + end
+    end = f" [{blame}] " + (f"job {number}" if number else _OCCASION_WORDS[occasion])
+    return start + _cut(_ascii(sentence), LONGEST - len(start) - len(end)) + end
 
 
-def is_ours(reason: str) -> bool:
+def is_own_reason(reason: str) -> bool:
     """Whether preflight wrote a reason, and no one has edited it."""
-    return len(reason) <= LONGEST and _OURS.fullmatch(reason) is not None
+    return len(reason) <= LONGEST and _REASON_FORM.fullmatch(reason) is not None
 
 
-def _plain(sentence: str) -> str:
-    ascii_only = sentence.translate(_PLAINER).encode("ascii", "replace").decode()
-    shown = "".join(char if char.isprintable() else " " for char in ascii_only)
-    return " ".join(shown.split()) or "no detail"
+def _ascii(sentence: str) -> str:
+    ascii_only = sentence.translate(_REPLACED).encode("ascii", "replace").decode()
+    printable = "".join(char if char.isprintable() else " " for char in ascii_only)
+    return " ".join(printable.split()) or "no detail"
 
 
 def _cut(words: str, room: int) -> str:
     if len(words) <= room:
         return words
-    short = words[: max(room - 2, 1)]
-    whole = short.rpartition(" ")[0] if " " in short[room // 2 :] else short
-    return f"{whole.rstrip(' ;:.')}.."
+    start = words[: max(room - 2, 1)]
+    words_kept = start.rpartition(" ")[0] if " " in start[room // 2 :] else start
+    return f"{words_kept.rstrip(' ;:.')}.."
 
 
-_SHOWN = 4
+_MOST_LISTED = 4
 
 
 def advice_suffix(advice: str) -> str:
@@ -94,18 +94,18 @@ def notes(assessment: Assessment) -> str:
     if assessment.trouble:
         # With a full disk, this line is the only record of the findings.
         text = f"could not check {assessment.node}: {assessment.trouble}"
-        return f"{text}; found before: {_some(findings)}" if findings else text
+        return f"{text}; found before: {_list_first(findings)}" if findings else text
     checks: dict[str, list[str]] = {}
     for row in assessment.unknown:
         checks.setdefault(row.why, []).append(row.check)
-    unknown = [f"{_some(check_ids, ', ')} unknown: {why}" for why, check_ids in checks.items()]
-    text = _some(findings + unknown)
+    unknown = [f"{_list_first(ids, ', ')} unknown: {why}" for why, ids in checks.items()]
+    text = _list_first(findings + unknown)
     return f"{assessment.node}: {text}" if text else ""
 
 
-def _some(texts: list[str], between: str = "; ") -> str:
-    more = f"{between}and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else ""
-    return f"{between.join(texts[:_SHOWN])}{more}"
+def _list_first(texts: list[str], separator: str = "; ") -> str:
+    more = f"{separator}and {len(texts) - _MOST_LISTED} more" if len(texts) > _MOST_LISTED else ""
+    return f"{separator.join(texts[:_MOST_LISTED])}{more}"
 
 
 def _finding(row: Finding) -> str:
@@ -136,12 +136,12 @@ class DecisionInput(Struct, frozen=True, kw_only=True):
 
     call: Call
     assessment: Assessment
-    drained: DrainRecord | None = None
+    record: DrainRecord | None = None
     """The drain of this node that preflight recorded."""
-    stood_s: float = 0.0
+    record_age_s: float = 0.0
     """Minimum age of that drain."""
     state: NodeState | None = None
-    unread: str = ""
+    state_trouble: str = ""
     """Why the state could not be read; "" where it was read, or not asked for."""
     tokens: Tokens | None = None
 
@@ -164,12 +164,12 @@ def decide(inputs: DecisionInput, config: HookConfig) -> Decision | Ask:
     cause = cause_of(inputs)
     if cause is None:
         return _resume(inputs, config)
-    if why := only_observing(config):
+    if why := why_observing(config):
         return _leave_alone(
             "observe", f"would drain {inputs.assessment.node}: {cause.reason} ({why})"
         )
     if inputs.state is None:
-        return _drain_unread(inputs, cause) if inputs.unread else "state"
+        return _without_state(inputs, cause) if inputs.state_trouble else "state"
     return _drain(cause, inputs, inputs.state)
 
 
@@ -180,34 +180,34 @@ def cause_of(inputs: DecisionInput) -> Cause | None:
     `--fail-closed` it is a cause if there is no such finding.
     """
     call, assessment = inputs.call, inputs.assessment
-    blamed = [
+    faults = [
         finding
         for finding in assessment.findings
         if finding.drains and not finding.user and finding.outcome is Outcome.FAIL
     ]
-    if not blamed:
-        why = call.fail_closed and (assessment.trouble or _silence(assessment))
-        if not why:
+    if not faults:
+        trouble = call.fail_closed and (assessment.trouble or _why_no_result(assessment))
+        if not trouble:
             return None
-        reason = compose(OWN_FAULT, why, call.job, whose="preflight")
+        reason = drain_reason(OWN_FAULT, trouble, call.job, blame="preflight")
         return Cause(check=OWN_FAULT, reason=reason, heals=True)
-    first = min(blamed, key=lambda finding: finding.heals)
+    chosen = min(faults, key=lambda finding: finding.heals)
     return Cause(
-        check=first.check,
-        reason=compose(first.check, first.sentence, call.job, occasion=call.occasion),
-        heals=first.heals,
-        advice=first.advice,
+        check=chosen.check,
+        reason=drain_reason(chosen.check, chosen.sentence, call.job, occasion=call.occasion),
+        heals=chosen.heals,
+        advice=chosen.advice,
     )
 
 
-def _silence(assessment: Assessment) -> str:
+def _why_no_result(assessment: Assessment) -> str:
     """Return why no check has a result; "" where at least one has."""
     if assessment.findings or assessment.passed or not assessment.unknown:
         return ""
     return assessment.unknown[0].why
 
 
-def only_observing(config: HookConfig) -> str:
+def why_observing(config: HookConfig) -> str:
     """Return why the hook only observes; "" where it enforces drains."""
     breaker = config.breaker
     if not config.enforce:
@@ -217,26 +217,26 @@ def only_observing(config: HookConfig) -> str:
     return ""
 
 
-def held_by(state: NodeState) -> str:
+def other_holder(state: NodeState) -> str:
     """Return what else has taken the node out of service; "" if the hook may change it."""
-    strange = state.states - _IN_USE - {_DRAIN}
-    if strange or not state.states:
+    foreign = state.states - _IN_USE - {_DRAIN}
+    if foreign or not state.states:
         return f"its state in the scheduler is {'+'.join(sorted(state.states)) or 'unknown'}"
-    if state.reason and not is_ours(state.reason):
+    if state.reason and not is_own_reason(state.reason):
         return f"its reason {state.reason[:80]!a} was not set by preflight"
     return ""
 
 
 def _drain(cause: Cause, inputs: DecisionInput, state: NodeState) -> Decision | Ask:
-    node, holder = inputs.assessment.node, held_by(state)
+    node, holder = inputs.assessment.node, other_holder(state)
     if _DRAIN in state.states:
-        return _already_out(cause, inputs, state, holder)
+        return _keep_drained(cause, inputs, state, holder)
     if holder:
         return _leave_alone("withheld", f"left alone {node}: {holder}; found {cause.reason}")
     if inputs.tokens is None:
         return "token"
     if not inputs.tokens.granted:
-        closed = _closed(inputs.tokens)
+        closed = _breaker_words(inputs.tokens)
         return _leave_alone("withheld", f"not drained {node}: {closed}; found {cause.reason}")
     share = f"drain {inputs.tokens.used} of {inputs.tokens.most} in the window"
     return Decision(
@@ -247,14 +247,14 @@ def _drain(cause: Cause, inputs: DecisionInput, state: NodeState) -> Decision | 
     )
 
 
-def _already_out(cause: Cause, inputs: DecisionInput, state: NodeState, holder: str) -> Decision:
+def _keep_drained(cause: Cause, inputs: DecisionInput, state: NodeState, holder: str) -> Decision:
     """The node is drained already: the drain stays, and the prolog keeps its job away.
 
     A lasting cause replaces a drain by preflight that would have healed. The health check, which
     runs every few minutes, logs nothing new.
     """
-    node, own = inputs.assessment.node, inputs.drained
-    if not holder and own is not None and has_own_drain(state, own) and own.heals > cause.heals:
+    node, old = inputs.assessment.node, inputs.record
+    if not holder and old is not None and has_own_drain(state, old) and old.heals > cause.heals:
         return Decision(
             action="drain",
             exit_code=1,
@@ -267,60 +267,62 @@ def _already_out(cause: Cause, inputs: DecisionInput, state: NodeState, holder: 
     )
 
 
-def _drain_unread(inputs: DecisionInput, cause: Cause) -> Decision | Ask:
+def _without_state(inputs: DecisionInput, cause: Cause) -> Decision | Ask:
     """The state could not be read: an operator may hold the node, so the hook leaves it alone.
 
     With `--fail-closed` the prolog fails, within the breaker's limit: the scheduler itself then
     drains the node, and keeps an existing reason.
     """
-    outcome = f"{inputs.assessment.node}: {inputs.unread}; found {cause.reason}"
+    words = f"{inputs.assessment.node}: {inputs.state_trouble}; found {cause.reason}"
     if not inputs.call.fail_closed:
-        return _leave_alone("withheld", f"not drained {outcome}")
+        return _leave_alone("withheld", f"not drained {words}")
     if inputs.tokens is None:
         return "token"
     if not inputs.tokens.granted:
-        return _leave_alone("withheld", f"not drained {outcome}; {_closed(inputs.tokens)}")
-    return _leave_alone("none", f"kept the job from {outcome}", exit_code=1)
+        return _leave_alone("withheld", f"not drained {words}; {_breaker_words(inputs.tokens)}")
+    return _leave_alone("none", f"kept the job from {words}", exit_code=1)
 
 
-def has_own_drain(state: NodeState, own: DrainRecord) -> bool:
+def has_own_drain(state: NodeState, record: DrainRecord) -> bool:
     """Whether the node still has the drain that preflight set, unedited."""
-    return _DRAIN in state.states and state.reason == own.reason and is_ours(own.reason)
+    return _DRAIN in state.states and state.reason == record.reason and is_own_reason(record.reason)
 
 
 def _resume(inputs: DecisionInput, config: HookConfig) -> Decision | Ask:
     """Undo only a drain that preflight set and whose cause has healed."""
-    own, node = inputs.drained, inputs.assessment.node
-    quiet = _leave_alone("none", notes(inputs.assessment))
-    if own is None or not _healed(own, inputs, config):
-        return quiet
-    if why := only_observing(config):
-        return _leave_alone("observe", f"would resume {node}: {own.check} passes again ({why})")
+    record, node = inputs.record, inputs.assessment.node
+    unchanged = _leave_alone("none", notes(inputs.assessment))
+    if record is None or not _has_healed(record, inputs, config):
+        return unchanged
+    if why := why_observing(config):
+        return _leave_alone("observe", f"would resume {node}: {record.check} passes again ({why})")
     if inputs.state is None:
-        return quiet if inputs.unread else "state"
-    if not has_own_drain(inputs.state, own) or held_by(inputs.state):
-        return quiet
-    return Decision(action="undrain", exit_code=0, log=f"resume {node}: {own.check} passes again")
+        return unchanged if inputs.state_trouble else "state"
+    if not has_own_drain(inputs.state, record) or other_holder(inputs.state):
+        return unchanged
+    log = f"resume {node}: {record.check} passes again"
+    return Decision(action="undrain", exit_code=0, log=log)
 
 
-def _healed(own: DrainRecord, inputs: DecisionInput, config: HookConfig) -> bool:
+def _has_healed(record: DrainRecord, inputs: DecisionInput, config: HookConfig) -> bool:
     assessment = inputs.assessment
-    again = bool(assessment.passed) if own.check == OWN_FAULT else own.check in assessment.passed
-    bad = any(finding.drains and finding.makes_not_ready for finding in assessment.findings)
+    passed = assessment.passed
+    passes = bool(passed) if record.check == OWN_FAULT else record.check in passed
+    has_fault = any(finding.drains and finding.makes_not_ready for finding in assessment.findings)
     # A GPU that cannot be opened just now may be the faulty one: the others prove nothing.
     gpus_unknown = any(row.check == "gpu.count" for row in assessment.unknown)
     return (
         inputs.call.occasion == "healthcheck"
-        and own.heals
-        and again
-        and not bad
-        and not (gpus_unknown and own.check.startswith("gpu."))
+        and record.heals
+        and passes
+        and not has_fault
+        and not (gpus_unknown and record.check.startswith("gpu."))
         and not assessment.trouble
-        and inputs.stood_s >= config.undrain_after_s
+        and inputs.record_age_s >= config.undrain_after_s
     )
 
 
-def _closed(tokens: Tokens) -> str:
+def _breaker_words(tokens: Tokens) -> str:
     if tokens.trouble:
         return f"the breaker did not answer: {tokens.trouble}"
     return (

@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
 
 from preflight.hook.child import (
     HEALTHY,
-    SHARE_S,
+    RESERVE_S,
     UNHEALTHY,
     UNJUDGED,
     HookResult,
     begin_probe,
-    bind,
     end_probe,
+    end_with_parent,
     say,
 )
 
@@ -55,13 +55,13 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     words = list(sys.argv[1:] if argv is None else argv)
     code = UNJUDGED if "--plain" in words else int("--fail-closed" in words)
     try:
-        _fill_standard()
+        _open_standard()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # blocked while this was loaded
-        code = _guarded(words)
-    except SystemExit as left:
+        code = _run_guarded(words)
+    except SystemExit as exit_request:
         # argparse: 0 is --help. A wrong option in a prolog's script must not empty the fleet.
-        code = HEALTHY if left.code in (0, None) else code
-        if left.code not in (0, None):
+        code = HEALTHY if exit_request.code in (0, None) else code
+        if exit_request.code not in (0, None):
             _log_error(f"wrong usage: this node was not checked; preflight {words[0]} --help")
     except KeyboardInterrupt:
         _log_error("interrupted: this node was not checked")
@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     os._exit(code)
 
 
-def _guarded(words: Sequence[str]) -> int:
+def _run_guarded(words: Sequence[str]) -> int:
     began = time.monotonic()
     from preflight.hook.arguments import parse_options
 
@@ -107,19 +107,19 @@ def _run_child(
     received = bytearray()
     try:
         while len(received) <= _LARGEST:
-            left_s = max(0.0, began + settings.budget_s - SHARE_S - time.monotonic())
+            left_s = max(0.0, began + settings.budget_s - RESERVE_S - time.monotonic())
             # After a pause of the machine the time may be up while output is waiting: read it.
             if not select.select([read_end], [], [], left_s)[0]:
                 return settings, None, f"it did not finish within {settings.budget_s:g} s"
-            part = os.read(read_end, 1 << 16)
-            if not part:
+            chunk = os.read(read_end, 1 << 16)
+            if not chunk:
                 return settings, *_parse_result(bytes(received))
-            received += part
+            received += chunk
             settings = _parse_settings(bytes(received), settings)
         return settings, None, f"its child wrote more than {_LARGEST >> 20} MiB"
     finally:
         os.close(read_end)
-        _end(pid)
+        _end_child(pid)
 
 
 def _parse_settings(received: bytes, defaults: Settings) -> Settings:
@@ -136,9 +136,9 @@ def _parse_settings(received: bytes, defaults: Settings) -> Settings:
 
 def _parse_result(received: bytes) -> tuple[HookResult | None, str]:
     """Read the result from the last line: only a whole and valid one may keep a job away."""
-    *lines, rest = received.split(b"\n")
+    *lines, incomplete = received.split(b"\n")
     try:
-        if rest or not lines:
+        if incomplete or not lines:
             return None, "its child ended without a result"
         fields = json.loads(lines[-1])
         if "broke" in fields:
@@ -147,8 +147,8 @@ def _parse_result(received: bytes) -> tuple[HookResult | None, str]:
         code, out, log, level = (fields[name] for name in ("code", "out", "log", "level"))
     except (ValueError, KeyError, TypeError, RecursionError):
         return None, "its child ended without a result"
-    sane = type(code) is int and code in (HEALTHY, UNHEALTHY, UNJUDGED)
-    if not (sane and isinstance(out, str) and isinstance(log, str) and level in _LEVELS):
+    is_valid = type(code) is int and code in (HEALTHY, UNHEALTHY, UNJUDGED)
+    if not (is_valid and isinstance(out, str) and isinstance(log, str) and level in _LEVELS):
         return None, "its child returned an invalid result"
     return HookResult(code, out, log, level), ""
 
@@ -161,7 +161,7 @@ def _child_main(words: list[str], began: float, pipe: int, read_end: int, parent
     try:
         gc.disable()  # this process ends in seconds; what it loads is no garbage
         signal.signal(signal.SIGTERM, _exit_child)
-        bind(parent)
+        end_with_parent(parent)
         os.close(read_end)
         os.setsid()
         null = os.open(os.devnull, os.O_RDWR)
@@ -176,9 +176,9 @@ def _child_main(words: list[str], began: float, pipe: int, read_end: int, parent
         from preflight.hook.work import work
 
         result = work(words, began, send_settings)
-        rest = memoryview(json.dumps({_RESULT: result._asdict()}).encode("ascii") + b"\n")
-        while rest:
-            rest = rest[os.write(pipe, rest) :]
+        unsent = memoryview(json.dumps({_RESULT: result._asdict()}).encode("ascii") + b"\n")
+        while unsent:
+            unsent = unsent[os.write(pipe, unsent) :]
     except BaseException as error:  # noqa: BLE001  the child must not go on with the parent's code
         _report_crash(pipe, error)
     finally:
@@ -191,39 +191,39 @@ def _report_crash(pipe: int, error: BaseException) -> None:
         trace = error.__traceback__
         while trace and trace.tb_next:
             trace = trace.tb_next
-        where = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}" if trace else "?"
-        os.write(pipe, json.dumps({"broke": f"{type(error).__name__} at {where}"}).encode() + b"\n")
+        place = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}" if trace else "?"
+        os.write(pipe, json.dumps({"broke": f"{type(error).__name__} at {place}"}).encode() + b"\n")
 
 
 def _exit_child(*_: object) -> NoReturn:
     """Exit, after ending the probe and any running call to the scheduler."""
     with contextlib.suppress(BaseException):
-        bounded = sys.modules.get("preflight.hook.slurm")
-        if bounded is not None:
-            bounded.end_what_runs()
+        slurm = sys.modules.get("preflight.hook.slurm")
+        if slurm is not None:
+            slurm.end_programs()
     with contextlib.suppress(BaseException):
         end_probe()
     with contextlib.suppress(BaseException):
-        pipes = sys.modules.get("preflight.core.remote_command")
-        if pipes is not None:
-            pipes.end_leftover_commands()  # as atexit would
+        remote_command = sys.modules.get("preflight.core.remote_command")
+        if remote_command is not None:
+            remote_command.end_leftover_commands()  # as atexit would
     os._exit(0)
 
 
-def _fill_standard() -> None:
+def _open_standard() -> None:
     """Open missing standard descriptors, so that no pipe gets one of their numbers."""
     while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:  # noqa: PLR2004  standard error
         pass
     os.close(opened)
 
 
-def _end(pid: int) -> None:
+def _end_child(pid: int) -> None:
     """End the child, but do not wait for one that hangs in the kernel."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(OSError):
             os.kill(pid, number)
-        until = time.monotonic() + SHARE_S / 2
-        while time.monotonic() < until:
+        until_s = time.monotonic() + RESERVE_S / 2
+        while time.monotonic() < until_s:
             with contextlib.suppress(OSError):
                 if os.waitpid(pid, os.WNOHANG)[0]:
                     return

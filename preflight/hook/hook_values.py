@@ -28,8 +28,8 @@ class Moment(Struct, frozen=True):
 
     def age_s(self) -> float | None:
         """Seconds since this moment; None if the machine was rebooted since."""
-        here = now()
-        return here.up_s - self.up_s if here.boot_id == self.boot_id else None
+        moment = now()
+        return moment.up_s - self.up_s if moment.boot_id == self.boot_id else None
 
 
 def now() -> Moment:

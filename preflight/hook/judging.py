@@ -98,15 +98,15 @@ def save_look(folder: Path, saw: Mapping[str, bool]) -> None:
     `saw`: whether this look saw a check's fault. The record of a check that is not in it stays: its
     state is unknown.
     """
-    for check_id, bad in saw.items():
+    for check_id, has_fault in saw.items():
         path = folder / FILES[check_id]
-        if bad:
+        if has_fault:
             refuse_untrusted(folder)
-            age_s, here = _age_s(path), now()
+            age_s, moment = _age_s(path), now()
             if age_s is None or age_s >= APART_S:
                 # After a second look each later one counts, however soon.
-                up_s = here.up_s - (APART_S if age_s else 0)
-                write_atomically(path, msgspec.json.encode(Moment(here.boot_id, up_s)))
+                up_s = moment.up_s - (APART_S if age_s else 0)
+                write_atomically(path, msgspec.json.encode(Moment(moment.boot_id, up_s)))
         elif os.path.lexists(path):
             refuse_untrusted(folder)
             with suppress(FileNotFoundError):  # another hook that saw the same was quicker
@@ -116,10 +116,10 @@ def save_look(folder: Path, saw: Mapping[str, bool]) -> None:
 def _age_s(path: Path) -> float | None:
     """Seconds since the recorded look; None without one, or where it is too old to count."""
     try:
-        then = msgspec.json.decode(read_trusted(path, _LARGEST_LOOK), type=Moment)
+        look = msgspec.json.decode(read_trusted(path, _LARGEST_LOOK), type=Moment)
     except (UsageError, ValueError, RecursionError):
         return None
-    age_s = then.age_s()
+    age_s = look.age_s()
     return age_s if age_s is not None and 0 <= age_s <= IN_A_ROW_S else None
 
 
@@ -133,7 +133,7 @@ OF_DRIVER: Final = (HUNG, SLOW)
 NO_ANSWER: Final = "no answer in time"
 """The probe's text for a section that it could not read in time."""
 
-_BAD: Final = (Outcome.FAIL, Outcome.FLAKY, Outcome.WARN)
+_PROBLEMS: Final = (Outcome.FAIL, Outcome.FLAKY, Outcome.WARN)
 
 
 class _CheckResult(Struct, frozen=True, kw_only=True):
@@ -153,24 +153,22 @@ class _CheckResult(Struct, frozen=True, kw_only=True):
 def judge(
     registry: Registry,
     fleet: Fleet,
-    whole: Facts,
-    view: View,
-    ends: float,
+    all_facts: Facts,
+    view: JobView,
+    end_s: float,
     *,
     before: frozenset[str] = frozenset(),
 ) -> tuple[Assessment, dict[str, bool]]:
     """Run every passive check on this node, those of GPUs only on the job's.
 
     Also return whether each check of `FILES` saw its fault this time, where that is known.
-    `ends`: the moment (time.monotonic) after which no check starts. `before`: the checks of `FILES`
-    whose fault the previous look saw.
+    `end_s`: the moment (time.monotonic) after which no check starts. `before`: the checks of
+    `FILES` whose fault the previous look saw.
     """
     (host,) = fleet.hosts
-    own = replace(fleet, hosts=(replace(host, expected=view.expected),))
-    of_node, of_gpus = (
-        _judgement_of(registry, fleet, whole),
-        _judgement_of(registry, own, view.facts),
-    )
+    job_fleet = replace(fleet, hosts=(replace(host, expected=view.expected),))
+    node_judgement = _judgement_of(registry, fleet, all_facts)
+    gpu_judgement = _judgement_of(registry, job_fleet, view.facts)
     results: list[_CheckResult] = []
     saw: dict[str, bool] = {}
     for registered in registry:
@@ -180,14 +178,14 @@ def judge(
         about_gpus = check.id.startswith(OF_GPUS) and check.id not in OF_DRIVER
         if about_gpus and view.unclear:
             results.append(_unjudged(check.id, view.unclear))
-        elif time.monotonic() >= ends:
+        elif time.monotonic() >= end_s:
             results.append(_unjudged(check.id, "no time was left for it", out_of_time=True))
         else:
-            judgement = of_gpus if about_gpus else of_node
-            raw = _run_check(registered, judgement, host.name, ends)
+            judgement = gpu_judgement if about_gpus else node_judgement
+            raw = _run_check(registered, judgement, host.name, end_s)
             twice = check.id in FILES
-            partly = len(view.facts.gpus or ()) < (whole.driver.counted or 0)
-            row = _confirm(raw, check.id, whole.driver, before, partly=partly) if twice else raw
+            partly = len(view.facts.gpus or ()) < (all_facts.driver.counted or 0)
+            row = _confirm(raw, check.id, all_facts.driver, before, partly=partly) if twice else raw
             results.append(row)
             saw |= {check.id: row.saw} if row.saw is not None else {}
     assessment = Assessment(
@@ -207,17 +205,17 @@ def _judgement_of(registry: Registry, fleet: Fleet, facts: Facts) -> Judgement:
 
 
 def _run_check(
-    registered: Registered, judgement: Judgement, name: str, ends: float
+    registered: Registered, judgement: Judgement, name: str, end_s: float
 ) -> _CheckResult:
     check_id = registered.check.id
-    with _alarm(min(CHECK_S, ends - time.monotonic())) as rang:
+    with _alarm(min(CHECK_S, end_s - time.monotonic())) as rang:
         verdict = judgement.verdict(check_id, (name,))
     if rang:
         return _unjudged(check_id, f"its judge took over {CHECK_S:g} s", out_of_time=True)
-    return _results_of(registered, verdict, name)
+    return _check_result(registered, verdict, name)
 
 
-def _results_of(registered: Registered, verdict: Verdict, name: str) -> _CheckResult:
+def _check_result(registered: Registered, verdict: Verdict, name: str) -> _CheckResult:
     check_id, sentence = registered.check.id, verdict.sentence
     if verdict.outcome is Outcome.OK:
         return _CheckResult(passed=(check_id,))
@@ -226,14 +224,14 @@ def _results_of(registered: Registered, verdict: Verdict, name: str) -> _CheckRe
         return _CheckResult(unknown=(broken,), broken=f"{check_id}: {sentence}")
     if verdict.outcome is Outcome.UNKNOWN and not verdict.grant:
         return _unjudged(check_id, sentence, out_of_time=NO_ANSWER in sentence)
-    if verdict.outcome not in _BAD:
+    if verdict.outcome not in _PROBLEMS:
         return _CheckResult()
     passing = verdict.evidence.get("may_pass") is True
     return _CheckResult(findings=(_finding(registered.check, verdict, name),), may_pass=passing)
 
 
 def _finding(check: Check, verdict: Verdict, name: str) -> Finding:
-    here = verdict.blame in ("", name) and set(verdict.culprits) <= {name} and not verdict.suspects
+    local = verdict.blame in ("", name) and set(verdict.culprits) <= {name} and not verdict.suspects
     user = check.user or verdict.evidence.get("user") is True
     gpus = verdict.evidence.get("gpus")
     return Finding(
@@ -241,7 +239,7 @@ def _finding(check: Check, verdict: Verdict, name: str) -> Finding:
         outcome=verdict.outcome,
         sentence=verdict.sentence,
         advice=verdict.advice,
-        drains=check.drains and here and not user and verdict.makes_not_ready,
+        drains=check.drains and local and not user and verdict.makes_not_ready,
         user=user,
         heals=check.heals,
         gpus=tuple(gpus) if isinstance(gpus, list | tuple) else (),
@@ -265,11 +263,11 @@ def _confirm(
         return replace(result, saw=saw)
     (finding,) = result.findings
     if check_id in before:
-        again = replace(finding, sentence=f"{finding.sentence}, as in the previous look")
-        return _CheckResult(findings=(again,), saw=saw)
+        confirmed = replace(finding, sentence=f"{finding.sentence}, as in the previous look")
+        return _CheckResult(findings=(confirmed,), saw=saw)
     late = is_late(driver)
-    more = f"it may take {DRIVER_S:g} s" if late else "it counts as a fault if the next look agrees"
-    return replace(_unjudged(check_id, f"{finding.sentence}; {more}", out_of_time=late), saw=saw)
+    note = f"it may take {DRIVER_S:g} s" if late else "it counts as a fault if the next look agrees"
+    return replace(_unjudged(check_id, f"{finding.sentence}; {note}", out_of_time=late), saw=saw)
 
 
 def _unjudged(check_id: str, why: str, *, out_of_time: bool = False) -> _CheckResult:
@@ -285,7 +283,7 @@ def _alarm(seconds: float) -> Iterator[list[bool]]:
         rang.append(True)
         raise TimeoutError("the judge's time is up")
 
-    before = signal.signal(signal.SIGALRM, ring)
+    old_handler = signal.signal(signal.SIGALRM, ring)
     signal.setitimer(signal.ITIMER_REAL, max(0.01, seconds))
     try:
         yield rang
@@ -294,15 +292,15 @@ def _alarm(seconds: float) -> Iterator[list[bool]]:
             raise
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.signal(signal.SIGALRM, old_handler)
 
 
 VARIABLE: Final = "SLURM_JOB_GPUS"
-_MOST: Final = 1024
-_PART: Final = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?")
+_MOST_GPUS: Final = 1024
+_RANGE: Final = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?")
 
 
-class Share(Struct, frozen=True):
+class JobGpus(Struct, frozen=True):
     """The job's GPUs as the scheduler names them. `ids` is None for all GPUs of the node."""
 
     ids: tuple[int, ...] | None = None
@@ -310,7 +308,7 @@ class Share(Struct, frozen=True):
     """Why it is unknown which GPUs they are; then none is checked."""
 
 
-class View(Struct, frozen=True):
+class JobView(Struct, frozen=True):
     """The node reduced to the job's GPUs."""
 
     facts: Facts
@@ -318,51 +316,51 @@ class View(Struct, frozen=True):
     unclear: str = ""
 
 
-def share_of(environ: Mapping[str, str], config: HookConfig) -> Share:
+def job_gpus(environ: Mapping[str, str], config: HookConfig) -> JobGpus:
     """Read which GPUs a job has; without the variable all, or none with `gpus_by_gres`."""
     text = environ.get(VARIABLE)
     if text is None:
-        return Share(() if config.gpus_by_gres else None)
+        return JobGpus(() if config.gpus_by_gres else None)
     ids: list[int] = []
-    for part in text.strip().split(",") if text.strip() else ():
-        match = _PART.fullmatch(part.strip())
+    for words in text.strip().split(",") if text.strip() else ():
+        match = _RANGE.fullmatch(words.strip())
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, -1)
         # A range that runs backwards would silently mean no GPU, one without an end only some.
-        if not first <= last < _MOST:
-            return Share(unclear=f"{VARIABLE} is {text[:80]!a}, which is not a list of GPUs")
+        if not first <= last < _MOST_GPUS:
+            return JobGpus(unclear=f"{VARIABLE} is {text[:80]!a}, which is not a list of GPUs")
         ids += range(first, last + 1)
-        if len(ids) > _MOST:
-            return Share(unclear=f"{VARIABLE} names more than {_MOST} GPUs")
-    return Share(tuple(dict.fromkeys(ids)))
+        if len(ids) > _MOST_GPUS:
+            return JobGpus(unclear=f"{VARIABLE} names more than {_MOST_GPUS} GPUs")
+    return JobGpus(tuple(dict.fromkeys(ids)))
 
 
-def view(facts: Facts, expected: Expected, share: Share) -> View:
+def job_view(facts: Facts, expected: Expected, job: JobGpus) -> JobView:
     """Leave out other jobs' GPUs. Numbers that fit no GPU of this node are `unclear`."""
-    if share.unclear or share.ids is None:
-        return View(facts, expected, share.unclear)
-    numbers = ",".join(map(str, share.ids))[:80]
+    if job.unclear or job.ids is None:
+        return JobView(facts, expected, job.unclear)
+    numbers = ",".join(map(str, job.ids))[:80]
     if facts.gpus is None:
-        surprise = share.ids and not expected.gpus
+        surprise = job.ids and not expected.gpus
         why = f"{VARIABLE} is {numbers}, and no NVIDIA driver answers here" if surprise else ""
-        return View(facts, expected, why)
+        return JobView(facts, expected, why)
     unnumbered = [gpu for gpu in facts.gpus if gpu.refused("minor")]
     if any(gpu.mig_enabled for gpu in facts.gpus):
         why = (
             f"a GPU is split into MIG instances, which {VARIABLE} does not number as the host does"
         )
-        return View(facts, expected, why)
-    own = tuple(g for g in facts.gpus if g not in unnumbered and _number(g) in share.ids)
-    gone, absent = len(share.ids) - len(own), _absent(facts, expected)
-    if gone == len(unnumbered) and not absent:  # then the job has all GPUs without a number
-        own, gone = tuple(g for g in facts.gpus if g in own or g in unnumbered), 0
-    blind = own and all(gpu.refused("mig_enabled") for gpu in facts.gpus)
-    if (gone and unnumbered) or blind or any(gpu.refused("bus_id") for gpu in own):
-        return View(facts, expected, "NVML does not show at the moment which GPUs are the job's")
-    if gone > absent:
+        return JobView(facts, expected, why)
+    gpus = tuple(g for g in facts.gpus if g not in unnumbered and _number(g) in job.ids)
+    missing, absent = len(job.ids) - len(gpus), _absent(facts, expected)
+    if missing == len(unnumbered) and not absent:  # then the job has all GPUs without a number
+        gpus, missing = tuple(g for g in facts.gpus if g in gpus or g in unnumbered), 0
+    blind = gpus and all(gpu.refused("mig_enabled") for gpu in facts.gpus)
+    if (missing and unnumbered) or blind or any(gpu.refused("bus_id") for gpu in gpus):
+        return JobView(facts, expected, "NVML does not show at the moment which GPUs are the job's")
+    if missing > absent:
         present = ", ".join(str(_number(gpu)) for gpu in facts.gpus) or "none"
-        return View(facts, expected, f"{VARIABLE} is {numbers}, the GPUs here are {present}")
-    return View(
-        _with_only(facts, own, gone, len(share.ids)), replace(expected, gpus=len(share.ids))
+        return JobView(facts, expected, f"{VARIABLE} is {numbers}, the GPUs here are {present}")
+    return JobView(
+        _keep_gpus(facts, gpus, missing, len(job.ids)), replace(expected, gpus=len(job.ids))
     )
 
 
@@ -376,29 +374,29 @@ def _absent(facts: Facts, expected: Expected) -> int:
     return max(facts.driver.counted or 0, expected.gpus or 0, answering) - answering
 
 
-def _with_only(facts: Facts, own: tuple[Gpu, ...], gone: int, count: int) -> Facts:
-    indices = {gpu.index for gpu in own}
-    whole = len(own) == len(facts.gpus or ())
+def _keep_gpus(facts: Facts, gpus: tuple[Gpu, ...], missing: int, count: int) -> Facts:
+    indices = {gpu.index for gpu in gpus}
+    is_whole_node = len(gpus) == len(facts.gpus or ())
     pairs = facts.gpu_pairs
     return replace(
         facts,
-        gpus=own,
+        gpus=gpus,
         gpu_pairs=pairs and tuple(p for p in pairs if p.a in indices and p.b in indices),
         driver=replace(facts.driver, counted=count),
         # nvidia-smi's matrix covers all GPUs: it cannot be compared with some of them.
-        topo_text=facts.topo_text if whole else None,
-        kernel_log=facts.kernel_log and _log_of(facts.kernel_log, facts, own, gone),
-        problems=facts.problems if gone else _problems_of_present(facts),
+        topo_text=facts.topo_text if is_whole_node else None,
+        kernel_log=facts.kernel_log and _job_log(facts.kernel_log, facts, gpus, missing),
+        problems=facts.problems if missing else _present_problems(facts),
     )
 
 
-def _log_of(log: KernelLog, facts: Facts, own: tuple[Gpu, ...], gone: int) -> KernelLog:
+def _job_log(log: KernelLog, facts: Facts, gpus: tuple[Gpu, ...], missing: int) -> KernelLog:
     """Leave out Xids of other jobs' GPUs, and those that these caused on the job's GPUs.
 
     Xids of a missing GPU count for the job if the job lacks a GPU.
     """
-    slots = {slot_of(gpu.bus_id) for gpu in own} | {f"GPU{_number(gpu)}" for gpu in own}
-    slots |= set(missing_slots(facts)) if gone else set()
+    slots = {slot_of(gpu.bus_id) for gpu in gpus} | {f"GPU{_number(gpu)}" for gpu in gpus}
+    slots |= set(missing_slots(facts)) if missing else set()
     foreign = [xid for xid in gpu_faults(log.lines) if xid.slot not in slots]
     lines = tuple(
         line
@@ -410,11 +408,11 @@ def _log_of(log: KernelLog, facts: Facts, own: tuple[Gpu, ...], gone: int) -> Ke
     return replace(log, lines=lines)
 
 
-def _problems_of_present(facts: Facts) -> tuple[str, ...]:
+def _present_problems(facts: Facts) -> tuple[str, ...]:
     """Leave out problems of a missing GPU: all of the job's GPUs are present."""
-    here = tuple(f"GPU {gpu.index}:" for gpu in facts.gpus or ())
+    prefixes = tuple(f"GPU {gpu.index}:" for gpu in facts.gpus or ())
     return tuple(
-        line for line in facts.problems if not line.startswith("GPU ") or line.startswith(here)
+        line for line in facts.problems if not line.startswith("GPU ") or line.startswith(prefixes)
     )
 
 
@@ -461,6 +459,6 @@ def _stored_facts(config: HookConfig, current: Facts) -> Facts | None:
         facts = msgspec.json.decode(content, type=Facts)
     except (UsageError, ValueError, RecursionError):
         return None
-    fresh = 0 <= current.time_s - facts.time_s <= config.facts_max_age_s
-    same = facts.wire == WIRE and abs(facts.boot_s - current.boot_s) <= _SAME_BOOT_S
-    return facts if fresh and same and facts.host == current.host else None
+    is_recent = 0 <= current.time_s - facts.time_s <= config.facts_max_age_s
+    is_same_boot = facts.wire == WIRE and abs(facts.boot_s - current.boot_s) <= _SAME_BOOT_S
+    return facts if is_recent and is_same_boot and facts.host == current.host else None

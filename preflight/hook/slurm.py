@@ -21,7 +21,7 @@ from msgspec import Struct
 
 from preflight.core.trust import who_may_change
 from preflight.errors import PreflightError
-from preflight.hook.child import leash, orphaned
+from preflight.hook.child import kill_with_parent, orphaned
 from preflight.hook.hook_values import NodeState
 from preflight.transport.slurm_allocation import MARKS
 
@@ -33,7 +33,7 @@ _REAP_S: Final = 0.2
 LARGEST: Final = 4 << 20
 """Bytes of output: sinfo prints about 200 per node, and cut output cannot be used."""
 
-_SHOWN: Final = 4096
+_ERROR_BYTES: Final = 4096
 _RUNNING: Final[list[subprocess.Popen[bytes]]] = []
 
 
@@ -45,7 +45,7 @@ class Answer(Struct, frozen=True, kw_only=True):
     err: str
 
 
-def answer_of(
+def run_program(
     words: Sequence[str | Path], environ: Mapping[str, str], until_s: float
 ) -> Answer | None:
     """Run a program until `until_s` (monotonic clock); None where it has not ended by then.
@@ -63,7 +63,7 @@ def answer_of(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,
-        preexec_fn=leash(),  # noqa: PLW1509  it imports nothing and takes no lock
+        preexec_fn=kill_with_parent(),  # noqa: PLW1509  it imports nothing and takes no lock
     )
     _RUNNING.append(process)
     try:
@@ -76,11 +76,11 @@ def answer_of(
     finally:
         _RUNNING.remove(process)
         _release(process)
-    shown = " ".join(output[1].decode(errors="replace").split())
-    return Answer(code=process.returncode, out=output[0].decode(errors="replace"), err=shown[:200])
+    errors = " ".join(output[1].decode(errors="replace").split())
+    return Answer(code=process.returncode, out=output[0].decode(errors="replace"), err=errors[:200])
 
 
-def end_what_runs() -> None:
+def end_programs() -> None:
     """End the running programs: no process is left to read their output."""
     for process in _RUNNING:
         _release(process)
@@ -98,13 +98,13 @@ def _read_output(process: subprocess.Popen[bytes], until_s: float) -> tuple[byte
             if left_s <= 0:
                 return None
             for key, _ in pipes.select(left_s):
-                part = os.read(key.fd, 1 << 16)
-                if not part:
+                chunk = os.read(key.fd, 1 << 16)
+                if not chunk:
                     pipes.unregister(key.fileobj)
                 elif key.data is err:
-                    err += part[: _SHOWN - len(err)]
+                    err += chunk[: _ERROR_BYTES - len(err)]
                 else:
-                    out += part
+                    out += chunk
             if len(out) > LARGEST:
                 raise OSError(errno.EFBIG, f"it prints more than {LARGEST >> 20} MiB")
     return bytes(out), bytes(err)
@@ -122,7 +122,7 @@ def _release(process: subprocess.Popen[bytes]) -> None:
         process.wait(timeout=_REAP_S)
 
 
-_ONE_WORD: Final = {"DRAINED": ("IDLE", "DRAIN"), "DRAINING": ("ALLOCATED", "DRAIN")}
+_COMBINED: Final = {"DRAINED": ("IDLE", "DRAIN"), "DRAINING": ("ALLOCATED", "DRAIN")}
 _STATE = re.compile(r"^[ \t]*State=(\S+)", re.MULTILINE)
 _PARTITIONS = re.compile(r"^[ \t]*Partitions=(\S+)", re.MULTILINE)
 _REASON = re.compile(r"^ *Reason=(?P<first>.*)(?P<rest>(?:\n {10}.*)*)", re.MULTILINE)
@@ -158,7 +158,7 @@ def parse_node(text: str) -> NodeState | None:
 def parse_reasons(text: str) -> dict[str, NodeReason]:
     """Read `sinfo --Node --format=%N|%H|%E`: every node, with the reason "none" where unset."""
     rows = (line.split("|", 2) for line in text.splitlines() if line.count("|") > 1)
-    return {node: NodeReason(node, reason, seconds(when)) for node, when, reason in rows}
+    return {node: NodeReason(node, reason, seconds(time_text)) for node, time_text, reason in rows}
 
 
 def parse_sizes(text: str) -> dict[str, int]:
@@ -193,17 +193,17 @@ def _reason(text: str) -> str:
     match = _REASON.search(text)
     if match is None:
         return ""
-    rest = "".join(f"\n{line[10:]}" for line in match["rest"].splitlines()[1:])
+    more = "".join(f"\n{line[10:]}" for line in match["rest"].splitlines()[1:])
     stamp = _STAMP.fullmatch(match["first"].rstrip())
-    return (stamp[1] if stamp else match["first"].strip()) + rest
+    return (stamp[1] if stamp else match["first"].strip()) + more
 
 
 def _states(text: str) -> list[str]:
     words: list[str] = []
-    for part in text.upper().split("+"):
-        bare = part.rstrip("".join(MARKS))
-        words += [MARKS[mark][0] for mark in part[len(bare) :]]
-        words += _ONE_WORD.get(bare, (bare,))
+    for flagged in text.upper().split("+"):
+        state = flagged.rstrip("".join(MARKS))
+        words += [MARKS[mark][0] for mark in flagged[len(state) :]]
+        words += _COMBINED.get(state, (state,))
     return [word for word in words if word]
 
 
@@ -236,7 +236,7 @@ class Slurm:
 
     def node(self, name: str) -> NodeState:
         """Read the node's state and reason; SlurmError where that fails."""
-        listing = self._run("scontrol", "show", "node", _sound_name(name))
+        listing = self._run("scontrol", "show", "node", _checked_name(name))
         state = parse_node(listing)
         if state is None:
             excerpt = " ".join(listing.split())[:80]
@@ -283,27 +283,27 @@ class Slurm:
             raise SlurmError("the hook was ended, so nothing is changed")
         if self._until_s - time.monotonic() < LEAST_S:
             raise SlurmError("no time is left to call scontrol: raise budget_s in hook.toml")
-        self._run("scontrol", "update", f"NodeName={_sound_name(name)}", *changes)
+        self._run("scontrol", "update", f"NodeName={_checked_name(name)}", *changes)
 
     def _run(self, tool: str, *words: str) -> str:
-        program = find(tool, self._folder)
-        shown = " ".join((tool, *words[:1]))
+        program = find_tool(tool, self._folder)
+        call = " ".join((tool, *words[:1]))
         began_s = time.monotonic()
         until_s = min(began_s + CALL_S, self._until_s)
         try:
-            answer = answer_of([program, *words], _environ(), until_s)
+            answer = run_program([program, *words], _environ(), until_s)
         except OSError as error:
             raise SlurmError(f"{program}: {error.strerror}; run it there by hand") from error
         if answer is None:
             waited_s = max(0.0, until_s - began_s)
-            raise SlurmError(f"{shown} did not answer within {waited_s:.1f} s: is slurmctld up?")
+            raise SlurmError(f"{call} did not answer within {waited_s:.1f} s: is slurmctld up?")
         if answer.code:
             error_text = " ".join((answer.err or answer.out[:200]).split()) or "no output"
-            raise SlurmError(f"{shown} failed: {error_text}")
+            raise SlurmError(f"{call} failed: {error_text}")
         return answer.out
 
 
-def find(tool: str, folder: Path | None) -> Path:
+def find_tool(tool: str, folder: Path | None) -> Path:
     """Find a Slurm program that root may run; SlurmError says why there is none."""
     for place in (folder,) if folder is not None else map(Path, FOLDERS):
         program = place / tool
@@ -311,11 +311,11 @@ def find(tool: str, folder: Path | None) -> Path:
             if os.geteuid() == 0 and (writer := who_may_change(program)):
                 raise SlurmError(f"{program} is not run: {writer}; give it to root")
             return program
-    where = folder or "the usual folders"
-    raise SlurmError(f"no {tool} in {where}: set slurm_bin in hook.toml to its folder")
+    places = folder or "the usual folders"
+    raise SlurmError(f"no {tool} in {places}: set slurm_bin in hook.toml to its folder")
 
 
-def _sound_name(name: str) -> str:
+def _checked_name(name: str) -> str:
     if not _NODE.fullmatch(name):
         raise SlurmError(f"{name[:40]!a} is not the name of one node: check SLURMD_NODENAME")
     return name

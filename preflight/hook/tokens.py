@@ -25,12 +25,12 @@ MARK: Final = "shared"
 mount point would grant every node its drain."""
 
 _NUMBER = re.compile(r"[0-9]{8,12}")
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _LARGEST = 4096
-_FORGOTTEN_S = 60 * 86_400.0
+_EXPIRED_S = 60 * 86_400.0
 """Twice the longest window: older tokens are removed."""
 
-_LEFT_OVER_S = 86_400.0
+_OLD_DRAFT_S = 86_400.0
 
 
 class TokenResult(NamedTuple):
@@ -47,8 +47,8 @@ class _Token(NamedTuple):
     path: Path
 
 
-def take(folder: Path, node: str, most: int, window_s: float) -> TokenResult:
-    """Take a token for this node, unless `most` nodes hold one younger than the window.
+def take(folder: Path, node: str, limit: int, window_s: float) -> TokenResult:
+    """Take a token for this node, unless `limit` nodes hold one younger than the window.
 
     A node needs only one. OSError where the folder cannot be used.
     """
@@ -59,28 +59,28 @@ def take(folder: Path, node: str, most: int, window_s: float) -> TokenResult:
     try:
         now_s = draft.stat().st_mtime
         tokens = _tokens(folder, now_s)
-        fresh = [token for token in tokens if token.age_s < window_s]
-        holders = {_holder(token.path) or token.path.name for token in fresh}
+        recent = [token for token in tokens if token.age_s < window_s]
+        holders = {_holder(token.path) or token.path.name for token in recent}
         if node in holders:
-            # With `most` = 0 the operator stops all drains, also of a node with a token.
-            return TokenResult(granted=most > 0, used=len(holders))
+            # With `limit` = 0 the operator stops all drains, also of a node with a token.
+            return TokenResult(granted=limit > 0, used=len(holders))
         newest = max((token.number for token in tokens), default=0)
-        result = _next(draft, node, newest, holders, most)
+        result = _link_next(draft, node, newest, holders, limit)
         if result.granted:
-            _tidy(folder, tokens, now_s)
+            _remove_expired(folder, tokens, now_s)
         return result
     finally:
         with suppress(OSError):
             draft.unlink()
 
 
-def _next(draft: Path, node: str, newest: int, holders: set[str], most: int) -> TokenResult:
+def _link_next(draft: Path, node: str, newest: int, holders: set[str], limit: int) -> TokenResult:
     """Link the next free number; each number taken meanwhile is another hook's fresh token.
 
     That hook may be of this node, and have asked at the same moment.
     """
     number = newest
-    while len(holders) < most:
+    while len(holders) < limit:
         number += 1
         token = draft.with_name(f"{number:08d}")
         is_ours = _link(draft, token)
@@ -125,21 +125,21 @@ def _holder(path: Path) -> str:
 
 
 def _write(path: Path, content: dict[str, object]) -> None:
-    handle = os.open(path, _NEW, 0o640)
+    handle = os.open(path, _CREATE, 0o640)
     with open(handle, "wb") as file:  # noqa: PTH123  a descriptor, not a path
         file.write(json.dumps(content).encode("ascii"))
         file.flush()
         os.fsync(handle)
 
 
-def _tidy(folder: Path, tokens: list[_Token], now_s: float) -> None:
+def _remove_expired(folder: Path, tokens: list[_Token], now_s: float) -> None:
     """Remove expired tokens, and drafts of nodes that died while they asked."""
-    old = [token.path for token in tokens if token.age_s > _FORGOTTEN_S]
+    expired = [token.path for token in tokens if token.age_s > _EXPIRED_S]
     for path in folder.glob(".*.draft"):
         with suppress(OSError):
-            if now_s - path.stat().st_mtime > _LEFT_OVER_S:
-                old.append(path)
-    for path in old:
+            if now_s - path.stat().st_mtime > _OLD_DRAFT_S:
+                expired.append(path)
+    for path in expired:
         with suppress(OSError):
             path.unlink()
 
@@ -148,12 +148,12 @@ def main(words: list[str]) -> int:
     """Print one JSON document: the answer, or why the folder cannot be used."""
     from preflight.core.trust import who_may_change
 
-    folder, node, most, window_s = Path(words[0]), words[1], int(words[2]), float(words[3])
+    folder, node, limit, window_s = Path(words[0]), words[1], int(words[2]), float(words[3])
     try:
         if os.geteuid() == 0 and (writer := who_may_change(folder)):
             raise PermissionError(f"{writer}; give it to root: chown root, chmod go-w")
-        answer = take(folder, node, most, window_s)
-        result: dict[str, object] = {"granted": answer.granted, "used": answer.used, "most": most}
+        answer = take(folder, node, limit, window_s)
+        result: dict[str, object] = {"granted": answer.granted, "used": answer.used, "most": limit}
     except OSError as error:
         result = {"granted": False, "trouble": f"{folder}: {error.strerror or error}"}
     sys.stdout.write(json.dumps(result))

@@ -23,8 +23,8 @@ from preflight.facts.model import DRIVER_S, Facts, decode_document
 from preflight.fleet.model import Fleet, Host
 from preflight.hook.act import act
 from preflight.hook.arguments import parse_options
-from preflight.hook.child import HEALTHY, SHARE_S, UNHEALTHY, HookResult, probe
-from preflight.hook.decision import notes, only_observing, plain_code
+from preflight.hook.child import HEALTHY, RESERVE_S, UNHEALTHY, HookResult, probe
+from preflight.hook.decision import notes, plain_code, why_observing
 from preflight.hook.hook_values import (
     Assessment,
     Call,
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from preflight.hook.hook_values import HookConfig, Occasion
 
 
-LAST: Final = "last.json"
+NAME: Final = "last.json"
 _JOBS: Final = "jobs"
 _MOST_JOBS: Final = 100
 """How many jobs' files are kept on a node: the newest."""
@@ -75,7 +75,7 @@ def write(folder: Path, document: Document) -> None:
     """Write last.json, and a copy for the job; OSError or UsageError where that is not safe."""
     refuse_untrusted(folder)
     content = document.text().encode()
-    write_atomically(folder / LAST, content)
+    write_atomically(folder / NAME, content)
     if _NUMBER.fullmatch(document.call.job):
         jobs = folder / _JOBS
         # The hook removes files in it: others may not change it, nor may it be a link.
@@ -121,13 +121,13 @@ def work(words: Sequence[str], began: float, send_settings: Callable[..., None])
         assessment = Assessment(node=name, trouble=str(error))
         code = UNHEALTHY if options.fail_closed else HEALTHY
         decision = Decision(action="none", exit_code=code, log=notes(assessment))
-        return _present(options, call, assessment, decision)
+        return _result(options, call, assessment, decision)
     prolog = options.occasion == "prolog"
     budget_s = config.budget_s if prolog else config.healthcheck_budget_s
-    send_settings(budget_s=budget_s, observing=bool(only_observing(config)), log=config.log)
-    ends = began + budget_s - SHARE_S
-    inspection = inspect_node(name, config, options.occasion, os.environ, ends)
-    return _act_and_report(options, call, inspection, config, ends)
+    send_settings(budget_s=budget_s, observing=bool(why_observing(config)), log=config.log)
+    end_s = began + budget_s - RESERVE_S
+    inspection = inspect_node(name, config, options.occasion, os.environ, end_s)
+    return _act_and_report(options, call, inspection, config, end_s)
 
 
 def _call(options: Options) -> Call:
@@ -157,42 +157,42 @@ def _save_findings(
         if options.periodic and look.facts is not None:
             refuse_untrusted(config.state_dir)
             save_facts(config.state_dir, look.facts)
-        if _worth_a_file(assessment):
+        if _has_news(assessment):
             write(config.state_dir, Document(call=call, assessment=assessment))
     except (OSError, UsageError) as error:
-        bad = [row for row in assessment.findings if row.check in FILES and row.makes_not_ready]
-        twice = [row for row in bad if look.saw.get(row.check, True)]  # False: it needs no other
-        unsure = tuple(Unjudged(check=row.check, why=row.sentence) for row in twice)
-        others = tuple(row for row in assessment.findings if row not in twice)
-        assessment = replace(assessment, findings=others, unknown=assessment.unknown + unsure)
+        failed = [row for row in assessment.findings if row.check in FILES and row.makes_not_ready]
+        unsure = [row for row in failed if look.saw.get(row.check, True)]  # False: needs no other
+        unknown = tuple(Unjudged(check=row.check, why=row.sentence) for row in unsure)
+        others = tuple(row for row in assessment.findings if row not in unsure)
+        assessment = replace(assessment, findings=others, unknown=assessment.unknown + unknown)
         return assessment, f"cannot write {config.state_dir}: {reason_of(error)}"
     return assessment, ""
 
 
-def _worth_a_file(assessment: Assessment) -> bool:
+def _has_news(assessment: Assessment) -> bool:
     """Whether there is anything to write: not for a ready node."""
-    bad = any(finding.makes_not_ready for finding in assessment.findings)
-    return bool(bad or assessment.trouble or assessment.unknown)
+    has_fault = any(finding.makes_not_ready for finding in assessment.findings)
+    return bool(has_fault or assessment.trouble or assessment.unknown)
 
 
 def _act_and_report(
-    options: Options, call: Call, inspection: Inspection, config: HookConfig, ends: float
+    options: Options, call: Call, inspection: Inspection, config: HookConfig, end_s: float
 ) -> HookResult:
     """Decide, carry it out and report it; last.json then also holds what was done."""
     assessment, unwritten = _save_findings(inspection, call, config, options)
     if options.plain:
-        return _present(options, call, assessment, None, unwritten)
-    decision = act(call, assessment, config, ends)
-    if _worth_a_file(assessment):
+        return _result(options, call, assessment, None, unwritten)
+    decision = act(call, assessment, config, end_s)
+    if _has_news(assessment):
         try:
             document = Document(call=call, assessment=assessment, decision=decision)
             write(config.state_dir, document)
         except (OSError, UsageError) as error:
-            unwritten = unwritten or f"cannot write {config.state_dir / LAST}: {reason_of(error)}"
-    return _present(options, call, assessment, decision, unwritten)
+            unwritten = unwritten or f"cannot write {config.state_dir / NAME}: {reason_of(error)}"
+    return _result(options, call, assessment, decision, unwritten)
 
 
-def _present(
+def _result(
     options: Options,
     call: Call,
     assessment: Assessment,
@@ -202,8 +202,8 @@ def _present(
     """Turn the outcome into exit code, output and log line; with --plain there is no decision."""
     document = Document(call=call, assessment=assessment, decision=decision)
     text = document.text() if options.json else ""
-    grave = assessment.trouble or unwritten or (decision is not None and decision.action == "drain")
-    level: Level = "error" if grave else "warning"
+    is_drain = decision is not None and decision.action == "drain"
+    level: Level = "error" if assessment.trouble or unwritten or is_drain else "warning"
     code, log = plain_code(assessment), notes(assessment)
     if decision is not None and not options.plain:
         code, log = decision.exit_code, decision.log
@@ -221,7 +221,7 @@ class SilentError(PreflightError):
     """The probe did not finish in time: nothing is known about the node, good or bad."""
 
 
-class _Here(LocalConnection):
+class _LocalProbe(LocalConnection):
     """Runs the installed payload, so that none has to be packed."""
 
     def start_entry(self, entry: str, *, timeout_s: float, limit: int = OUTPUT_LIMIT) -> PipeRemote:
@@ -236,12 +236,12 @@ class _Here(LocalConnection):
 
 @contextmanager
 def read_facts(
-    name: str, config: HookConfig, deadline_s: float, *, spare: bool
+    name: str, config: HookConfig, deadline_s: float, *, skip_smi: bool
 ) -> Iterator[Callable[[], Facts]]:
     """Start to read this node's facts; yield a function that waits for them and returns them.
 
-    `spare` leaves out nvidia-smi, which takes longer than all the rest. SilentError when the time
-    is up; WireError for an invalid reply, which is an error of preflight.
+    `skip_smi` leaves out nvidia-smi, which takes longer than all the rest. SilentError when the
+    time is up; WireError for an invalid reply, which is an error of preflight.
     """
     host = Host(name=name, address="127.0.0.1", transport="local", python=(sys.executable,))
     request = {
@@ -251,16 +251,16 @@ def read_facts(
         "driver_deadline_s": driver_s(deadline_s),
         "sysfs": str(config.sysfs),
         "kmsg": str(config.kernel_log),
-        "spare": spare,
+        "spare": skip_smi,
     }
     began = time.monotonic()
     try:
-        talk = start_payload(_Here(), host, "probe", request, deadline_s)
+        session = start_payload(_LocalProbe(), host, "probe", request, deadline_s)
         try:
-            talk.finish()
-            yield lambda: decode_document(Facts, talk.read(deadline_s), nonce)
+            session.finish()
+            yield lambda: decode_document(Facts, session.read(deadline_s), nonce)
         finally:
-            talk.close()
+            session.close()
     except (ReachError, TimeoutError) as error:
         if time.monotonic() - began >= deadline_s:
             raise SilentError(f"the probe did not answer within {deadline_s:.1f} s") from error
@@ -300,47 +300,47 @@ def node_name(environ: Mapping[str, str], typed: str = "") -> str:
 
 
 def inspect_node(
-    name: str, config: HookConfig, occasion: Occasion, environ: Mapping[str, str], ends: float
+    name: str, config: HookConfig, occasion: Occasion, environ: Mapping[str, str], end_s: float
 ) -> Inspection:
-    """Check this node before `ends` (time.monotonic). Raises no expected error.
+    """Check this node before `end_s` (time.monotonic). Raises no expected error.
 
     A prolog checks only the job's GPUs, a health check all of them.
     """
     began = time.monotonic()
-    judge_by = ends - min(ACT_S, ACT_SHARE * (ends - began))
-    ask_by = judge_by - min(JUDGE_S, JUDGE_SHARE * (ends - began))
+    judge_by = end_s - min(ACT_S, ACT_SHARE * (end_s - began))
+    ask_by = judge_by - min(JUDGE_S, JUDGE_SHARE * (end_s - began))
     try:
         if not _NAME.fullmatch(name):
             raise UsageError(f"{name[:80]!a} is not a node name: give one with --node=NAME")
         deadline_s = max(LEAST_S, ask_by - time.monotonic())
         prolog = occasion == "prolog"
-        with read_facts(name, config, deadline_s, spare=prolog) as answer:
+        with read_facts(name, config, deadline_s, skip_smi=prolog) as answer:
             # The judges are imported while the probe reads: both take about as long.
             from preflight.core.registry import shipped_checks
             from preflight.hook import judging
 
             registry = shipped_checks()
-            fleet = expected(name, config, registry)
+            fleet = node_fleet(name, config, registry)
             before = judging.load_faults(config.state_dir)
             facts = answer()
             # Another hook may meanwhile have seen that the fault is over.
             before &= judging.load_faults(config.state_dir)
     except SilentError as error:
-        late = Unjudged(check="reach.answer", why=str(error), out_of_time=True)
-        assessment = Assessment(node=name, unknown=(late,), seconds=time.monotonic() - began)
+        unanswered = Unjudged(check="reach.answer", why=str(error), out_of_time=True)
+        assessment = Assessment(node=name, unknown=(unanswered,), seconds=time.monotonic() - began)
         return Inspection(assessment)
     except (PreflightError, OSError) as error:
         trouble = str(error) or type(error).__name__
         return Inspection(Assessment(node=name, trouble=trouble, seconds=time.monotonic() - began))
-    whole = judging.complete_facts(facts, config) if prolog else judging.CompletedFacts(facts)
-    share = judging.share_of(environ, config) if prolog else judging.Share()
-    view = judging.view(whole.facts, fleet.hosts[0].expected, share)
-    assessment, saw = judging.judge(registry, fleet, whole.facts, view, judge_by, before=before)
+    completed = judging.complete_facts(facts, config) if prolog else judging.CompletedFacts(facts)
+    job = judging.job_gpus(environ, config) if prolog else judging.JobGpus()
+    view = judging.job_view(completed.facts, fleet.hosts[0].expected, job)
+    assessment, saw = judging.judge(registry, fleet, completed.facts, view, judge_by, before=before)
     seconds = time.monotonic() - began
-    return Inspection(replace(assessment, facts_age_s=whole.age_s, seconds=seconds), facts, saw)
+    return Inspection(replace(assessment, facts_age_s=completed.age_s, seconds=seconds), facts, saw)
 
 
-def expected(name: str, config: HookConfig, registry: Registry) -> Fleet:
+def node_fleet(name: str, config: HookConfig, registry: Registry) -> Fleet:
     """Return this node as the inventory has it; UsageError where the inventory lacks it."""
     if config.inventory is None:
         fleet = Fleet(hosts=(Host(name=name, address="127.0.0.1"),), origin="this machine")
@@ -348,7 +348,7 @@ def expected(name: str, config: HookConfig, registry: Registry) -> Fleet:
         from preflight.core.text import did_you_mean
         from preflight.fleet.sources import FleetRequest, resolve
 
-        names = _names_in(config.inventory)
+        names = _inventory_names(config.inventory)
         if name not in names:
             # A run may check nodes of no group; here nothing would be expected, which hides a loss.
             problem = f"{config.inventory} does not name {name}{did_you_mean(name, names)}"
@@ -356,20 +356,20 @@ def expected(name: str, config: HookConfig, registry: Registry) -> Fleet:
         fleet = resolve(FleetRequest(nodes=name, inventory=str(config.inventory), ask_slurm=False))
     (host,) = fleet.hosts
     skipped = {registry.find(check_id).check.id: "hook.toml" for check_id in config.skip}
-    here = replace(
+    local_host = replace(
         host,
         address="127.0.0.1",
         transport="local",
         python=(sys.executable,),
         off={**host.off, **skipped},
     )
-    return replace(fleet, hosts=(here,))
+    return replace(fleet, hosts=(local_host,))
 
 
-def _names_in(path: Path) -> tuple[str, ...]:
+def _inventory_names(path: Path) -> tuple[str, ...]:
     """Return the nodes of the inventory; UsageError that names hook.toml, not the command line."""
     from preflight.fleet.inventory import LARGEST, inventory_of
 
     refuse_untrusted(path)
-    what = f"the inventory of hook.toml, {path}"
-    return inventory_of(path, read_text(path, LARGEST, what, "give a readable TOML file")).names
+    words = f"the inventory of hook.toml, {path}"
+    return inventory_of(path, read_text(path, LARGEST, words, "give a readable TOML file")).names

@@ -126,7 +126,7 @@ def _state(name: str) -> Callable[[Path, str], None]:
     def read(folder: Path, text: str) -> None:
         folder.chmod(0o755)
         (folder / name).write_text(text)
-        act.recall(folder)
+        act.read_record(folder)
         judging.load_faults(folder)
         judging.complete_facts(facts(), HookConfig(state_dir=folder))
         with suppress(OSError):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from preflight.hook.act import NAME, act, allowed, recall, remember
+from preflight.hook.act import NAME, act, quota, read_record, write_record
 from preflight.hook.hook_values import BreakerConfig, DrainRecord, HookConfig
 from preflight.hook.slurm import Slurm, SlurmError
 from preflight.hook.tokens import MARK
@@ -66,7 +66,7 @@ def test_a_drain_and_its_end(chosen: HookConfig, slurm: FakeSlurm) -> None:
     cool = results(passed=("gpu.throttle",))
     assert run(cool, chosen, call("healthcheck")).action == "undrain"
     assert slurm.seen == ("IDLE", "")
-    assert recall(chosen.state_dir) is None
+    assert read_record(chosen.state_dir) is None
     assert run(cool, chosen, call("healthcheck")).log == ""
 
 
@@ -155,7 +155,7 @@ def test_a_reason_that_a_person_edits_is_his(chosen: HookConfig, slurm: FakeSlur
     slurm.set("IDLE+DRAIN", f"{ours} RMA 4711")
     cool = results(passed=("gpu.throttle",))
     assert run(cool, chosen, call("healthcheck")).action == "none"
-    assert recall(chosen.state_dir) is None
+    assert read_record(chosen.state_dir) is None
     slurm.set("IDLE+DRAIN", ours)
     assert run(cool, chosen, call("healthcheck")).action == "none"
     assert slurm.seen == ("IDLE+DRAIN", ours)
@@ -192,7 +192,7 @@ def test_a_drain_that_slurm_does_not_take(chosen: HookConfig, slurm: FakeSlurm) 
     step = run(results(BAD_ECC), chosen, call("healthcheck"))
     assert (step.action, step.exit_code) == ("withheld", 0)
     cool = DrainRecord(check="gpu.throttle", reason=ECC, time_s=1.0, heals=True)
-    remember(chosen.state_dir, cool)
+    write_record(chosen.state_dir, cool)
     slurm.set("IDLE+DRAIN", ECC)
     step = run(results(passed=("gpu.throttle",)), chosen, call("healthcheck"))
     assert (step.action, step.exit_code) == ("withheld", 0)
@@ -295,7 +295,7 @@ def test_nodes_that_raced_step_back(counting: HookConfig, slurm: FakeSlurm) -> N
     assert (step.action, step.exit_code) == ("withheld", 0)
     assert "drained and resumed" in step.log
     assert slurm.seen == ("IDLE", "")
-    assert recall(counting.state_dir) is None
+    assert read_record(counting.state_dir) is None
     slurm.write("reasons", reasons("a", "b"))
     slurm.write("raced", reasons("a", "b", NODE, ago_s=60) + reasons("c", "d", ago_s=0))
     assert run(results(BAD_ECC), counting).action == "drain"  # the later ones step back
@@ -324,19 +324,19 @@ def test_how_many_are_allowed() -> None:
     """The greater of 3 and 5 % of the job's partition; else of the smallest that the node is in."""
     sizes = {"all": 1000, "gpu": 100, "debug": 4}
     chosen = BreakerConfig()
-    assert allowed(chosen, sizes, "all", ("gpu",)) == 50
-    assert allowed(chosen, sizes, "", ("gpu", "all")) == 5
-    assert allowed(chosen, sizes, "unheard", ("debug", "all")) == 3
-    assert allowed(chosen, {}, "all", ("gpu",)) == 3
+    assert quota(chosen, sizes, "all", ("gpu",)) == 50
+    assert quota(chosen, sizes, "", ("gpu", "all")) == 5
+    assert quota(chosen, sizes, "unheard", ("debug", "all")) == 3
+    assert quota(chosen, {}, "all", ("gpu",)) == 3
 
 
 def test_a_memory_of_somebody_else_is_none(tmp_path: Path) -> None:
     """A stranger who could write it could have nodes resumed; damaged ones are none either."""
     mine = DrainRecord(check="gpu.throttle", reason=ECC, time_s=1.0, heals=True)
-    assert remember(tmp_path, mine) == ""
-    assert recall(tmp_path) == mine
+    assert write_record(tmp_path, mine) == ""
+    assert read_record(tmp_path) == mine
     (tmp_path / NAME).chmod(0o666)
-    assert recall(tmp_path) is None
+    assert read_record(tmp_path) is None
     (tmp_path / NAME).chmod(0o600)
     (tmp_path / NAME).write_text("{")
-    assert recall(tmp_path) is None
+    assert read_record(tmp_path) is None

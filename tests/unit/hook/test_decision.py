@@ -42,11 +42,11 @@ def known(
     return DecisionInput(
         call=why or call(),
         assessment=found,
-        stood_s=4600.0 - mine.time_s if mine is not None else 0.0,
+        record_age_s=4600.0 - mine.time_s if mine is not None else 0.0,
         state=seen,
         tokens=tokens,
-        drained=mine,
-        unread=unread,
+        record=mine,
+        state_trouble=unread,
     )
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from msgspec.structs import replace
 
-from preflight.hook.decision import DecisionInput, decide, is_ours
+from preflight.hook.decision import DecisionInput, decide, is_own_reason
 from preflight.hook.hook_values import (
     Assessment,
     BreakerConfig,
@@ -69,7 +69,7 @@ class Machine:
     @property
     def ours(self) -> bool:
         """Whether the hook took it out."""
-        return "DRAIN" in self.states and is_ours(self.reason)
+        return "DRAIN" in self.states and is_own_reason(self.reason)
 
 
 class Fleet(RuleBasedStateMachine):
@@ -104,7 +104,7 @@ class Fleet(RuleBasedStateMachine):
         before = Machine(set(machine.states), machine.reason, machine.mine)
         mine = machine.mine
         stood_s = self.now_s - mine.time_s if mine is not None else 0.0
-        known = DecisionInput(call=call, assessment=found, drained=mine, stood_s=stood_s)
+        known = DecisionInput(call=call, assessment=found, record=mine, record_age_s=stood_s)
         asked, step = [], decide(known, config)
         while not isinstance(step, Decision):
             assert step not in asked, "asked twice"
@@ -119,7 +119,8 @@ class Fleet(RuleBasedStateMachine):
         machine = self.nodes[name]
         if asked == "state":
             seen = NodeState(states=frozenset(machine.states), reason=machine.reason)
-            return replace(known, state=seen) if answers else replace(known, unread="no answer")
+            unread = replace(known, state_trouble="no answer")
+            return replace(known, state=seen) if answers else unread
         holders = {node for _, node in self.tokens}
         if name not in holders and len(holders) < MOST:
             self.tokens.append((self.now_s, name))
@@ -130,7 +131,7 @@ class Fleet(RuleBasedStateMachine):
         if step.action == "drain":
             machine.states.add("DRAIN")
             machine.reason = step.reason
-            assert is_ours(step.reason)
+            assert is_own_reason(step.reason)
             check = step.reason.removeprefix("pf:").partition(" ")[0]
             heals = check == "hook.trouble" or all(
                 each.heals
@@ -149,7 +150,7 @@ class Fleet(RuleBasedStateMachine):
     ) -> None:
         out = "DRAIN" in before.states
         observing = not config.enforce or config.breaker is None
-        foreign = before.reason != "" and not is_ours(before.reason)
+        foreign = before.reason != "" and not is_own_reason(before.reason)
         hardware = [
             each
             for each in known.assessment.findings

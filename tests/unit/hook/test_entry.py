@@ -141,9 +141,9 @@ def test_time_that_is_up_is_up() -> None:
 
 _ASKS = """
     from pathlib import Path
-    from preflight.hook.slurm import answer_of
+    from preflight.hook.slurm import run_program
     wrapper = "cd {folder}; sleep 99 & echo $! $$ $PPID >pids; mv pids on; wait"
-    answer_of(["/bin/sh", "-c", wrapper], {{"PATH": os.environ["PATH"]}}, time.monotonic() + 60)
+    run_program(["/bin/sh", "-c", wrapper], {{"PATH": os.environ["PATH"]}}, time.monotonic() + 60)
     Path("{folder}/went on").touch()"""
 _DEAF = """
     from pathlib import Path

@@ -13,7 +13,7 @@ from preflight.core.registry import shipped_checks as checks
 from preflight.facts.gpu import GpuHealth
 from preflight.facts.model import Driver
 from preflight.fleet.model import Expected, Fleet, Host
-from preflight.hook.judging import Share, judge, view
+from preflight.hook.judging import JobGpus, job_view, judge
 from preflight.verdict import Outcome, fail, ok, unknown
 from tests.unit.facts.builders import facts, gpu, gpus
 
@@ -38,13 +38,13 @@ def shipped() -> Registry:
 def _found(
     registry: Registry,
     known: Facts,
-    share: Share | None = None,
+    share: JobGpus | None = None,
     in_s: float = 60,
     *,
     before: frozenset[str] = frozenset(),
 ) -> Assessment:
     fleet = Fleet(hosts=(HOST,), origin="here")
-    seen = view(known, HOST.expected, share or Share())
+    seen = job_view(known, HOST.expected, share or JobGpus())
     ends = time.monotonic() + in_s
     return judge(registry, fleet, known, seen, ends, before=before)[0]
 
@@ -92,8 +92,8 @@ def test_a_driver_is_hung_at_the_second_look(
     assert unjudged.get("host.driver_hung") is {"out of time": True, "unknown": False}.get(outcome)
 
 
-@pytest.mark.parametrize("share", [None, Share(()), Share((0,)), Share(unclear="odd")])
-def test_a_cold_driver_is_so_for_every_job(shipped: Registry, share: Share | None) -> None:
+@pytest.mark.parametrize("share", [None, JobGpus(()), JobGpus((0,)), JobGpus(unclear="odd")])
+def test_a_cold_driver_is_so_for_every_job(shipped: Registry, share: JobGpus | None) -> None:
     """Persistence mode of one GPU is off, so opening takes long: whichever GPUs the job has."""
     odd = (*gpus(7), gpu(7, health=GpuHealth(persistence=False)))
     cold = Driver("answered", counted=8, init_s=9.0, slowest_s=0.1)
@@ -105,7 +105,7 @@ def test_a_cold_driver_is_so_for_every_job(shipped: Registry, share: Share | Non
 
 def test_unclear_gpus_are_unknown_and_the_node_is_judged(shipped: Registry) -> None:
     """A numbering that fits no GPU leaves out all checks of GPUs, and no other."""
-    found = _found(shipped, facts(gpus=gpus(), driver=Driver("answered")), Share(unclear="odd"))
+    found = _found(shipped, facts(gpus=gpus(), driver=Driver("answered")), JobGpus(unclear="odd"))
     ids = {one.check for one in found.unknown}
     assert "gpu.ecc" in ids
     assert not [one for one in (*found.passed, *found.findings) if str(one).startswith("gpu.")]

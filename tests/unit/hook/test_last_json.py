@@ -22,7 +22,7 @@ def test_it_is_kept_whole(tmp_path: Path) -> None:
     """What is written is read back to the letter, for the node and for the job, 0640."""
     one = work.Document(call=call(job="4711"), assessment=results(BAD_ECC, HOT))
     work.write(tmp_path / "state", one)
-    for path in (tmp_path / "state" / work.LAST, tmp_path / "state" / "jobs" / "4711.json"):
+    for path in (tmp_path / "state" / work.NAME, tmp_path / "state" / "jobs" / "4711.json"):
         assert msgspec.json.decode(path.read_bytes(), type=work.Document) == one
         assert path.stat().st_mode & 0o777 == 0o640
 

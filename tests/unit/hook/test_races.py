@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preflight.hook.act import BySlurm
+from preflight.hook.act import SlurmBreaker
 from preflight.hook.slurm import NodeReason
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Controller:
 def test_any_order_of_events(order: list[int], ticks: list[bool], most: int) -> None:
     """However their steps mix, no more nodes are out in the end; alone, each is let out in turn."""
     controller = Controller()
-    breaker = BySlurm(cast("Slurm", controller), 3600)
+    breaker = SlurmBreaker(cast("Slurm", controller), 3600)
     done = dict.fromkeys(range(NODES), 0)
     granted: set[str] = set()
     for number, tick in zip(order, ticks, strict=True):
@@ -54,7 +54,7 @@ def test_any_order_of_events(order: list[int], ticks: list[bool], most: int) -> 
             granted.add(node)
         if done[number] == 1 and node in granted:
             controller.drained_at[node] = controller.time_s
-        if done[number] == 2 and node in granted and not breaker.stands(node, most):
+        if done[number] == 2 and node in granted and not breaker.still_allowed(node, most):
             del controller.drained_at[node]
         done[number] += 1
     assert len(controller.drained_at) <= most

@@ -188,7 +188,7 @@ def test_a_folder_that_is_not_mounted_grants_nothing(tmp_path: Path) -> None:
 def test_by_a_process_of_its_own(folder: Path) -> None:
     """As the hook asks: the answer, and the reason where there is none."""
     ends = time.monotonic() + 60
-    ask = partial(ask_folder, folder, most=1, window_s=HOUR, until_s=ends)
+    ask = partial(ask_folder, folder, limit=1, window_s=HOUR, until_s=ends)
     if os.geteuid() == 0:
         os.chown(folder, HOLDER, -1)
         assert "chown" in ask("a").trouble

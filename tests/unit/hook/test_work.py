@@ -10,7 +10,7 @@ import pytest
 from preflight.core.registry import shipped_checks as checks
 from preflight.errors import UsageError
 from preflight.hook.hook_values import HookConfig
-from preflight.hook.work import expected, inspect_node, node_name
+from preflight.hook.work import inspect_node, node_fleet, node_name
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,9 +33,9 @@ def test_a_node_is_called_as_its_scheduler_calls_it() -> None:
 def test_its_promise_is_its_groups(tmp_path: Path) -> None:
     """The one node, reached as this machine whatever the inventory says of logins."""
     text = INVENTORY.replace("gpus", 'user = "root"\ntransport = "ssh"\ngpus')
-    (host,) = expected("gpu003", _config(tmp_path, text), checks()).hosts
+    (host,) = node_fleet("gpu003", _config(tmp_path, text), checks()).hosts
     assert (host.name, host.transport, host.expected.gpus) == ("gpu003", "local", 8)
-    nothing = expected("gpu003", HookConfig(), checks()).hosts[0]
+    nothing = node_fleet("gpu003", HookConfig(), checks()).hosts[0]
     assert nothing.expected.gpus is None
 
 
@@ -64,10 +64,10 @@ def test_an_inventory_that_is_not_there_is_set_in_hook_toml(tmp_path: Path) -> N
 
 def test_a_check_is_left_out_by_its_name(tmp_path: Path) -> None:
     """`skip` switches it off for this node; a name that no check has is refused, not ignored."""
-    (host,) = expected("gpu001", _config(tmp_path, skip=("gpu.ecc",)), checks()).hosts
+    (host,) = node_fleet("gpu001", _config(tmp_path, skip=("gpu.ecc",)), checks()).hosts
     assert host.off == {"gpu.ecc": "hook.toml"}
     with pytest.raises(UsageError, match=r"did you mean 'gpu\.ecc'"):
-        expected("gpu001", _config(tmp_path, skip=("gpu.ec",)), checks())
+        node_fleet("gpu001", _config(tmp_path, skip=("gpu.ec",)), checks())
 
 
 @pytest.mark.parametrize("name", ["", "@all", "n[1-9]", "a b", "../x", "x" * 300, "\x1b[2J"])

@@ -24,7 +24,7 @@ from preflight.core.registry import shipped_checks as checks
 from preflight.facts.machine import KernelLog, LogLine
 from preflight.facts.model import Driver, Gpu, GpuPair
 from preflight.fleet.model import Expected, Fleet, Host
-from preflight.hook.judging import FILES, Share, judge, view
+from preflight.hook.judging import FILES, JobGpus, job_view, judge
 from preflight.verdict import Outcome
 from tests.lab import sysfs
 from tests.lab.nvml.machine import Link
@@ -56,7 +56,7 @@ class Machine:
     scenario: Scenario
     fails: str = ""
     """The check that its fault fails; "" for a healthy one."""
-    share: Share | None = None
+    share: JobGpus | None = None
     log: str = ""
     init_s: float = 0.1
     crossed: bool = False
@@ -130,7 +130,7 @@ MIXED: Final = every(PCIE, lambda s, i: s.counted(i, "pcie_width", 8) if i == IN
 XID: Final = "NVRM: Xid (PCI:{}): 95, pid=7, name=python, Uncontained"
 SLOT: Final = H100.gpus[INDEX].bus_id[4:-2]
 NEEDED: Final = ("reach.", "host.driver_hung", "gpu.count")
-JOB: Final = Share((1, 2))
+JOB: Final = JobGpus((1, 2))
 
 HEALTHY: Final = {
     "h100": Machine(H100, nvlinks=18),
@@ -175,7 +175,9 @@ SICK: Final = {
     "peers": Machine(PCIE.p2p(0, INDEX, 1), "gpu.topology"),
     "xid": Machine(FEW.counted(INDEX, "recovery_action", 1), "gpu.xid", log=XID.format(SLOT)),
     "wedged": Machine(PCIE, "gpu.driver_slow", init_s=5.6),
-    "job": Machine(PCIE.counted(INDEX, "ecc_uncorrected", 4), "gpu.ecc", Share((1,)), crossed=True),
+    "job": Machine(
+        PCIE.counted(INDEX, "ecc_uncorrected", 4), "gpu.ecc", JobGpus((1,)), crossed=True
+    ),
     "job, xid": Machine(
         PCIE.counted(INDEX, "recovery_action", 1), "gpu.xid", JOB, log=XID.format(SLOT)
     ),
@@ -326,7 +328,7 @@ def judged(registry: Registry, machine: Machine, facts: Facts) -> dict[str, str]
     fleet = Fleet(
         hosts=(Host(name="h1", address="127.0.0.1", expected=expectation),), origin="here"
     )
-    seen = view(facts, expectation, machine.share or Share())
+    seen = job_view(facts, expectation, machine.share or JobGpus())
     ends = time.monotonic() + 60
     found, _ = judge(registry, fleet, facts, seen, ends, before=frozenset(FILES))
     assert not found.trouble
