@@ -17,28 +17,28 @@ def end(pid: int) -> None:
     """Kill a process that we started, and its descendants; some may be gone already."""
     if os.environ.get("PREFLIGHT_TEST_UNKILLABLE") == "1":
         return  # for tests: imitates a process in D state, which SIGKILL does not reach
-    for process in (pid, *below(pid)):
+    for process in (pid, *descendants(pid)):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(process, signal.SIGKILL)
 
 
 def end_all() -> None:
     """Kill every descendant of this process, without waiting for any of them."""
-    for pid in of(os.getpid()):
+    for pid in children_of(os.getpid()):
         end(pid)
 
 
-def below(pid: int) -> list[int]:
+def descendants(pid: int) -> list[int]:
     """Return the pids of all descendants, parents before their children."""
     pids: list[int] = []
-    rising = [pid]
-    while rising:
-        rising = [child for parent in rising for child in of(parent)]
-        pids += rising
+    generation = [pid]
+    while generation:
+        generation = [child for parent in generation for child in children_of(parent)]
+        pids += generation
     return pids
 
 
-def of(pid: int) -> list[int]:
+def children_of(pid: int) -> list[int]:
     """Return the pids of a process's children."""
     children: list[int] = []
     with contextlib.suppress(OSError):
@@ -73,31 +73,32 @@ def fork(name: str, work: Callable[[], object]) -> int:
         os._exit(status)  # skip the destructors of torch, gloo and CUDA, which may hang
 
 
-def fork_surely(name: str, work: Callable[[], object], what: str = "") -> int:
-    """Do the same without our standard streams and signal handlers; OSError if no child starts.
+def fork_surely(name: str, work: Callable[[], object], suffix: str = "") -> int:
+    """Fork like `fork`, without standard streams and signal handlers; OSError if no child starts.
 
-    A fork copies the locks that other threads hold, for ever: a child that hangs in one would be
-    silent, and its node or GPU blamed. Such a child is replaced. `what` names it in the error.
+    A fork copies the locks that other threads hold, and nothing releases the copies. A child that
+    waits for one would hang, and its node or GPU would be blamed: such a child is replaced.
+    `suffix` names the child in the error.
     """
     for _ in range(_TRIES):
-        up, upping = os.pipe()
+        ready, ready_end = os.pipe()
 
-        def begin(upping: int = upping) -> None:
+        def begin(ready_end: int = ready_end) -> None:
             default_signals()
             redirect_streams()
-            os.write(upping, b".")
-            os.close(upping)
+            os.write(ready_end, b".")
+            os.close(ready_end)
             work()
 
         pid = fork(name, begin)
-        os.close(upping)
-        alive = select.select([up], [], [], UP_S)[0] and os.read(up, 1)
-        os.close(up)
-        if alive:
+        os.close(ready_end)
+        is_up = select.select([ready], [], [], UP_S)[0] and os.read(ready, 1)
+        os.close(ready)
+        if is_up:
             return pid
         os.kill(pid, signal.SIGKILL)
         wait_for_exit(pid, UP_S)
-    raise OSError(f"none of {_TRIES} processes{what} came up")
+    raise OSError(f"none of {_TRIES} processes{suffix} came up")
 
 
 def die_with_parent(parent: int, name: str) -> None:

@@ -67,7 +67,7 @@ _WORDS = {
 """A local firewall that rejects gives EPERM or EACCES, one on the path EHOSTUNREACH."""
 
 
-class _NotOursError(Exception):
+class _OtherProgramError(Exception):
     """Another program than this run's listener accepted the connection."""
 
 
@@ -79,9 +79,9 @@ def try_all(targets: list[Message], nonce: str, until: float) -> list[dict[str, 
     pool = ThreadPoolExecutor(AT_ONCE)  # its threads end with this process, which uses os._exit
     tries = [pool.submit(_try, target, nonce) for target in targets]
     wait(tries, max(0.0, until - time.monotonic()))
-    late = "not done in time: name lookup, or too many"
+    error = "not done in time: name lookup, or too many"
     return [
-        _attempt(target, "timeout", late) if job.cancel() or not job.done() else job.result()
+        _attempt(target, "timeout", error) if job.cancel() or not job.done() else job.result()
         for target, job in zip(targets, tries)  # noqa: B905 (Python 3.8)
     ]
 
@@ -91,8 +91,8 @@ def _try(target: Message, nonce: str) -> dict[str, Any]:
     result, error = "ok", ""
     try:
         _converse(target, nonce)
-    except _NotOursError as stranger:
-        result, error = "wrong_answer", str(stranger)
+    except _OtherProgramError as other:
+        result, error = "wrong_answer", str(other)
     except socket.timeout:
         result, error = "timeout", f"no connection within {CONNECT_S:.0f} s"
     except OSError as failure:
@@ -127,8 +127,8 @@ def _converse(target: Message, nonce: str) -> None:
         connection.sendall(greeting(nonce))
         received = _receive(connection, len(expected))
     if not hmac.compare_digest(received, expected):
-        how = "closed without a reply" if not received else "gave another reply"
-        raise _NotOursError(f"another program accepted and {how}")
+        ending = "closed without a reply" if not received else "gave another reply"
+        raise _OtherProgramError(f"another program accepted and {ending}")
 
 
 def _receive(connection: socket.socket, length: int) -> bytes:
@@ -139,8 +139,8 @@ def _receive(connection: socket.socket, length: int) -> bytes:
         try:
             chunk = connection.recv(length - len(received))
         except socket.timeout:
-            how = f"no reply in {CONNECT_S:.0f} s" if not received else "another reply"
-            raise _NotOursError(f"a program accepted, but gave {how}") from None
+            ending = f"no reply in {CONNECT_S:.0f} s" if not received else "another reply"
+            raise _OtherProgramError(f"a program accepted, but gave {ending}") from None
         if not chunk:
             break
         received += chunk
@@ -312,16 +312,16 @@ LOOKUP_S = 4.0
 def find(port: int) -> dict[str, Any]:
     """Return `holder` (a `Process`, or None) and `lingering` of the document for a taken port."""
     until = time.monotonic() + LOOKUP_S
-    survey = processes.Patient(partial(_find, port, os.getpid()), set())
-    return survey.finish(until, []) or {"holder": None, "lingering": 0}
+    search = processes.GuardedSurvey(partial(_find, port, os.getpid()), set())
+    return search.finish(until, []) or {"holder": None, "lingering": 0}
 
 
 def _find(port: int, run_pid: int, care: Care) -> dict[str, Any]:
     rows = [row for row in procfs.tcp() if row.port == port]
-    open_ones = [row for row in rows if row.inode != "0"]
-    open_ones.sort(key=lambda row: row.state != procfs.LISTEN)
-    holder = _holder(open_ones[0], run_pid, care) if open_ones else None
-    return {"holder": holder, "lingering": len(rows) - len(open_ones)}
+    opened = [row for row in rows if row.inode != "0"]
+    opened.sort(key=lambda row: row.state != procfs.LISTEN)
+    holder = _holder(opened[0], run_pid, care) if opened else None
+    return {"holder": holder, "lingering": len(rows) - len(opened)}
 
 
 def _holder(row: procfs.Socket, run_pid: int, care: Care) -> dict[str, Any]:
@@ -373,9 +373,9 @@ def run(request: Message, lines: Read, emit: Emit) -> None:
     while not finished:
         message = orders.get()
         if "targets" in message:
-            tried = try_all(message["targets"], nonce, until)
-            attempts += tried
-            emit({"tried": len(tried)})
+            results = try_all(message["targets"], nonce, until)
+            attempts += results
+            emit({"tried": len(results)})
         finished = bool(message.get("finish"))
     listeners.close()
     if master and port and bound:

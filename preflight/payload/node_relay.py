@@ -73,20 +73,20 @@ class Opener:
             kind, channel, length = HEAD.unpack_from(self._buffer)
             if length > LARGEST:
                 raise Refused("a frame is too long")
-            whole = HEAD.size + length
-            if len(self._buffer) < whole + TAG:
+            size = HEAD.size + length
+            if len(self._buffer) < size + TAG:
                 return
-            plain = bytes(self._buffer[:whole])
-            tag = bytes(self._buffer[whole : whole + TAG])
-            del self._buffer[: whole + TAG]
-            if not hmac.compare_digest(tag, _tag(self._key, self._count, plain)):
+            frame = bytes(self._buffer[:size])
+            tag = bytes(self._buffer[size : size + TAG])
+            del self._buffer[: size + TAG]
+            if not hmac.compare_digest(tag, _tag(self._key, self._count, frame)):
                 raise Refused("a frame is not from the controller")
             self._count += 1
-            yield kind, channel, plain[HEAD.size :]
+            yield kind, channel, frame[HEAD.size :]
 
 
-def _tag(key: bytes, count: int, plain: bytes) -> bytes:
-    return hmac.digest(key, count.to_bytes(8, "big") + plain, "sha256")[:TAG]
+def _tag(key: bytes, count: int, frame: bytes) -> bytes:
+    return hmac.digest(key, count.to_bytes(8, "big") + frame, "sha256")[:TAG]
 
 
 CHUNK = 64 << 10
@@ -112,13 +112,13 @@ class Command:
         for stream in pipes:
             os.set_blocking(stream.fileno(), False)
         self._input, *_ = pipes
-        self.open = dict(zip((self.stdout, stderr), pipes[1:]))  # noqa: B905 (Python 3.8)
+        self.outputs = dict(zip((self.stdout, stderr), pipes[1:]))  # noqa: B905 (Python 3.8)
         """Outputs that have not ended, by descriptor."""
-        self.waiting = bytearray()
+        self.pending = bytearray()
         """Input that the command has not taken yet."""
         self.input_ends = False
         self.room = OUT_ROOM - 5 * FRAME  # for the frame that uses it up, and for the last frames
-        self.exited = False
+        self.has_exited = False
         self.kill_at: float | None = None
         """When SIGKILL is due, after SIGTERM."""
 
@@ -126,42 +126,42 @@ class Command:
         """Write as much input as the command takes now; -1 if it reads no more."""
         if self._input.closed:
             return -1
-        written = 0
+        sent = 0
         try:
-            while self.waiting and (part := os.write(self.stdin, self.waiting[:CHUNK])):
-                del self.waiting[:part]
-                written += part
+            while self.pending and (count := os.write(self.stdin, self.pending[:CHUNK])):
+                del self.pending[:count]
+                sent += count
         except BlockingIOError:
             pass
         except OSError:
             self.close_input()
             return -1
-        if self.input_ends and not self.waiting:
+        if self.input_ends and not self.pending:
             self.close_input()
-        return written
+        return sent
 
     def close_input(self) -> None:
         """Close the command's input."""
-        self.waiting.clear()
+        self.pending.clear()
         self._input.close()
 
     @property
     def wants_input(self) -> bool:
         """Whether there is input to write to it."""
-        return bool(self.waiting) and not self._input.closed
+        return bool(self.pending) and not self._input.closed
 
     def read(self, descriptor: int) -> bytes:
         """Read one output; empty at its end, which closes it."""
         data = os.read(descriptor, max(1, min(CHUNK, self.room)))
         self.room -= FRAME + len(data)
         if not data:
-            self.open.pop(descriptor).close()
+            self.outputs.pop(descriptor).close()
         return data
 
     def status(self) -> int | None:
         """Return its exit status, negative for a signal; None while it runs.
 
-        This does not reap it: until `forget`, no other process group can get its number.
+        This does not reap it: until `kill`, no other process group can get its number.
         """
         try:
             result = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -171,18 +171,18 @@ class Command:
             return None
         return result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
 
-    def ask(self) -> None:
+    def terminate(self) -> None:
         """Send SIGTERM first: timeout(1) would leave its command behind after SIGKILL."""
         if self.kill_at is None:
             self._signal(signal.SIGTERM)
             self.kill_at = time.monotonic() + ASK_S
 
-    def forget(self) -> None:
+    def kill(self) -> None:
         """Kill its process group, and close its pipes."""
         self._signal(signal.SIGKILL)
         self.close_input()
-        while self.open:
-            self.open.popitem()[1].close()
+        while self.outputs:
+            self.outputs.popitem()[1].close()
         with contextlib.suppress(ChildProcessError):
             os.waitpid(self.pid, os.WNOHANG)
         self._process.returncode = 0  # keeps subprocess from waiting for a pid that is not ours now
@@ -234,7 +234,7 @@ class Server:
         poll.register(self._child_ended, select.POLLIN)
         poll.register(self._connection, select.POLLIN | (select.POLLOUT if self._outgoing else 0))
         for command in self._commands.values():
-            for descriptor in command.open if command.room > 0 else ():
+            for descriptor in command.outputs if command.room > 0 else ():
                 poll.register(descriptor, select.POLLIN)
             if command.wants_input:
                 poll.register(command.stdin, select.POLLOUT)
@@ -261,14 +261,14 @@ class Server:
         if command is None:
             return  # it ended while the frame was on its way
         if kind == STDIN:
-            command.waiting += body
-            if len(command.waiting) > IN_ROOM:
+            command.pending += body
+            if len(command.pending) > IN_ROOM:
                 raise Refused("more input than there is room for")
         elif kind == EOF:
             command.input_ends = True
             command.write()
         elif kind == KILL:
-            command.ask()
+            command.terminate()
         elif kind == MORE_OUT:
             command.room += NUMBER.unpack(body)[0]
 
@@ -285,12 +285,12 @@ class Server:
             self._send(EXIT, channel, NUMBER.pack(NOT_FOUND))
 
     def _serve(self, channel: int, command: Command, ready: set[int]) -> None:
-        for descriptor in [d for d in command.open if d in ready and command.room > 0]:
+        for descriptor in [d for d in command.outputs if d in ready and command.room > 0]:
             kind = OUT if descriptor == command.stdout else ERR
             with contextlib.suppress(BlockingIOError):
                 if data := command.read(descriptor):
                     self._send(kind, channel, data)
-                elif not command.open:
+                elif not command.outputs:
                     self._send(OUT_END, channel)
         if command.wants_input:
             written = command.write()
@@ -298,12 +298,12 @@ class Server:
                 self._send(DEAF, channel)
             elif written:
                 self._send(MORE_IN, channel, NUMBER.pack(written))
-        if not command.exited and (status := command.status()) is not None:
-            command.exited = True
+        if not command.has_exited and (status := command.status()) is not None:
+            command.has_exited = True
             self._send(EXIT, channel, NUMBER.pack(status))
         kill_at = command.kill_at
-        if kill_at is not None and (command.exited or time.monotonic() >= kill_at):
-            command.forget()
+        if kill_at is not None and (command.has_exited or time.monotonic() >= kill_at):
+            command.kill()
             del self._commands[channel]
 
     def _reap_orphans(self) -> None:
@@ -311,9 +311,9 @@ class Server:
         with contextlib.suppress(BlockingIOError):
             if not os.read(self._child_ended, 4096):
                 return
-            own = {command.pid for command in self._commands.values()}
-            for pid in children.of(os.getpid()):
-                if pid not in own:
+            pids = {command.pid for command in self._commands.values()}
+            for pid in children.children_of(os.getpid()):
+                if pid not in pids:
                     with contextlib.suppress(ChildProcessError):
                         os.waitpid(pid, os.WNOHANG)
 
@@ -347,46 +347,46 @@ class NoRoute(Exception):  # noqa: N818 (the payload's endings are named for wha
 
 def dial(addresses: list[str], port: int) -> socket.socket:
     """Connect to the first address that answers."""
-    tried = []
+    failures = []
     for address in addresses:
         try:
             connection = socket.create_connection((address, port), timeout=DIAL_S)
         except OSError as error:
-            tried.append("%s port %d: %s" % (address, port, _reason(error)))
+            failures.append("%s port %d: %s" % (address, port, _reason(error)))
         else:
             _tune(connection)
             return connection
-    raise NoRoute("; ".join(tried) or "the controller gave no address")
+    raise NoRoute("; ".join(failures) or "the controller gave no address")
 
 
-def meet(connection: socket.socket, name: str, secret: bytes) -> tuple[Sealer, Opener]:
+def authenticate(connection: socket.socket, name: str, secret: bytes) -> tuple[Sealer, Opener]:
     """Authenticate both sides by the run's secret; Refused if the controller does not know it."""
     connection.settimeout(DIAL_S)
-    hello = _exactly(connection, len(GREETING) + RANDOM)
+    hello = _receive_exactly(connection, len(GREETING) + RANDOM)
     their_random = hello[len(GREETING) :]
     if not hello.startswith(GREETING):
         raise Refused("another program than the controller answered")
-    own_random, word = os.urandom(RANDOM), name.encode()
-    proof = hmac.digest(secret, b"relay\0" + word + their_random + own_random, "sha256")
-    connection.sendall(bytes([len(word)]) + word + own_random + proof)
-    expected = hmac.digest(secret, b"controller\0" + word + own_random + their_random, "sha256")
-    if not hmac.compare_digest(_exactly(connection, PROOF), expected):
+    own_random, node = os.urandom(RANDOM), name.encode()
+    proof = hmac.digest(secret, b"relay\0" + node + their_random + own_random, "sha256")
+    connection.sendall(bytes([len(node)]) + node + own_random + proof)
+    expected = hmac.digest(secret, b"controller\0" + node + own_random + their_random, "sha256")
+    if not hmac.compare_digest(_receive_exactly(connection, PROOF), expected):
         raise Refused("the program that answered does not know this run's secret")
-    up = hmac.digest(secret, b"from relay\0" + their_random + own_random, "sha256")
-    down = hmac.digest(secret, b"from controller\0" + their_random + own_random, "sha256")
-    return Sealer(up), Opener(down)
+    sending_key = hmac.digest(secret, b"from relay\0" + their_random + own_random, "sha256")
+    receiving_key = hmac.digest(secret, b"from controller\0" + their_random + own_random, "sha256")
+    return Sealer(sending_key), Opener(receiving_key)
 
 
-def _exactly(connection: socket.socket, size: int) -> bytes:
-    ends = time.monotonic() + DIAL_S
+def _receive_exactly(connection: socket.socket, size: int) -> bytes:
+    deadline = time.monotonic() + DIAL_S
     data = b""
     while len(data) < size:
-        if time.monotonic() > ends:
+        if time.monotonic() > deadline:
             raise Refused("the controller's greeting took too long")
-        part = connection.recv(size - len(data))
-        if not part:
+        chunk = connection.recv(size - len(data))
+        if not chunk:
             raise Refused("the controller hung up")
-        data += part
+        data += chunk
     return data
 
 
@@ -413,10 +413,10 @@ def run(request: Message, lines: Read, emit: Emit) -> None:
     children.adopt_orphans()
     try:
         # The address by which Slurm reaches the launching host most likely works for us, too.
-        slurms = os.environ.get("SLURM_LAUNCH_NODE_IPADDR", "")
-        offered = [address for address in request["addresses"] if address != slurms]
-        connection = dial([*([slurms] if slurms else []), *offered], request["port"])
-        sealer, opener = meet(connection, name, bytes.fromhex(request["secret"]))
+        slurm_address = os.environ.get("SLURM_LAUNCH_NODE_IPADDR", "")
+        offered = [address for address in request["addresses"] if address != slurm_address]
+        connection = dial([*([slurm_address] if slurm_address else []), *offered], request["port"])
+        sealer, opener = authenticate(connection, name, bytes.fromhex(request["secret"]))
     except (NoRoute, Refused, OSError) as error:
         emit({"node": name, "trouble": str(error) or type(error).__name__})
         return

@@ -33,7 +33,7 @@ VERSION = 1
 GRACE_S = 2.0
 """The alarm comes this long after an entry's own deadline."""
 
-DONE, WRONG, BROKE, LATE, LAPSED = 0, 2, 3, 4, 5
+DONE, WRONG_REQUEST, BROKE, LATE, LAPSED = 0, 2, 3, 4, 5
 """Exit statuses: answered (or the controller is gone), wrong request, a bug of ours, out of time,
 or no message from the controller for the length of the lease."""
 
@@ -49,7 +49,7 @@ def main(entry: str) -> None:
     except Gone:
         status = DONE
     except Exception as error:  # noqa: BLE001 (the controller gets one line, not a traceback)
-        _complain(error)
+        _report_error(error)
         status = BROKE
     leave(status)
 
@@ -67,7 +67,7 @@ def _serve(entry: str) -> int:
         return DONE
     if entry not in _ENTRIES or not isinstance(request.get("nonce"), str):
         print(f"preflight: no entry {entry!a}, or a request without nonce", file=sys.stderr)
-        return WRONG
+        return WRONG_REQUEST
     channel.nonce = request["nonce"]
     # End when time is up, or when `timeout` or the login session sends a signal.
     for number in (signal.SIGALRM, signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
@@ -78,13 +78,13 @@ def _serve(entry: str) -> int:
     return DONE
 
 
-def _complain(error: Exception) -> None:
+def _report_error(error: Exception) -> None:
     """Print the error's class and place in one line; its text may contain a secret."""
     trace = error.__traceback__
     while trace and trace.tb_next:
         trace = trace.tb_next
-    where = f"{trace.tb_frame.f_code.co_name}:{trace.tb_lineno}" if trace else "?"
-    text = f"preflight: the payload broke: {type(error).__name__} in {where}\n"
+    place = f"{trace.tb_frame.f_code.co_name}:{trace.tb_lineno}" if trace else "?"
+    text = f"preflight: the payload broke: {type(error).__name__} in {place}\n"
     os.write(2, text.encode("ascii", "replace"))
 
 
@@ -112,9 +112,9 @@ class Reader:
         TimeoutError if none is complete within `within_s` (None: no limit); it can still come
         later. `wait` replaces select(2).
         """
-        ends = None if within_s is None else time.monotonic() + within_s
+        deadline = None if within_s is None else time.monotonic() + within_s
         while b"\n" not in self._pending:
-            left_s = None if ends is None else max(0.0, ends - time.monotonic())
+            left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
             if not (wait or _readable)(self.descriptor, left_s):
                 raise TimeoutError
             chunk = os.read(self.descriptor, 65536)
@@ -160,10 +160,10 @@ class Channel(Reader):
 BEATS = 5
 """Heartbeats of an agent per lease."""
 
-_LOOK_S = 0.5
+_CHECK_S = 0.5
 """Interval at which the lease is checked while no message comes."""
 
-_HELD_UP_S = 3.0
+_STOPPED_S = 3.0
 """A longer gap between two checks means that this process was stopped: no scheduler delays more."""
 
 CLOSED, LINE = "closed", "line"
@@ -176,29 +176,29 @@ class Lease:
         self.seconds = seconds
         """None: the lease never lapses."""
         self._renewed = {LINE: time.monotonic()}
-        self._looked = time.monotonic()
-        self._spared = False
+        self._checked_s = time.monotonic()
+        self._is_extended = False
 
     def renew(self, source: str) -> None:
         """Renew a source; after its first renewal, the lease depends on it."""
         self._renewed[source] = time.monotonic()
-        self._spared = False
+        self._is_extended = False
 
     def lapsed(self) -> str:
-        """Return a source that has been silent for too long, or ""; call it often.
+        """Return a source that did not renew the lease in time, or ""; call it often.
 
         If this process itself was delayed (stopped, or by a library that blocks the interpreter),
-        it has not read what came meanwhile: it gets half a lease more, once.
+        it could not read messages meanwhile: the lease is extended by half of it, once.
         """
         if self.seconds is None:
             return ""
-        now = time.monotonic()
-        held_up_s, self._looked = now - self._looked, now
+        now_s = time.monotonic()
+        gap_s, self._checked_s = now_s - self._checked_s, now_s
         renewed = dict(self._renewed)  # another thread may add to it
-        silent = [name for name, at in renewed.items() if now - at > self.seconds]
-        if silent and held_up_s > _HELD_UP_S and not self._spared:
-            self._spared = True
-            self._renewed.update(dict.fromkeys(silent, now - self.seconds / 2))
+        silent = [name for name, renewed_s in renewed.items() if now_s - renewed_s > self.seconds]
+        if silent and gap_s > _STOPPED_S and not self._is_extended:
+            self._is_extended = True
+            self._renewed.update(dict.fromkeys(silent, now_s - self.seconds / 2))
             return ""
         return silent[0] if silent else ""
 
@@ -212,7 +212,7 @@ def attend(
     """
     while True:
         try:
-            message = lines(_LOOK_S)
+            message = lines(_CHECK_S)
         except TimeoutError:
             pass
         else:

@@ -54,7 +54,7 @@ _VARIABLE = re.compile(
 _ATTACHED = re.compile(rb"^Attached GPUs +: (\d{1,3})$", re.MULTILINE)
 _GPU = re.compile(rb"^(?=GPU [0-9A-Fa-f:]{7,11}:[0-9A-Fa-f]{2}\.[0-7][ \t]*$)", re.MULTILINE)
 _PROCESSES = re.compile(rb"^[ \t]+Processes\b.*", re.MULTILINE | re.DOTALL)
-_LEFT_OUT = b"    Processes                             : left out, see facts.json\n"
+_PROCESSES_CUT = b"    Processes                             : left out, see facts.json\n"
 _FOLDERS = ("/usr/sbin", "/usr/bin", "/sbin", "/bin", "/usr/local/sbin", "/usr/local/bin")
 
 
@@ -71,8 +71,8 @@ def run(request: Message, lines: Read, emit: Emit) -> None:
 
 def _start(name: str) -> guard.Child | None:
     folders = (*os.environ.get("PATH", "").split(":"), *_FOLDERS)
-    most = READ_BYTES if name in (_JOURNAL, _DMESG) else MOST_BYTES
-    return guard.spawn_tool(_COMMANDS[name], folders, errors=True, most=most)
+    limit = READ_BYTES if name in (_JOURNAL, _DMESG) else MOST_BYTES
+    return guard.spawn_tool(_COMMANDS[name], folders, errors=True, most=limit)
 
 
 def _finish(name: str, child: guard.Child | None, began: float, until: float) -> dict[str, Any]:
@@ -81,25 +81,25 @@ def _finish(name: str, child: guard.Child | None, began: float, until: float) ->
     row.update(seconds=0.0, cut=False, error="", text="")
     if child is None:
         return dict(row, error=f"{words[0]} is not installed")
-    kernel, most = name in (_JOURNAL, _DMESG), child.most
-    ended = child.listen(until)
+    is_kernel_log, limit = name in (_JOURNAL, _DMESG), child.most
+    answered = child.listen(until)
     row["seconds"] = round(min(child.ended, time.monotonic()) - began, 3)
-    gone = child.dismiss(kill=not ended or len(child.output) > most)
-    output = bytes(child.output[:most])
-    row["cut"] = len(child.output) > most
-    if kernel:
+    has_ended = child.dismiss(kill=not answered or len(child.output) > limit)
+    output = bytes(child.output[:limit])
+    row["cut"] = len(child.output) > limit
+    if is_kernel_log:
         lines = _LINE_END.split(_CONTROL.sub(b"?", output))
         text = b"".join(line + b"\n" for line in lines if _KERNEL.search(line))
         row["cut"] = row["cut"] or len(text) > MOST_BYTES
         output = _LINE_END.split(text[-MOST_BYTES:], 1)[-1] if len(text) > MOST_BYTES else text
     text = without_processes(output) if words[1:] == ["-q"] else output
     row["text"] = clean_block(text, MOST_BYTES)
-    if ended and child.status is not None and len(child.output) <= most:
+    if answered and child.status is not None and len(child.output) <= limit:
         status = child.status
         row["status"] = os.WEXITSTATUS(status) if os.WIFEXITED(status) else -os.WTERMSIG(status)
-    if not ended:
-        row["error"] = "no answer in time" + ("" if gone else ", and it cannot be killed")
-    elif kernel and row["status"] != 0 and not output:
+    if not answered:
+        row["error"] = "no answer in time" + ("" if has_ended else ", and it cannot be killed")
+    elif is_kernel_log and row["status"] != 0 and not output:
         row["error"] = "this login may not read the kernel log"
     return row
 
@@ -110,7 +110,7 @@ def without_processes(output: bytes) -> bytes:
     attached = _ATTACHED.search(head)
     if not attached or len(gpus) > int(attached[1]):
         gpus = gpus[:1]  # it comes before the first process's name
-    return b"".join(_PROCESSES.sub(_LEFT_OUT, part) for part in (head, *gpus))
+    return b"".join(_PROCESSES.sub(_PROCESSES_CUT, text) for text in (head, *gpus))
 
 
 def _environment() -> dict[str, Any]:

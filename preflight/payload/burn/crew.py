@@ -27,16 +27,16 @@ Serve = Callable[[Dict[str, Any]], List[Dict[str, Any]]]
 """Carries out one order; returns its events."""
 
 
-_KILLED_S = 10.0
+_KILL_S = 10.0
 """How long a killed process may take to end: the driver ends its kernels and frees memory first."""
 
 
 @dataclass
 class Answer:
-    """The result of one order; after a failure, `how` is "hung", "died", "error" or "held"."""
+    """The result of one order; after a failure, `failure` is "hung", "died", "error" or "held"."""
 
     events: list[dict[str, Any]] = field(default_factory=list)
-    how: str = ""
+    failure: str = ""
     error: str = ""
     starved: bool = False
 
@@ -46,17 +46,17 @@ class Worker:
 
     def __init__(self, name: str, serve: Serve) -> None:
         orders, self._orders = os.pipe()
-        answers, answering = os.pipe()
+        answers, answer_end = os.pipe()
         self._answers = start.Reader(answers)
         self._waited: dict[str, float] = {}
         self._not_started = ""
         try:
-            self.pid = children.fork_surely(name, lambda: _work(serve, orders, answering))
+            self.pid = children.fork_surely(name, lambda: _work(serve, orders, answer_end))
         except OSError as error:
             self._not_started = str(error)
             self.close()
         os.close(orders)
-        os.close(answering)
+        os.close(answer_end)
 
     def order(self, order: dict[str, Any]) -> None:
         """Send an order; if the process has ended, `answer` says so."""
@@ -68,19 +68,19 @@ class Worker:
     def answer(self, ends: float, limit_s: float) -> Answer:
         """Wait for the result of the order until `ends`; kill the process if it is late."""
         if self._not_started:
-            return Answer(how="error", error=self._not_started)
+            return Answer(failure="error", error=self._not_started)
         try:
             message = self._answers.next(max(0.0, ends - time.monotonic()))
         except TimeoutError:
             excuse = clocks.excuse(self._waited, self.pid, limit_s)
             leftover = self.end(kill=True)
             error = f"it stood still for {limit_s:.0f} s and was killed{excuse}{leftover}"
-            return Answer(how="hung", error=error, starved="for a CPU" in excuse)
+            return Answer(failure="hung", error=error, starved="for a CPU" in excuse)
         if message is None:
-            return Answer(how="died", error=self.end() or "its process ended by itself")
+            return Answer(failure="died", error=self.end() or "its process ended by itself")
         if "failed" in message:
             self.end()
-            return Answer(message["events"], how=message["how"], error=message["failed"])
+            return Answer(message["events"], failure=message["how"], error=message["failed"])
         return Answer(message["events"])
 
     def close(self) -> None:
@@ -97,25 +97,25 @@ class Worker:
         if status is not None:
             return f"its process {children.describe_exit(status)}" if status else ""
         os.kill(self.pid, signal.SIGKILL)
-        if children.wait_for_exit(self.pid, _KILLED_S) is not None:
+        if children.wait_for_exit(self.pid, _KILL_S) is not None:
             return ""
         return f"; it is still there{' in D state' * clocks.in_d_state(self.pid)}"
 
 
-def _work(serve: Serve, orders: int, answering: int) -> None:
+def _work(serve: Serve, orders: int, answer_end: int) -> None:
     """In the child: serve orders until the parent closes the pipes."""
-    children.close_all_but({orders, answering})
+    children.close_all_but({orders, answer_end})
     reader = start.Reader(orders)
 
-    def fail(how: str, error: str) -> None:
-        start.write(answering, {"events": [], "how": how, "failed": error})
+    def fail(failure: str, error: str) -> None:
+        start.write(answer_end, {"events": [], "how": failure, "failed": error})
 
     try:
         while True:
             order = reader.next(None)
             if order is None:
                 return
-            start.write(answering, {"events": serve(order)})
+            start.write(answer_end, {"events": serve(order)})
     except NoCuda as error:
         fail("held" if error.held else "error", str(error))
     except Exception as error:  # noqa: BLE001 - whatever torch or a driver raises is reported
@@ -130,49 +130,49 @@ class Crew:
     ) -> None:
         self._limits = plan["limit_s"]
         self._emit = emit
-        self._alive: dict[int, Worker] = {}
+        self._workers: dict[int, Worker] = {}
         for index in range(count):
             work = partial(device.work, kind=kind, index=index, plan=plan, sides=sides)
-            self._alive[index] = Worker(f"preflight-{kind}{index}", work)
+            self._workers[index] = Worker(f"preflight-{kind}{index}", work)
 
     def run(self, phase: str) -> None:
         """Run a phase on all devices at once, as a job would; "pcie" in turn: they share a path."""
-        alive = list(self._alive)
-        for indices in [[index] for index in alive] if phase == "pcie" else [alive]:
-            self._ask(indices, phase)
+        indices = list(self._workers)
+        for batch in [[index] for index in indices] if phase == "pcie" else [indices]:
+            self._ask(batch, phase)
 
     def dismiss(self) -> list[int]:
         """End all processes, which frees their memory; return the devices without a failure."""
-        alive = sorted(self._alive)
-        for worker in self._alive.values():
+        indices = sorted(self._workers)
+        for worker in self._workers.values():
             worker.close()
-        for worker in self._alive.values():
+        for worker in self._workers.values():
             worker.end()
-        self._alive = {}
-        return alive
+        self._workers = {}
+        return indices
 
     def _ask(self, indices: list[int], phase: str) -> None:
         limit_s = float(self._limits[phase])
         for index in indices:
-            self._alive[index].order({"phase": phase})
+            self._workers[index].order({"phase": phase})
         ends = time.monotonic() + limit_s
         for index in indices:
-            answer = self._alive[index].answer(ends, limit_s)
+            answer = self._workers[index].answer(ends, limit_s)
             for event in answer.events:
                 self._emit(dict(event, device=index))
-            if answer.how:
-                del self._alive[index]
+            if answer.failure:
+                del self._workers[index]
                 self._emit(lost_event(index, phase, answer))
 
 
-def lost_event(index: int, phase: str, answer: Answer, to: int | None = None) -> dict[str, Any]:
-    """The event for a device that failed, or for its copies `to` another one."""
+def lost_event(index: int, phase: str, answer: Answer, target: int | None = None) -> dict[str, Any]:
+    """The event for a device that failed, or for its copies `target` another one."""
     return {
         "event": "lost",
         "device": index,
-        "to": to,
+        "to": target,
         "phase": phase,
-        "how": answer.how,
+        "how": answer.failure,
         "error": answer.error[:500],
         "starved": answer.starved,
     }

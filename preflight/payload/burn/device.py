@@ -56,17 +56,17 @@ class Bench:
         self.sync()
         return max(_LEAST_S, time.perf_counter() - began)
 
-    def samples(self, work: Callable[[], object], how: dict[str, Any]) -> list[float]:
-        """Seconds per repetition, for each of `samples` runs of about `sample_s`.
+    def samples(self, work: Callable[[], object], spec: dict[str, Any]) -> list[float]:
+        """Return seconds per repetition, for each of `samples` runs of about `sample_s`.
 
         `warm_s` before them lets clocks rise, and libraries choose their kernels.
         """
         self.seconds(work, 1)
-        times = self.times(work, how["sample_s"])
-        ends = time.perf_counter() + how["warm_s"]
+        times = self.times(work, spec["sample_s"])
+        ends = time.perf_counter() + spec["warm_s"]
         while time.perf_counter() < ends:
             self.seconds(work, times)
-        return [self.seconds(work, times) / times for _ in range(how["samples"])]
+        return [self.seconds(work, times) / times for _ in range(spec["samples"])]
 
     def times(self, work: Callable[[], object], within_s: float) -> int:
         """How many repetitions fill `within_s` without a stall; at least 1.
@@ -74,8 +74,8 @@ class Bench:
         The quickest of a few counts: after a stall one repetition would seem to fill the time, and
         such short samples may fall between the stalls of a slow device.
         """
-        once = min(self.seconds(work, 2) / 2 for _ in range(_TRIES))
-        return max(1, min(_MOST_TIMES, math.ceil(within_s / once)))
+        once_s = min(self.seconds(work, 2) / 2 for _ in range(_TRIES))
+        return max(1, min(_MOST_TIMES, math.ceil(within_s / once_s)))
 
 
 def reading(measure: str, samples: list[float], **where: Any) -> dict[str, Any]:
@@ -88,73 +88,73 @@ def reading(measure: str, samples: list[float], **where: Any) -> dict[str, Any]:
     }
 
 
-class Waited:
+class CpuWait:
     """Measures the share of time in which this process was ready to run but had no CPU."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()
-        self._before = clocks.waited_s(os.getpid())
+        self._waited_s = clocks.waited_s(os.getpid())
 
     def share(self) -> float:
         """The share of the thread that waited most; 0 where the kernel does not report it."""
         elapsed_s = max(1e-3, time.monotonic() - self._began)
-        most = clocks.longest_wait_s(self._before, os.getpid())
-        return round(min(1.0, max(0.0, most / elapsed_s)), 4)
+        longest_s = clocks.longest_wait_s(self._waited_s, os.getpid())
+        return round(min(1.0, max(0.0, longest_s / elapsed_s)), 4)
 
 
-def inside(bench: Bench, how: dict[str, Any]) -> list[dict[str, Any]]:
+def measure_memory(bench: Bench, spec: dict[str, Any]) -> list[dict[str, Any]]:
     """GB/s (1e9) of a copy within the device's memory; each byte is read once and written once."""
-    size = how["mib"] * MIB
+    size = spec["mib"] * MIB
     source = bench.empty(size // 4, bench.torch.int32).fill_(1)
     target = bench.torch.empty_like(source)
-    seconds = bench.samples(lambda: target.copy_(source), how)
+    seconds = bench.samples(lambda: target.copy_(source), spec)
     return [reading("memory_gbs", [2 * size / copy_s / 1e9 for copy_s in seconds])]
 
 
-def across(bench: Bench, how: dict[str, Any], sides: Sides) -> list[dict[str, Any]]:
+def measure_pcie(bench: Bench, spec: dict[str, Any], sides: Sides) -> list[dict[str, Any]]:
     """GB/s to the device and back, with host memory of each NUMA node in turn.
 
     The host's buffers are pinned, and first written by a CPU of their NUMA node. All are kept until
     the end: torch would reuse a freed one on any NUMA node.
     """
-    size = how["mib"] * MIB
-    own = bench.empty(size, bench.torch.uint8).fill_(1)
-    before = os.sched_getaffinity(0)
+    size = spec["mib"] * MIB
+    device = bench.empty(size, bench.torch.uint8).fill_(1)
+    allowed = os.sched_getaffinity(0)
     buffers, events = [], []
     try:
         for side, cpus in sides:
             os.sched_setaffinity(0, cpus)
-            host = bench.torch.empty(size, dtype=bench.torch.uint8, pin_memory=own.is_cuda)
+            host = bench.torch.empty(size, dtype=bench.torch.uint8, pin_memory=device.is_cuda)
             host.fill_(2)
             buffers.append(host)
-            for measure, to, source in (("h2d_gbs", own, host), ("d2h_gbs", host, own)):
-                seconds = bench.samples(partial(to.copy_, source, non_blocking=True), how)
+            for measure, target, source in (("h2d_gbs", device, host), ("d2h_gbs", host, device)):
+                seconds = bench.samples(partial(target.copy_, source, non_blocking=True), spec)
                 rates = [size / copy_s / 1e9 for copy_s in seconds]
                 events.append(reading(measure, rates, side=side))
     finally:
-        os.sched_setaffinity(0, before)
+        os.sched_setaffinity(0, allowed)
     return events
 
 
-def measure(bench: Bench, how: dict[str, Any]) -> list[dict[str, Any]]:
+def measure_gemm(bench: Bench, spec: dict[str, Any]) -> list[dict[str, Any]]:
     """TFLOPS of an n x n x n product of random numbers, 2 n^3 operations each."""
-    torch, n = bench.torch, how["n"]
+    torch, n = bench.torch, spec["n"]
     torch.manual_seed(1)  # the same numbers for all: a product's power depends on them
     left = torch.randn(n, n, device=bench.device).to(torch.bfloat16)
     right = torch.randn(n, n, device=bench.device).to(torch.bfloat16)
     out = torch.empty_like(left)
-    seconds = bench.samples(lambda: torch.mm(left, right, out=out), how)
+    seconds = bench.samples(lambda: torch.mm(left, right, out=out), spec)
     return [reading("gemm_tflops", [2 * n**3 / product_s / 1e12 for product_s in seconds])]
 
 
-def measure_launch(bench: Bench, how: dict[str, Any]) -> list[dict[str, Any]]:
+def measure_launch(bench: Bench, spec: dict[str, Any]) -> list[dict[str, Any]]:
     """Microseconds to launch and synchronize; each sample is the median of many."""
     once = partial(bench.torch.zeros(1, device=bench.device).add_, 1)
-    for _ in range(how["launches"]):
+    for _ in range(spec["launches"]):
         once()
     samples = []
-    for _ in range(how["samples"]):
-        launches = sorted(bench.seconds(once, 1) for _ in range(how["launches"]))
+    for _ in range(spec["samples"]):
+        launches = sorted(bench.seconds(once, 1) for _ in range(spec["launches"]))
         samples.append(launches[len(launches) // 2] * 1e6)
     return [reading("launch_us", samples)]
 
@@ -173,13 +173,13 @@ def signs(bench: Bench, rows: int, columns: int, key: int) -> Any:
     return words.to(bench.torch.bfloat16).view(rows, columns)
 
 
-def small(bench: Bench, rows: int, columns: int, key: int) -> Any:
+def small_numbers(bench: Bench, rows: int, columns: int, key: int) -> Any:
     """A bf16 matrix of whole numbers from -15 to 16; sums of 8,192 products are below 2^22."""
     words = (_words(bench, rows * columns, key) & 31).sub_(15)
     return words.to(bench.torch.bfloat16).view(rows, columns)
 
 
-def wrong_row(bench: Bench, left: Any, right: Any, product: Any) -> int | None:
+def first_wrong_row(bench: Bench, left: Any, right: Any, product: Any) -> int | None:
     """The first row in which `product` is not left x right; None if all are correct.
 
     Freivalds' algorithm: product v = left (right v) for a vector of odd numbers. All of it is exact
@@ -198,16 +198,16 @@ def digest_of(bench: Bench, product: Any) -> str:
     bits = product.contiguous().view(torch.int16).view(-1)
     total, width = 0, _ROWS * _ROWS
     for start in range(0, bits.numel(), width):
-        part = bits[start : start + width].to(torch.int64).add_(65537)
-        place = torch.arange(start, start + part.numel(), dtype=torch.int64, device=part.device)
-        total += int(part.mul_(place.mul_(2).add_(1)).sum().item())
+        chunk = bits[start : start + width].to(torch.int64).add_(65537)
+        weights = torch.arange(start, start + chunk.numel(), dtype=torch.int64, device=chunk.device)
+        total += int(chunk.mul_(weights.mul_(2).add_(1)).sum().item())
     return f"{total % _EXACT_WORD:016x}"
 
 
-def place_of(wrong: Any, right: Any) -> tuple[int, int]:
+def first_difference(result: Any, expected: Any) -> tuple[int, int]:
     """(row, column) of the first element that differs."""
-    flat = int((wrong != right).view(-1).nonzero()[0].item())
-    columns = int(wrong.shape[1])
+    flat = int((result != expected).view(-1).nonzero()[0].item())
+    columns = int(result.shape[1])
     return flat // columns, flat % columns
 
 
@@ -229,9 +229,9 @@ def _words(bench: Bench, count: int, key: int) -> Any:
 _WORD = 2**32
 
 
-def prove(bench: Bench, how: dict[str, Any]) -> list[dict[str, Any]]:
+def prove(bench: Bench, spec: dict[str, Any]) -> list[dict[str, Any]]:
     """Run both proofs, of arithmetic and of memory."""
-    return [_product(bench, how), _memory(bench, how)]
+    return [_product(bench, spec), _memory(bench, spec)]
 
 
 def proof(what: str, rounds: int, wrong: int, first: str = "", **more: Any) -> dict[str, Any]:
@@ -246,34 +246,34 @@ def proof(what: str, rounds: int, wrong: int, first: str = "", **more: Any) -> d
     }
 
 
-def _product(bench: Bench, how: dict[str, Any]) -> dict[str, Any]:
-    torch, n, k = bench.torch, how["n"], how["k"]
+def _product(bench: Bench, spec: dict[str, Any]) -> dict[str, Any]:
+    torch, n, k = bench.torch, spec["n"], spec["k"]
     left, right = signs(bench, n, k, 1), signs(bench, k, n, 2)
     product = torch.mm(left, right)
-    row = wrong_row(bench, left, right, product)
+    row = first_wrong_row(bench, left, right, product)
     wrong, first = int(row is not None), "" if row is None else f"row {row} of {n} in product 1"
-    again = torch.empty_like(product)
-    for number in range(2, how["products"] + 1):
-        torch.mm(left, right, out=again)
-        if not torch.equal(again, product):
-            at = place_of(again, product)
-            value, before = float(again[at].item()), float(product[at].item())
-            words = f"element {at[0]},{at[1]} came out as {value:g} in product {number}"
-            first = first or f"{words}, before as {before:g}"
+    repeated = torch.empty_like(product)
+    for number in range(2, spec["products"] + 1):
+        torch.mm(left, right, out=repeated)
+        if not torch.equal(repeated, product):
+            index = first_difference(repeated, product)
+            value, earlier = float(repeated[index].item()), float(product[index].item())
+            words = f"element {index[0]},{index[1]} came out as {value:g} in product {number}"
+            first = first or f"{words}, before as {earlier:g}"
             wrong += 1
     digest = digest_of(bench, product)
     size = f"{n}x{k}"
-    return proof("product", how["products"], wrong, first, digest=digest, size=size)
+    return proof("product", spec["products"], wrong, first, digest=digest, size=size)
 
 
-def _memory(bench: Bench, how: dict[str, Any]) -> dict[str, Any]:
+def _memory(bench: Bench, spec: dict[str, Any]) -> dict[str, Any]:
     torch = bench.torch
-    words = how["chunk_mib"] * MIB // 4
-    count = max(1, _bytes(bench, how) // (words * 4) - 1)
+    words = spec["chunk_mib"] * MIB // 4
+    count = max(1, _memory_to_test(bench, spec) // (words * 4) - 1)
     chunks = [bench.empty(words, torch.int32) for _ in range(count)]
     expected = bench.empty(words, torch.int32)
     wrong, first = 0, ""
-    for turn in range(how["patterns"]):
+    for turn in range(spec["patterns"]):
         for place, chunk in enumerate(chunks):
             verify.fill(torch, chunk, verify.key(3, turn, place))
         for inverted in (False, True):
@@ -283,27 +283,27 @@ def _memory(bench: Bench, how: dict[str, Any]) -> dict[str, Any]:
                     expected.bitwise_not_()
                 if not torch.equal(chunk, expected):
                     wrong += int((chunk != expected).sum().item())
-                    first = first or _where(chunk, expected, place * words)
+                    first = first or _describe_word(chunk, expected, place * words)
                 if not inverted:
                     chunk.bitwise_not_()
-    mib = count * how["chunk_mib"]
-    return proof("memory", 2 * how["patterns"], wrong, first, size=f"{mib} MiB")
+    mib = count * spec["chunk_mib"]
+    return proof("memory", 2 * spec["patterns"], wrong, first, size=f"{mib} MiB")
 
 
-def _bytes(bench: Bench, how: dict[str, Any]) -> int:
+def _memory_to_test(bench: Bench, spec: dict[str, Any]) -> int:
     """Bytes to write: a share of the memory that is free now, up to a limit."""
-    most = how["most_mib"] * MIB
+    limit = spec["most_mib"] * MIB
     if bench.kind != "cuda":
-        return int(most)
+        return int(limit)
     bench.torch.cuda.empty_cache()
     free = bench.torch.cuda.mem_get_info(bench.device)[0]
-    return int(min(most, free * how["share"]))
+    return int(min(limit, free * spec["share"]))
 
 
-def _where(chunk: Any, expected: Any, offset: int) -> str:
-    at = int((chunk != expected).nonzero()[0].item())
-    got, right = (int(buffer[at].item()) % _WORD for buffer in (chunk, expected))
-    return f"word {offset + at} is 0x{got:08x}, must be 0x{right:08x}"
+def _describe_word(chunk: Any, expected: Any, offset: int) -> str:
+    index = int((chunk != expected).nonzero()[0].item())
+    got, wanted = (int(buffer[index].item()) % _WORD for buffer in (chunk, expected))
+    return f"word {offset + index} is 0x{got:08x}, must be 0x{wanted:08x}"
 
 
 _SM_CLOCK = 1  # nvml.h: nvmlClockType_t
@@ -333,33 +333,33 @@ class Gauge:
 _MOST_WINDOWS = 2000
 
 
-def measure_sustained(bench: Bench, how: dict[str, Any]) -> list[dict[str, Any]]:
+def measure_sustained(bench: Bench, spec: dict[str, Any]) -> list[dict[str, Any]]:
     """Multiply for `seconds`: TFLOPS and clocks of each window, and whether results are exact.
 
     The clocks are read while the device has work queued: an idle GPU is not hot.
     """
-    torch, n = bench.torch, how["n"]
-    left, right = small(bench, n, n, 4), small(bench, n, n, 5)
+    torch, n = bench.torch, spec["n"]
+    left, right = small_numbers(bench, n, n, 4), small_numbers(bench, n, n, 5)
     expected = torch.mm(left, right)
     out = torch.empty_like(expected)
     work = partial(torch.mm, left, right, out=out)
     gauge = Gauge(bench)
     rates: list[float] = []
     looks, wrong, first = [gauge.look()], 0, ""
-    times = bench.times(work, how["window_s"])
+    times = bench.times(work, spec["window_s"])
     began = time.perf_counter()
-    while time.perf_counter() - began < how["seconds"] and len(rates) < _MOST_WINDOWS:
+    while time.perf_counter() - began < spec["seconds"] and len(rates) < _MOST_WINDOWS:
         bench.sync()
-        at = time.perf_counter()
+        window_began = time.perf_counter()
         for _ in range(times):
             work()
         if bench.kind == "cuda":
             looks.append(gauge.look())
         bench.sync()
-        rates.append(times * 2 * n**3 / (time.perf_counter() - at) / 1e12)
+        rates.append(times * 2 * n**3 / (time.perf_counter() - window_began) / 1e12)
         if not torch.equal(out, expected):
-            row, column = place_of(out, expected)
-            first = first or f"element {row},{column} after {at - began:.1f} s"
+            row, column = first_difference(out, expected)
+            first = first or f"element {row},{column} after {window_began - began:.1f} s"
             wrong += 1
     readings = [look for look in looks if look is not None]
     events = [reading("sustained_tflops", rates), {"event": "clocks", "looks": readings}]
@@ -370,8 +370,8 @@ def measure_sustained(bench: Bench, how: dict[str, Any]) -> list[dict[str, Any]]
 
 
 _PHASES = {
-    "gemm": measure,
-    "memory": inside,
+    "gemm": measure_gemm,
+    "memory": measure_memory,
     "integrity": prove,
     "launch": measure_launch,
     "sustained": measure_sustained,
@@ -385,18 +385,18 @@ def work(
     import torch  # already loaded by the agent
 
     torch.set_num_threads(1)
-    bench, phase, waited = Bench(torch, kind, index), order["phase"], Waited()
+    bench, phase, waited = Bench(torch, kind, index), order["phase"], CpuWait()
     if phase == "open":
-        events = [_open(bench, index, sides)]
+        events = [_open_device(bench, index, sides)]
     elif phase == "pcie":
-        events = across(bench, plan[phase], sides)
+        events = measure_pcie(bench, plan[phase], sides)
     else:
         events = _PHASES[phase](bench, plan[phase])
     share = waited.share()
     return [dict(e, waited=share) if e["event"] == "reading" else e for e in events]
 
 
-def _open(bench: Bench, index: int, sides: Sides) -> dict[str, Any]:
+def _open_device(bench: Bench, index: int, sides: Sides) -> dict[str, Any]:
     """Create the CUDA context, and bind the process to the CPUs next to its device."""
     event: dict[str, Any] = {"event": "opened", "name": "CPU", "bus_id": "", "numa": None}
     if bench.kind == "cpu":

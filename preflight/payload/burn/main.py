@@ -27,7 +27,7 @@ def run(request: dict[str, Any], read_line: Read, emit: Emit) -> None:
     children.adopt_orphans()
     lock = agent.claim(str(request["name"]))
     if lock is None:
-        emit({"event": "busy", "error": agent.why_taken(str(request["name"]))[0]})
+        emit({"event": "busy", "error": agent.lock_holder(str(request["name"]))[0]})
         return
     os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # NVML's order, not the fastest GPU first
     description = cuda.describe()
@@ -53,16 +53,16 @@ def _load(
     sides = paths.sides(sysfs)
     workers = crew.Crew(kind, count, plan, sides, emit)
     phases = ["open", *(name for name in _PHASES if plan.get(name))]
-    beside = [name for name in ("p2p", "host", "nic") if plan.get(name)]
-    steps = len(phases) + len(beside)
+    path_phases = [name for name in ("p2p", "host", "nic") if plan.get(name)]
+    steps = len(phases) + len(path_phases)
     for done, phase in enumerate(phases):
         emit({"event": "step", "phase": phase, "done": done, "of": steps})
         workers.run(phase)
-    alive = workers.dismiss()
-    for done, phase in enumerate(beside, len(phases)):
+    devices = workers.dismiss()
+    for done, phase in enumerate(path_phases, len(phases)):
         emit({"event": "step", "phase": phase, "done": done, "of": steps})
         if phase == "p2p":
-            paths.measure_pairs(kind, alive, plan, emit)
+            paths.measure_pairs(kind, devices, plan, emit)
         elif phase == "host":
             paths.measure_host(plan, sides, emit)
         else:

@@ -32,7 +32,7 @@ from start import Emit
 from sweep import cuda, transports, verify
 
 from . import crew
-from .device import Bench, Sides, Waited, proof, reading
+from .device import Bench, CpuWait, Sides, proof, reading
 
 MIB = 1 << 20
 _MOST_THREADS = 64
@@ -48,33 +48,33 @@ def measure_host(plan: dict[str, Any], sides: Sides, emit: Emit) -> None:
         answer = worker.answer(time.monotonic() + limit_s, limit_s)
         for event in answer.events:
             emit(event)
-        if answer.how:
-            why = f"NUMA node {side}: {answer.error}"[:500]
-            emit({"event": "trouble", "what": "host", "error": why})
+        if answer.failure:
+            error = f"NUMA node {side}: {answer.error}"[:500]
+            emit({"event": "trouble", "what": "host", "error": error})
         else:
             worker.end()
 
 
 def _measure_memory(
-    side: int, cpus: list[int], how: dict[str, Any], _order: dict[str, Any]
+    side: int, cpus: list[int], spec: dict[str, Any], _order: dict[str, Any]
 ) -> list[dict[str, Any]]:
     """In the process of one NUMA node: measure once."""
     import torch
 
     os.sched_setaffinity(0, cpus)
     torch.set_num_threads(min(_MOST_THREADS, len(cpus)))
-    bench, waited = Bench(torch, "cpu", 0), Waited()
-    words = how["mib"] * MIB // 8
+    bench, waited = Bench(torch, "cpu", 0), CpuWait()
+    words = spec["mib"] * MIB // 8
     source = torch.ones(words, dtype=torch.float64)
     target = torch.empty_like(source)
-    copies_s = bench.samples(lambda: target.copy_(source), how)
-    n = how["n"]
+    copies_s = bench.samples(lambda: target.copy_(source), spec)
+    n = spec["n"]
     left, right, out = torch.ones(n, n), torch.ones(n, n), torch.empty(n, n)
-    products_s = bench.samples(lambda: torch.mm(left, right, out=out), how)
-    where = {"side": side, "waited": waited.share(), "threads": torch.get_num_threads()}
+    products_s = bench.samples(lambda: torch.mm(left, right, out=out), spec)
+    fields = {"side": side, "waited": waited.share(), "threads": torch.get_num_threads()}
     rates = [2 * words * 8 / copy_s / 1e9 for copy_s in copies_s]
     flops = [2 * n**3 / product_s / 1e9 for product_s in products_s]
-    return [reading("host_copy_gbs", rates, **where), reading("host_gflops", flops, **where)]
+    return [reading("host_copy_gbs", rates, **fields), reading("host_gflops", flops, **fields)]
 
 
 _NODE = re.compile(r"node(\d{1,4})$")
@@ -102,7 +102,7 @@ _LISTENS_S = 0.3
 _AVERAGE = 3  # #bytes, #iterations, BW peak, BW average, MsgRate
 
 
-def measure_nics(how: dict[str, Any], sysfs: str, emit: Emit, sides: Sides, ends: float) -> None:
+def measure_nics(spec: dict[str, Any], sysfs: str, emit: Emit, sides: Sides, ends: float) -> None:
     """Measure the loopback of each active NIC; a failure is reported in the tool's words.
 
     `ends`: by the monotonic clock. Except for the first NIC of each NUMA node, no NIC starts that
@@ -125,16 +125,16 @@ def measure_nics(how: dict[str, Any], sysfs: str, emit: Emit, sides: Sides, ends
                     os.sched_setaffinity(0, cpus)  # of this thread and the processes it starts
             while left and time.monotonic() + longest_s <= ends:
                 began = time.monotonic()
-                events.put(_measure(tool, *left[0], how))
+                events.put(_measure_nic(tool, *left[0], spec))
                 del left[0]
                 longest_s = max(longest_s, time.monotonic() - began)
         finally:
             events.put([name for name, _ in left])
 
-    lanes = _lanes(folder, ports, how["first"])
+    lanes = _lanes(folder, ports, spec["first"])
     for numa, lane in lanes.items():
-        near = dict(sides).get(numa, []) if numa is not None else []
-        threading.Thread(target=take_turns, args=(lane, near), daemon=True).start()
+        lane_cpus = dict(sides).get(numa, []) if numa is not None else []
+        threading.Thread(target=take_turns, args=(lane, lane_cpus), daemon=True).start()
     left_out: list[str] = []
     running = len(lanes)
     while running:
@@ -165,12 +165,12 @@ def _lanes(
     }
 
 
-def _measure(tool: str, name: str, port: int, how: dict[str, Any]) -> dict[str, Any]:
+def _measure_nic(tool: str, name: str, port: int, spec: dict[str, Any]) -> dict[str, Any]:
     rates: list[float] = []
     error = ""
-    for _ in range(how["samples"]):
+    for _ in range(spec["samples"]):
         try:
-            rate, error = _loop(tool, name, port, how)
+            rate, error = _loopback(tool, name, port, spec)
         except OSError as failure:
             rate, error = None, str(failure)
         if rate is None:
@@ -188,7 +188,7 @@ def active(folder: str) -> list[tuple[str, int]]:
     return [(clean(name, 64), int(own[0])) for name, own in active_ports.items() if own]
 
 
-def average(printed: str) -> float | None:
+def parse_average(printed: str) -> float | None:
     """Gb/s in the last line of numbers; None where there is none."""
     for line in reversed(printed.splitlines()):
         fields = line.split()
@@ -201,15 +201,15 @@ def average(printed: str) -> float | None:
     return None
 
 
-def _loop(tool: str, name: str, port: int, how: dict[str, Any]) -> tuple[float | None, str]:
+def _loopback(tool: str, name: str, port: int, spec: dict[str, Any]) -> tuple[float | None, str]:
     """Run server and client once; return the rate, or why there is none."""
     words = [tool, "-d", name, "-i", str(port), "-p", str(_free_port()), "-F", "--report_gbits"]
-    words += ["-D", str(how["seconds"]), "-s", str(how["bytes"])]
+    words += ["-D", str(spec["seconds"]), "-s", str(spec["bytes"])]
     server = _start(words)
     time.sleep(_LISTENS_S)
     client = _start([*words, "127.0.0.1"])
     try:
-        output = client.communicate(timeout=how["seconds"] + how["patience_s"])[0]
+        output = client.communicate(timeout=spec["seconds"] + spec["patience_s"])[0]
     except subprocess.TimeoutExpired:
         printed, error = "", "it did not end in time"
     else:
@@ -217,7 +217,7 @@ def _loop(tool: str, name: str, port: int, how: dict[str, Any]) -> tuple[float |
         error = clean(printed[-200:]) or "it printed nothing"
     for process in (client, server):
         _end(process)
-    rate = average(printed)
+    rate = parse_average(printed)
     return rate, "" if rate is not None else error
 
 
@@ -242,33 +242,33 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-_MOST_LOST = 3
+_MOST_FAILURES = 3
 
 
-def measure_pairs(kind: str, alive: list[int], plan: dict[str, Any], emit: Emit) -> None:
+def measure_pairs(kind: str, devices: list[int], plan: dict[str, Any], emit: Emit) -> None:
     """Measure all pairs of the remaining devices; a pair that hangs is reported and skipped."""
-    left = list(combinations(alive, 2))
-    worker, lost = None, 0
-    while left and lost < _MOST_LOST:
-        new, limit_s = [], float(plan["limit_s"]["p2p"])
+    pairs = list(combinations(devices, 2))
+    worker, failures = None, 0
+    while pairs and failures < _MOST_FAILURES:
+        to_open, limit_s = [], float(plan["limit_s"]["p2p"])
         if worker is None:
             worker = crew.Worker("preflight-p2p", partial(_copy_pair, kind, plan["p2p"]))
             if kind == "cuda":
-                new = sorted({index for pair in left for index in pair})
+                to_open = sorted({index for pair in pairs for index in pair})
                 limit_s += float(plan["limit_s"]["open"])
-        a, b = left.pop(0)
-        worker.order({"open": new, "a": a, "b": b})
+        a, b = pairs.pop(0)
+        worker.order({"open": to_open, "a": a, "b": b})
         answer = worker.answer(time.monotonic() + limit_s, limit_s)
         for event in answer.events:
             emit(event)
-        if answer.how:
-            emit(crew.lost_event(a, "p2p", answer, to=b))
-            worker, lost = None, lost + 1
+        if answer.failure:
+            emit(crew.lost_event(a, "p2p", answer, target=b))
+            worker, failures = None, failures + 1
     if worker is not None:
         worker.end()
 
 
-def _copy_pair(kind: str, how: dict[str, Any], order: dict[str, Any]) -> list[dict[str, Any]]:
+def _copy_pair(kind: str, spec: dict[str, Any], order: dict[str, Any]) -> list[dict[str, Any]]:
     """In the process of the pairs: copy between the two GPUs of one, both ways."""
     import torch
 
@@ -276,28 +276,28 @@ def _copy_pair(kind: str, how: dict[str, Any], order: dict[str, Any]) -> list[di
     a, b = order["a"], order["b"]
     for index in order["open"]:
         cuda.initialise(torch, index)
-    return [*_copy(torch, kind, a, b, how), *_copy(torch, kind, b, a, how)]
+    return [*_copy(torch, kind, a, b, spec), *_copy(torch, kind, b, a, spec)]
 
 
-def _copy(torch: Any, kind: str, a: int, b: int, how: dict[str, Any]) -> list[dict[str, Any]]:
+def _copy(torch: Any, kind: str, a: int, b: int, spec: dict[str, Any]) -> list[dict[str, Any]]:
     source, target = Bench(torch, kind, a), Bench(torch, kind, b)
-    words = how["mib"] * MIB // 4
+    words = spec["mib"] * MIB // 4
     data = source.empty(words, torch.int32)
     verify.fill(torch, data, verify.key(6, a, b))
     copy = target.empty(words, torch.int32).fill_(0)
-    both = _Both(source, target)
-    seconds = both.samples(lambda: copy.copy_(data, non_blocking=True), how)
+    bench = _TwoDevices(source, target)
+    seconds = bench.samples(lambda: copy.copy_(data, non_blocking=True), spec)
     rates = [words * 4 / copy_s / 1e9 for copy_s in seconds]
     expected = target.empty(words, torch.int32)
     verify.fill(torch, expected, verify.key(6, a, b))
     wrong = int((copy != expected).sum().item())
     first = f"{wrong} of {words} words are not what was sent" if wrong else ""
-    event = proof("p2p", len(rates), wrong, first, size=f"{how['mib']} MiB")
+    event = proof("p2p", len(rates), wrong, first, size=f"{spec['mib']} MiB")
     rate = reading("p2p_gbs", rates, device=a, to=b)
     return [rate, dict(event, device=a, to=b)]
 
 
-class _Both(Bench):
+class _TwoDevices(Bench):
     """Two devices: a copy is complete when both have finished."""
 
     def __init__(self, source: Bench, target: Bench) -> None:

@@ -48,16 +48,16 @@ class Readers:
     def finish(self, until: float, problems: list[str]) -> list[dict[str, Any]]:
         """Return every `FileSystem`; one that let its reader wait `DEADLINE_S` is "hung"."""
         answered = [child.listen(until, most_s=DEADLINE_S) for child in self._children]
-        for child, done in zip(self._children, answered):  # noqa: B905 (Python 3.8)
-            if not done:  # all first, so that their grace periods run in parallel
+        for child, in_time in zip(self._children, answered):  # noqa: B905 (Python 3.8)
+            if not in_time:  # all first, so that their grace periods run in parallel
                 children.end(child.pid)
-        for document, child, done in zip(self._documents, self._children, answered):  # noqa: B905
-            if not child.dismiss(kill=not done):
+        for document, child, in_time in zip(self._documents, self._children, answered):  # noqa: B905
+            if not child.dismiss(kill=not in_time):
                 problems.append(f"{document['mount']}: our reader {child.pid} cannot be killed")
             # A child that was cut short, or had no CPU, proves nothing about the file system.
             waited_s = min(round(child.waiting.seconds, 3), DEADLINE_S)
             state = "hung" if waited_s == DEADLINE_S else "hidden"
-            document.update(_result(child) if done else {"state": state, "seconds": waited_s})
+            document.update(_result(child) if in_time else {"state": state, "seconds": waited_s})
         return self._documents
 
 
@@ -65,20 +65,20 @@ def choose(mounts: list[node_files.Mount], paths: list[str]) -> list[dict[str, A
     """Return the relevant file systems, without the fields that only a child can read."""
     documents: dict[str, dict[str, Any]] = {}
     for path in paths:
-        mount = node_files.holding(path, mounts)
+        mount = node_files.mount_of(path, mounts)
         if mount is not None:
             documents.setdefault(mount.point, _describe(mount, mounts))["paths"].append(clean(path))
-    shown = {mount.point: mount for mount in mounts}
-    devices = {shown[point].device for point in documents}
-    for mount in sorted(shown.values(), key=lambda mount: len(mount.point)):
+    by_point = {mount.point: mount for mount in mounts}
+    devices = {by_point[point].device for point in documents}
+    for mount in sorted(by_point.values(), key=lambda mount: len(mount.point)):
         passing = mount.point.startswith(_PASSING)
         left_out = passing or mount.fuse_user or mount.device in devices
         if is_shared(mount.kind) and not left_out:
             devices.add(mount.device)
             documents.setdefault(mount.point, _describe(mount, mounts))
-    few = [document for document in documents.values() if document["paths"]]
+    of_job = [document for document in documents.values() if document["paths"]]
     shared = [document for document in documents.values() if not document["paths"]]
-    return few + shared[:MOST_SHARED]
+    return of_job + shared[:MOST_SHARED]
 
 
 def is_shared(kind: str) -> bool:
@@ -92,14 +92,14 @@ def _describe(mount: node_files.Mount, mounts: list[node_files.Mount]) -> dict[s
         from . import redact  # its patterns take milliseconds
 
         source = clean(redact.redact_words([mount.source])[0])
-    above = [other for other in mounts if other.kind == "autofs"]
+    automounts = [other for other in mounts if other.kind == "autofs"]
     return {
         "mount": clean(mount.point),
         "kind": clean(mount.kind),
         "source": source,
         "paths": [],
         "shared": shared,
-        "automounted": any(node_files.holding(mount.point, [automount]) for automount in above),
+        "automounted": any(node_files.mount_of(mount.point, [row]) for row in automounts),
         "read_only": "ro" in mount.options or "ro" in mount.super_options,
         "remounted": "emergency_ro" in mount.super_options
         or ("ro" in mount.super_options and "rw" in mount.options),

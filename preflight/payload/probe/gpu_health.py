@@ -121,14 +121,14 @@ def read_gpu_links(reader: Reader, nvlinks: list[dict[str, Any]] | None) -> None
     """Fill `link_errors`, of the links that are up; a GPU without NVLinks lacks it."""
     links = [link["link"] for link in nvlinks or () if link["up"]]
     if links:
-        reader.derive("link_errors", lambda: _all_at_once(reader, links))
+        reader.derive("link_errors", lambda: _read_links(reader, links))
     elif nvlinks:
         reader.values["link_errors"] = []
     elif nvlinks is not None:
         reader.refuse("link_errors", reader.nvml.lib.NVML_ERROR_NOT_SUPPORTED)
 
 
-def _all_at_once(reader: Reader, links: list[int]) -> list[dict[str, Any]] | None:
+def _read_links(reader: Reader, links: list[int]) -> list[dict[str, Any]] | None:
     """Read all links in one call; link by link only where NVML refuses that."""
     asks = [(link, name, number) for link in links for name in _FIELDS for number in _FIELDS[name]]
     answers = reader.nvml.fields(reader.handle, [(number, link) for link, _, number in asks])
@@ -137,11 +137,11 @@ def _all_at_once(reader: Reader, links: list[int]) -> list[dict[str, Any]] | Non
         if code is None and 0 <= value <= MOST:
             rows[link][name] = max(value, rows[link].get(name, 0))
     if all(len(row) == 1 for row in rows.values()):
-        _one_by_one(reader, rows)
+        _read_links_singly(reader, rows)
     return list(rows.values()) if any(len(row) > 1 for row in rows.values()) else None
 
 
-def _one_by_one(reader: Reader, rows: dict[int, dict[str, Any]]) -> None:
+def _read_links_singly(reader: Reader, rows: dict[int, dict[str, Any]]) -> None:
     call = "nvmlDeviceGetNvLinkErrorCounter"
     for link, row in rows.items():
         for name, kind in _OLD_COUNTERS.items():
@@ -268,9 +268,9 @@ def _heat_and_power(reader: Reader) -> None:
 
 def _margin(reader: Reader) -> int | None:
     """T.Limit counts down to the maximum of operation; the slowdown is a little below zero."""
-    ((beyond, _),) = reader.nvml.fields(reader.handle, [_SLOWDOWN_TLIMIT])
+    ((slowdown, _),) = reader.nvml.fields(reader.handle, [_SLOWDOWN_TLIMIT])
     margin = reader.nvml.ask_by_name("nvmlDeviceGetMarginTemperature", reader.handle)
-    return None if margin is None else int(margin) - beyond
+    return None if margin is None else int(margin) - slowdown
 
 
 def _watts(milliwatts: int) -> float:

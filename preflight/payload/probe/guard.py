@@ -28,7 +28,7 @@ GRACE_S = 0.5
 _TICK_S = 0.1
 """Interval at which a wait updates the clock."""
 
-_LATE_S = 0.15
+_TICK_SLACK_S = 0.15
 """A tick may be this late on a busy machine; what is beyond counts as a pause."""
 
 _FREEZERS = ("__refrigerator", "do_freezer_trap", "get_signal")
@@ -46,37 +46,37 @@ class Clock:
     def __init__(self) -> None:
         self.stood_s = 0.0
         """How long this process was stopped since `bound`, without waits for a CPU."""
-        self._lost_s = self._at = self._mine_s = 0.0
-        self._ends: float | None = None
+        self._lost_s = self._last_s = self._cpu_s = 0.0
+        self._end_s: float | None = None
 
-    def bound(self, ends: float) -> None:
-        """Exclude pauses from now on, but end all waiting at `ends` (time.monotonic).
+    def bound(self, deadline: float) -> None:
+        """Exclude pauses from now on, but end all waiting at `deadline` (time.monotonic).
 
         Without `bound` this is CLOCK_MONOTONIC, for an entry that counts pauses.
         """
-        self._ends, self._at, self._mine_s = ends, time.monotonic(), sum(_scheduled("self"))
+        self._end_s, self._last_s, self._cpu_s = deadline, time.monotonic(), sum(_scheduled("self"))
 
     def now(self) -> float:
         """Seconds. Call it several times a second: a longer gap counts as a pause."""
-        at = time.monotonic()
-        if self._ends is not None:
-            late_s, mine_s = at - self._at - _TICK_S, sum(_scheduled("self"))
-            stood_s = late_s - (mine_s - self._mine_s)
-            self._lost_s += max(0.0, late_s - _LATE_S)
-            self.stood_s += stood_s if stood_s > _LATE_S else 0.0
-            self._at, self._mine_s = at, mine_s
-        return at - self._lost_s
+        now_s = time.monotonic()
+        if self._end_s is not None:
+            late_s, cpu_s = now_s - self._last_s - _TICK_S, sum(_scheduled("self"))
+            stopped_s = late_s - (cpu_s - self._cpu_s)
+            self._lost_s += max(0.0, late_s - _TICK_SLACK_S)
+            self.stood_s += stopped_s if stopped_s > _TICK_SLACK_S else 0.0
+            self._last_s, self._cpu_s = now_s, cpu_s
+        return now_s - self._lost_s
 
     def left_s(self, until: float) -> float:
         """Seconds until `until`, or until the end of all waiting if sooner; not below 0."""
         left_s = until - self.now()
-        if self._ends is not None:
-            left_s = min(left_s, self._ends - self._at)
+        if self._end_s is not None:
+            left_s = min(left_s, self._end_s - self._last_s)
         return max(0.0, left_s)
 
     def skip(self, seconds: float) -> None:
         """Exclude the last `seconds`, in which the child was stopped."""
-        if self._ends is not None:
+        if self._end_s is not None:
             self._lost_s += seconds
 
 
@@ -93,7 +93,7 @@ class Calls:
 
     def __init__(self) -> None:
         self._shared = mmap.mmap(-1, 8)
-        self._seen = 0.0
+        self._current = 0.0
         self._waited_s: dict[float, float] = {}
 
     def begin(self) -> float:
@@ -104,10 +104,10 @@ class Calls:
 
     def note(self, since: float, now: float, waited_s: float) -> None:
         """In the parent: add a tick; two calls in one tick share it at the second one's start."""
-        before, (self._seen,) = self._seen, struct.unpack_from("d", self._shared, 0)
+        before, (self._current,) = self._current, struct.unpack_from("d", self._shared, 0)
         shares = {before: waited_s}
-        if self._seen != before:
-            shares = {before: self._seen - since, self._seen: now - self._seen}
+        if self._current != before:
+            shares = {before: self._current - since, self._current: now - self._current}
         for began, share_s in shares.items():
             more_s = max(0.0, min(waited_s, share_s))
             self._waited_s[began] = self._waited_s.get(began, 0.0) + more_s
@@ -134,17 +134,17 @@ class Waiting:
         self.began = time.monotonic()
         self.calls = calls or Calls()
         self._pid = pid
-        self._seen = self._look()
+        self._last_look = self._look()
 
     def note(self, state: str) -> None:
         """Add the time since the last call; `state` is the child's state, "" if it ended."""
-        before, self._seen = self._seen, self._look()
-        passed_s, stood_s, ran_s, starved_s = (b - a for a, b in zip(before, self._seen))  # noqa: B905 (Python 3.8)
-        waited_s = ran_s if state == "R" else max(0.0, passed_s - stood_s - starved_s)
+        before, self._last_look = self._last_look, self._look()
+        passed_s, stopped_s, ran_s, starved_s = (b - a for a, b in zip(before, self._last_look))  # noqa: B905 (Python 3.8)
+        waited_s = ran_s if state == "R" else max(0.0, passed_s - stopped_s - starved_s)
         if state in _STOPPED:
             waited_s = 0.0
         self.seconds += waited_s
-        self.calls.note(before[0], self._seen[0], waited_s)
+        self.calls.note(before[0], self._last_look[0], waited_s)
 
     def _look(self) -> tuple[float, ...]:
         return (time.monotonic(), clock.stood_s, *_scheduled(self._pid))
@@ -164,7 +164,7 @@ class BrokenError(Exception):
 MOST_BYTES = 32 << 20
 """Most output of one child: twice the largest default ring buffer of kernels."""
 
-_open: dict[int, Child] = {}
+_open_children: dict[int, Child] = {}
 """Children whose output is not complete, by their pipes."""
 
 
@@ -184,14 +184,14 @@ class Child:
         """Wait status, once it has ended."""
         self.waiting = Waiting(pid, calls)
         self._pipe, self.most = pipe, most
-        _open[pipe] = self
+        _open_children[pipe] = self
 
     def listen(self, until: float = math.inf, *, most_s: float = math.inf) -> bool:
         """Read until its output is complete (True), or until `until` (False).
 
         `most_s`: or until the child itself has waited that long.
         """
-        while self._pipe in _open:
+        while self._pipe in _open_children:
             tick_s = min(clock.left_s(until), _TICK_S)
             if not self._read(tick_s):
                 state = self._state()
@@ -207,17 +207,17 @@ class Child:
 
     def _read(self, seconds: float) -> bool:
         """Read all children's output until some of this one came (True), or time is up (False)."""
-        ends, before = time.monotonic() + seconds, len(self.output)
-        while self._pipe in _open:
-            poll, left_s = select.poll(), max(0.0, ends - time.monotonic())
-            for pipe in _open:
+        deadline, before = time.monotonic() + seconds, len(self.output)
+        while self._pipe in _open_children:
+            poll, left_s = select.poll(), max(0.0, deadline - time.monotonic())
+            for pipe in _open_children:
                 poll.register(pipe, select.POLLIN)
             readable = poll.poll(left_s * 1000)
             for pipe, _ in readable:
-                child, chunk = _open[pipe], os.read(pipe, 65536)
+                child, chunk = _open_children[pipe], os.read(pipe, 65536)
                 child.output += chunk
                 if not chunk or len(child.output) > child.most:
-                    del _open[pipe]
+                    del _open_children[pipe]
                     child.ended = time.monotonic()
             if len(self.output) > before:
                 return True
@@ -239,7 +239,7 @@ class Child:
         """Close its pipe, and return whether it ended; a survivor is left behind."""
         if kill:
             children.end(self.pid)
-        _open.pop(self._pipe, None)
+        _open_children.pop(self._pipe, None)
         os.close(self._pipe)
         until = clock.now() + GRACE_S
         while not self._reaped():
@@ -339,7 +339,7 @@ def _fork(run: Callable[[int], None], most: int, calls: Calls | None = None) -> 
         os.close(write_end)
         return Child(pid, read_end, most, calls)
     try:
-        _open.clear()
+        _open_children.clear()
         children.default_signals()
         children.redirect_streams()
         children.close_all_but({write_end})

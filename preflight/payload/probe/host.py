@@ -23,7 +23,7 @@ from .node_files import (
     whole,
     words,
 )
-from .processes import Care, Patient, ancestors
+from .processes import Care, GuardedSurvey, ancestors
 from .procfs import TICKS, Users
 
 _NO_LIMIT = 1 << 60
@@ -37,13 +37,13 @@ def read_cgroup(mounts: list[node_files.Mount]) -> dict[str, Any]:
     cpus, memory, pids = [], [], []
     for folder in _folders(lines("/proc/self/cgroup"), mounts):
         cpus += [quota_v2(attempt(f"{folder}/cpu.max")), _quota_v1(folder)]
-        memory += [_whole(f"{folder}/{name}") for name in ("memory.max", "memory.limit_in_bytes")]
-        pids += [_whole(f"{folder}/pids.max")]
-    least = _least([limit for limit in memory if limit is not None and limit < _NO_LIMIT])
+        memory += [_int_in(f"{folder}/{name}") for name in ("memory.max", "memory.limit_in_bytes")]
+        pids += [_int_in(f"{folder}/pids.max")]
+    lowest = _lowest([limit for limit in memory if limit is not None and limit < _NO_LIMIT])
     return {
-        "cpus": _least(cpus),
-        "memory_mib": None if least is None else int(least) // _MIB,
-        "pids": _least(pids),
+        "cpus": _lowest(cpus),
+        "memory_mib": None if lowest is None else int(lowest) // _MIB,
+        "pids": _lowest(pids),
     }
 
 
@@ -51,21 +51,21 @@ def _folders(own: list[str], mounts: list[node_files.Mount]) -> list[str]:
     """Return the folders of our groups and of all above them, for both versions."""
     folders: list[str] = []
     for line in own:
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
+        _, _, fields = line.partition(":")
+        controllers, _, path = fields.partition(":")
         for mount in mounts:
             if mount.kind == ("cgroup" if controllers else "cgroup2") and (
                 not controllers or set(controllers.split(",")) & set(mount.super_options)
             ):
-                folders += _upwards(mount, path)
+                folders += _groups_above(mount, path)
                 break
     return folders
 
 
-def _upwards(mount: node_files.Mount, path: str) -> list[str]:
+def _groups_above(mount: node_files.Mount, path: str) -> list[str]:
     """Our group in this mount, and those above it that the mount shows."""
-    below = path[len(mount.root) :] if path.startswith(mount.root.rstrip("/") + "/") else path
-    parts = [part for part in below.split("/") if part and part != ".."]
+    descendants = path[len(mount.root) :] if path.startswith(mount.root.rstrip("/") + "/") else path
+    parts = [part for part in descendants.split("/") if part and part != ".."]
     folders = [
         "/".join([mount.point.rstrip("/"), *parts[:depth]]) for depth in range(len(parts) + 1)
     ]
@@ -82,18 +82,18 @@ def quota_v2(text: str) -> float | None:
 
 
 def _quota_v1(folder: str) -> float | None:
-    quota, period = _whole(f"{folder}/cpu.cfs_quota_us"), _whole(f"{folder}/cpu.cfs_period_us")
+    quota, period = _int_in(f"{folder}/cpu.cfs_quota_us"), _int_in(f"{folder}/cpu.cfs_period_us")
     return round(quota / period, 3) if quota and period and quota > 0 else None
 
 
-def _whole(path: str) -> int | None:
+def _int_in(path: str) -> int | None:
     try:
         return int(attempt(path))
     except ValueError:
         return None
 
 
-def _least(values: list[Any]) -> Any:
+def _lowest(values: list[Any]) -> Any:
     return min((value for value in values if value is not None), default=None)
 
 
@@ -117,12 +117,12 @@ _GROUPS = r"/(kubepods|docker|libpod|lxc)\b"
 _NAMES = {"kubepods": "kubernetes", "libpod": "podman"}
 
 
-def _hidden_by(mounts: list[node_files.Mount]) -> str | None:
-    """What hides other users' processes from us; "" for nothing, None if not known.
+def _what_hides(mounts: list[node_files.Mount]) -> str | None:
+    """Return what hides other users' processes from us; "" for nothing, None if not known.
 
     A container with its own init counts as a machine: nothing is hidden there.
     """
-    proc = node_files.holding("/proc", mounts)
+    proc = node_files.mount_of("/proc", mounts)
     if proc is not None and os.geteuid() and _HIDE_PID.intersection(proc.super_options):
         return "hidepid"
     table = procfs.link("self", "ns/pid")
@@ -140,7 +140,7 @@ def _kind() -> str:
     return kinds[0] if kinds else attempt("/run/systemd/container")
 
 
-def clock_kept() -> bool | None:
+def is_clock_kept() -> bool | None:
     """Whether the kernel reports a synchronized clock; None where this login may not ask."""
     import ctypes
 
@@ -157,7 +157,7 @@ UNLIMITED = -1
 _LAUNCHERS = {b"slurmd": "slurmd", b"pbs_mom": "pbs_mom"}
 """Daemons that start jobs; sshd is not one of them."""
 
-_MOST = 1 << 62
+_LARGEST_LIMIT = 1 << 62
 """The most that the document can hold; no machine has as much."""
 
 _IPC_LOCK = 14
@@ -167,13 +167,13 @@ _ALL_IDS = ["0", "0", "4294967295"]
 """The uid_map of the machine's own user namespace; in another one, CAP_IPC_LOCK has no effect."""
 
 
-def own() -> dict[str, int]:
+def own_limits() -> dict[str, int]:
     """Return `Limits` of this process."""
     kinds = (resource.RLIMIT_MEMLOCK, resource.RLIMIT_NOFILE)
     return _limits([limit for kind in kinds for limit in resource.getrlimit(kind)])
 
 
-def locks_any() -> bool:
+def may_lock_any() -> bool:
     """Whether this process may lock memory beyond its limit."""
     all_ids = lines("/proc/self/uid_map")[0].split() == _ALL_IDS
     return all_ids and procfs.has_capability(_IPC_LOCK)
@@ -207,7 +207,7 @@ def parse(rows: list[str]) -> dict[str, int] | None:
 
 
 def _limits(values: list[int]) -> dict[str, int]:
-    memlock, memlock_hard, nofile, nofile_hard = (min(limit, _MOST) for limit in values)
+    memlock, memlock_hard, nofile, nofile_hard = (min(limit, _LARGEST_LIMIT) for limit in values)
     return {
         "memlock": memlock, "memlock_hard": memlock_hard, "nofile": nofile,
         "nofile_hard": nofile_hard,
@@ -217,7 +217,7 @@ def _limits(values: list[int]) -> dict[str, int]:
 MOST = 3
 """Processes named."""
 
-_DOORS = (
+_LOGIN_PROGRAMS = (
     b"systemd", b"init", b"sshd", b"sshd-session", b"slurmstepd", b"slurmd", b"cron", b"crond",
 )  # fmt: skip
 """Programs that start a login or a job: other children of theirs are not ours."""
@@ -268,14 +268,14 @@ def _own_pids(run_pid: int, everyone: dict[int, procfs.Stat]) -> set[int]:
     """The pids of this run: up to the login or job that started it, and all below that."""
     top = run_pid
     for pid in ancestors(run_pid):
-        if pid in everyone and everyone[pid].comm in _DOORS:
+        if pid in everyone and everyone[pid].comm in _LOGIN_PROGRAMS:
             break
         top = pid
-    return {top, *procfs.below(top, everyone), *ancestors(run_pid)}
+    return {top, *procfs.descendants(top, everyone), *ancestors(run_pid)}
 
 
 _KIB = 1024
-_SOME = r"^some avg10=([\d.]+)"
+_SOME_PRESSURE = r"^some avg10=([\d.]+)"
 
 
 def parse_memory(meminfo: list[str], pressure: list[str]) -> dict[str, Any]:
@@ -285,7 +285,7 @@ def parse_memory(meminfo: list[str], pressure: list[str]) -> dict[str, Any]:
     def mib(name: str) -> int:
         return int(values[name][0]) // _KIB if name in values else 0
 
-    stalled = re.match(_SOME, pressure[0]) if pressure else None
+    stalled = re.match(_SOME_PRESSURE, pressure[0]) if pressure else None
     return {
         "total_mib": int(values["MemTotal"][0]) // _KIB,
         "available_mib": int(values["MemAvailable"][0]) // _KIB,
@@ -304,7 +304,7 @@ def edac(root: str) -> dict[str, Any]:
     for controller in numbered(folder, r"mc\d+"):
         dimms = _dimms(f"{folder}/{controller}", controller)
         watched += len(dimms)
-        rows += [*dimms, _rest(f"{folder}/{controller}", controller, dimms)]
+        rows += [*dimms, _without_dimm(f"{folder}/{controller}", controller, dimms)]
     errors = [row for row in rows if row["corrected"] or row["uncorrected"]]
     errors.sort(key=lambda row: (-row["uncorrected"], -row["corrected"]))
     return {"watched": watched, "errors": errors[:256]}
@@ -323,13 +323,13 @@ def _dimms(folder: str, controller: str) -> list[dict[str, Any]]:
     ]
 
 
-def _rest(folder: str, controller: str, dimms: list[dict[str, Any]]) -> dict[str, Any]:
+def _without_dimm(folder: str, controller: str, dimms: list[dict[str, Any]]) -> dict[str, Any]:
     """The controller's errors beyond its DIMMs': old drivers only know rows, or no location."""
-    rest = {"name": clean(f"{controller}, no DIMM named"), "counted_s": _counted_s(folder)}
+    row = {"name": clean(f"{controller}, no DIMM named"), "counted_s": _counted_s(folder)}
     for kind, name in (("corrected", "ce"), ("uncorrected", "ue")):
-        beyond = whole(f"{folder}/{name}_count") - sum(dimm[kind] for dimm in dimms)
-        rest[kind] = max(0, beyond)
-    return rest
+        unlocated = whole(f"{folder}/{name}_count") - sum(dimm[kind] for dimm in dimms)
+        row[kind] = max(0, unlocated)
+    return row
 
 
 def _counted_s(folder: str) -> float | None:
@@ -408,7 +408,7 @@ class Machine:
         self._problems: list[str] = []
         self._files: file_systems.Readers | None = None
         self._child = guard.spawn(read, root)
-        self._of_processes = Patient(partial(read_processes, os.getpid()), stuck)
+        self._of_processes = GuardedSurvey(partial(read_processes, os.getpid()), stuck)
         try:
             self._files = file_systems.Readers(node_files.read())
         except OSError as error:
@@ -436,9 +436,9 @@ def read_processes(run_pid: int, care: Care) -> dict[str, Any]:
     """Return the parts that come from other processes, and those that failed with the reason."""
     problems: list[str] = []
     before = Look(care)
-    machine = {"launchers": _part("launchers", lambda: launchers(before), problems)}
+    machine = {"launchers": _try_read("launchers", lambda: launchers(before), problems)}
     time.sleep(max(0.0, before.at_s + LOOK_S - time.monotonic()))
-    machine["load"] = _part("load", lambda: read_load(before, run_pid, care), problems)
+    machine["load"] = _try_read("load", lambda: read_load(before, run_pid, care), problems)
     return {"machine": machine, "problems": problems}
 
 
@@ -446,8 +446,8 @@ def read(root: str) -> dict[str, Any]:
     """Return the other parts except the file systems, and those that failed with the reason."""
     problems: list[str] = []
     parts: dict[str, Callable[[], Any]] = {
-        "limits": own,
-        "locks_any": locks_any,
+        "limits": own_limits,
+        "locks_any": may_lock_any,
         "stack": lambda: read_stack(root),
         "serial": lambda: serial(root),
         "governors": lambda: governors(root),
@@ -456,14 +456,14 @@ def read(root: str) -> dict[str, Any]:
         ),
         "edac": lambda: edac(root),
         "cgroup": lambda: read_cgroup(node_files.read()),
-        "container": lambda: {"kind": _kind(), "hidden_by": _hidden_by(node_files.read())},
-        "clock_kept": clock_kept,
+        "container": lambda: {"kind": _kind(), "hidden_by": _what_hides(node_files.read())},
+        "clock_kept": is_clock_kept,
     }
-    machine = {name: _part(name, part, problems) for name, part in parts.items()}
+    machine = {name: _try_read(name, part, problems) for name, part in parts.items()}
     return {"machine": machine, "problems": problems}
 
 
-def _part(name: str, part: Callable[[], Any], problems: list[str]) -> Any:
+def _try_read(name: str, part: Callable[[], Any], problems: list[str]) -> Any:
     try:
         return part()
     except (OSError, ValueError, LookupError, AttributeError) as error:

@@ -221,18 +221,18 @@ class _Crashes:
     """
 
     def __init__(self) -> None:
-        self._last: dict[str, tuple[float | None, int, str]] = {}
+        self._last_crash: dict[str, tuple[float | None, int, str]] = {}
         self._keys: set[tuple[object, ...]] = set()
 
     def key(self, text: str, at_s: float | None) -> tuple[object, ...]:
         """Return a key that is equal for lines of which one is enough."""
         match = _SM.match(text)
         slot, pid, place = match.groups("") if match else ("", "", "")
-        last_s, number, first = self._last.get(slot, (None, 0, ""))
+        last_s, number, first = self._last_crash.get(slot, (None, 0, ""))
         if at_s is not None and last_s is not None and at_s - last_s > APART_S:
             number, first = number + 1, ""
         first = first or place
-        self._last[slot] = (at_s, number, first)
+        self._last_crash[slot] = (at_s, number, first)
         where = "" if not place else "first" if place == first else "other"
         key = slot, pid, number, where
         if key not in self._keys and len(self._keys) >= MOST_CRASH_LINES:
@@ -294,34 +294,34 @@ class Readers:
                 if child is not None:
                     self._children.append((source, child))
         else:
-            self._children.append(("kmsg", guard.spawn(_read, path, self._after_s)))
+            self._children.append(("kmsg", guard.spawn(_read_device, path, self._after_s)))
 
     def finish(self, until: float, problems: list[str]) -> dict[str, Any] | None:
         """Return the `KernelLog` of the first reader that got any lines; None if none did."""
-        best: dict[str, Any] | None = None
+        log: dict[str, Any] | None = None
         for source, child in self._children:
             answered = child.listen(until)
             child.dismiss(kill=not answered or len(child.output) > child.most)
-            if best is not None:
+            if log is not None:
                 continue
             if not answered:
                 self._refused = "no answer in time"
             elif source == "kmsg":
                 try:
-                    best = child.value()
+                    log = child.value()
                 except guard.BrokenError as error:
                     self._refused = str(error)
             elif child.status == 0 and child.output:
-                read = _entries if source == "journal" else _stamped
-                best = summarize(source, read(bytes(child.output)), self._after_s)
-            if best is not None and not best["seen"]:
-                best, self._refused = None, "it is empty"
-        if best is None:
+                parse = _entries if source == "journal" else _stamped
+                log = summarize(source, parse(bytes(child.output)), self._after_s)
+            if log is not None and not log["seen"]:
+                log, self._refused = None, "it is empty"
+        if log is None:
             problems.append("kernel log: " + clean(self._refused or "no program could read it"))
-        return best
+        return log
 
 
-def _read(path: str, after_s: float) -> dict[str, Any]:
+def _read_device(path: str, after_s: float) -> dict[str, Any]:
     """In the child: read every record that exists at its start, one read(2) each."""
     device = _Device(path)
     value = summarize("kmsg", _records(_lines(device.pieces())), after_s)
@@ -346,9 +346,9 @@ class _Device:
 
     def pieces(self) -> Iterator[bytes]:
         """Yield one record of the device at a time; of a plain file, whatever one read returns."""
-        turns, reads, size, new = 0, 0, 0, None
-        until, until_cpu = guard.clock.now() + READ_S, time.process_time() + READ_CPU_S
-        while turns % _LOOK or (guard.clock.now() < until and time.process_time() < until_cpu):
+        turns, reads, size, first_new = 0, 0, 0, None
+        deadline, until_cpu = guard.clock.now() + READ_S, time.process_time() + READ_CPU_S
+        while turns % _LOOK or (guard.clock.now() < deadline and time.process_time() < until_cpu):
             turns += 1
             try:
                 piece = os.read(self._file, _RECORD)
@@ -359,9 +359,9 @@ class _Device:
             except BlockingIOError:
                 return
             reads, size = reads + 1, size + len(piece)
-            if not reads % _LOOK and new is None and not self._size:
-                new = self._first_new()
-            if not piece or (new is not None and _number(piece) >= new):
+            if not reads % _LOOK and first_new is None and not self._size:
+                first_new = self._first_new()
+            if not piece or (first_new is not None and _number(piece) >= first_new):
                 return
             yield piece
             if 0 < self._size <= size:
@@ -382,8 +382,8 @@ def _number(record: bytes) -> int:
 def _lines(pieces: Iterator[bytes]) -> Iterator[bytes]:
     rest = b""
     for piece in pieces:
-        *whole, rest = (rest + piece).split(b"\n")
-        yield from whole
+        *complete, rest = (rest + piece).split(b"\n")
+        yield from complete
     if rest:
         yield rest
 

@@ -18,7 +18,7 @@ from start import Emit, Message, Read
 
 from . import guard, host, kernel_log, network, nvml, nvml_calls, processes, rdma, software
 from .node_files import LINE_LIMIT, TEXT_LIMIT, clean
-from .procfs import Users, identity, me
+from .procfs import Users, identity, login_name
 
 ANSWER_LIMIT = 60 << 10
 """Most bytes of JSON in the answer of one of a site's sections."""
@@ -38,16 +38,16 @@ class WrongError(Exception):
     """An answer that is no plain JSON, with the reason."""
 
 
-def read(
-    wanted: Sequence[dict[str, Any]], node: str, until: float, problems: list[str]
+def collect(
+    sections: Sequence[dict[str, Any]], node: str, until: float, problems: list[str]
 ) -> dict[str, dict[str, Any]]:
     """Run all of a site's sections in parallel; return an `Extra` document by section id."""
-    if not wanted:
+    if not sections:
         return {}
     with contextlib.suppress(Exception):  # processes that a section leaves running end with us
         children.adopt_orphans()
     began = guard.clock.now()
-    reads = [(row, guard.spawn(_collect, row, node, most=ANSWER_LIMIT)) for row in wanted]
+    reads = [(row, guard.spawn(_collect, row, node, most=ANSWER_LIMIT)) for row in sections]
     answers = {}
     for section, child in reads:
         deadline_s = float(section["deadline_s"])
@@ -74,7 +74,7 @@ def _collect(section: dict[str, Any], node: str) -> Any:
 def _answer(child: guard.Child, until: float, deadline_s: float) -> dict[str, Any]:
     """Wait for one child, end it and its processes, and check its output."""
     answered = child.listen(until)
-    gone = child.dismiss(kill=True)
+    has_ended = child.dismiss(kill=True)
     error = ""
     data = None
     if len(child.output) > ANSWER_LIMIT:
@@ -89,7 +89,7 @@ def _answer(child: guard.Child, until: float, deadline_s: float) -> dict[str, An
             error, data = str(wrong), None
         except (ValueError, TypeError, LookupError, RecursionError):
             error, data = "its answer is no plain JSON", None
-    if not gone:
+    if not has_ended:
         error += f"; its process {child.pid} cannot be killed"
     return {"data": data, "error": clean(error, TEXT_LIMIT)}
 
@@ -101,21 +101,21 @@ def _refuse_odd(data: Any) -> None:
         depth += 1
         if depth > DEEPEST:
             raise WrongError(f"its answer is nested deeper than {DEEPEST} levels")
-        below: list[Any] = []
+        next_level: list[Any] = []
         for value in level:
             if isinstance(value, dict):
-                below += [*value, *value.values()]
+                next_level += [*value, *value.values()]
             elif isinstance(value, list):
-                below += value
+                next_level += value
             elif isinstance(value, str):
                 if re.search("[\ud800-\udfff]", value):
                     raise WrongError("its answer holds half a surrogate pair")
-            elif isinstance(value, (int, float)) and _is_beyond(value):
+            elif isinstance(value, (int, float)) and _is_too_large(value):
                 raise WrongError("its answer holds a number beyond 64 bits, or none at all (NaN)")
-        level = below
+        level = next_level
 
 
-def _is_beyond(number: float) -> bool:
+def _is_too_large(number: float) -> bool:
     return not math.isfinite(number) or (isinstance(number, int) and abs(number) >= _WHOLE_NUMBERS)
 
 
@@ -134,8 +134,8 @@ def run(request: Message, lines: Read, emit: Emit) -> None:
     stuck: set[int] = set()
     facts = _identity(request["nonce"])  # first: its clock is read at `began`
     guard.clock.bound(until)
-    asked_at, driver_s = guard.clock.now(), float(request["driver_deadline_s"])
-    soon = min(until, asked_at + driver_s)
+    start_s, driver_s = guard.clock.now(), float(request["driver_deadline_s"])
+    soon = min(until, start_s + driver_s)
     calls = guard.Calls()
     query = guard.spawn(nvml.survey, root, calls.begin, calls=calls)
     sections = {
@@ -157,30 +157,30 @@ def run(request: Message, lines: Read, emit: Emit) -> None:
         return guard.answer_of(name, sections[name], soon, problems.append)
 
     lookups = network.start(request.get("names") or [])
-    towards = request.get("towards")
-    source_child = guard.spawn(network.source_address, str(towards)) if towards else None
+    peer = request.get("towards")
+    source_child = guard.spawn(network.source_address, str(peer)) if peer else None
     machine = host.Machine(root, stuck)
     facts.update(_driver(query, driver_s, problems))
     asks_smi = facts["driver"]["state"] == "answered" and not request.get("spare")
-    drawing = nvml.start() if asks_smi else None
+    matrix = nvml.start() if asks_smi else None
     gpu_mib = _gpu_mib_by_pid(facts["gpus"] or [])
     facts["processes"] = processes.read(gpu_mib, until, problems, stuck)
     facts.update((name, answer(name)) for name in ("nics", "software", "network", "gpudirect"))
     resolved = network.finish(lookups, until)
     source = None
     if source_child is not None:
-        soonest = min(until, asked_at + network.PATIENCE_S)
+        soonest = min(until, start_s + network.PATIENCE_S)
         source = guard.answer_of("source address", source_child, soonest, lambda _: None)
     if facts["network"] is not None:
         facts["network"]["source_address"] = clean(source or "")
         if resolved:  # the first is the host's own
             facts["network"].update(own_name=resolved[0], names=resolved[1:])
     facts["nccl_conf"] = answer("nccl_conf")
-    facts["topo_text"] = nvml.finish(drawing, min(until, guard.clock.now() + driver_s), problems)
+    facts["topo_text"] = nvml.finish(matrix, min(until, guard.clock.now() + driver_s), problems)
     facts["machine"] = machine.finish(soon, until, problems)
-    facts["kernel_log"] = log_readers.finish(min(until, asked_at + kernel_log.PATIENCE_S), problems)
+    facts["kernel_log"] = log_readers.finish(min(until, start_s + kernel_log.PATIENCE_S), problems)
     # Last and alone, so that a site's sections take no time from ours.
-    facts["extra"] = read(request.get("sections") or [], str(request["name"]), until, problems)
+    facts["extra"] = collect(request.get("sections") or [], str(request["name"]), until, problems)
     facts["problems"] = [clean(problem, TEXT_LIMIT) for problem in problems[:256]]
     facts["seconds"] = round(time.monotonic() - began, 3)
     emit(facts)
@@ -190,7 +190,7 @@ def _identity(nonce: str) -> dict[str, Any]:
     """The node's name, login, kernel and Python."""
     return {
         **identity(nonce),
-        "user": clean(me(Users(patient=False))),
+        "user": clean(login_name(Users(patient=False))),
         "root": os.geteuid() == 0,
         "kernel": clean(os.uname().release),
         "python": {
@@ -207,26 +207,26 @@ def _driver(query: guard.Child, most_s: float, problems: list[str]) -> dict[str,
     """
     answered = query.listen(most_s=most_s)
     waiting, passed_s = query.waiting, time.monotonic() - query.waiting.began
-    gone = query.dismiss(kill=not answered)
+    has_ended = query.dismiss(kill=not answered)
     sections: dict[str, Any] = {"driver": {"state": "hung"}, "gpus": None, "gpu_pairs": None}
     if answered:
         try:
             sections = query.value()
         except guard.BrokenError as error:
-            sections["driver"] = {"state": "error", "error": nvml_calls.OURS + str(error)}
+            sections["driver"] = {"state": "error", "error": nvml_calls.OWN_ERROR + str(error)}
         problems += sections.pop("problems", [])
     driver = sections["driver"]
     driver["seconds"] = round(waiting.seconds, 3)
     if "opening" in sections:
         driver["init_s"] = round(waiting.calls.waited_s(*sections.pop("opening")), 3)
         slowest = max(
-            ((waiting.calls.waited_s(*when), call) for *when, call in sections.pop("timed")),
+            ((waiting.calls.waited_s(*times), call) for *times, call in sections.pop("timed")),
             default=(0.0, ""),
         )
         driver["slowest_s"], driver["slowest_call"] = round(slowest[0], 3), slowest[1]
     if not answered and waiting.seconds < most_s:
         driver["paused_s"] = round(passed_s - waiting.seconds, 3)
-    if not gone:
+    if not has_ended:
         driver["survivor"] = processes.survivor(query.pid, "preflight's driver query")
     return sections
 
@@ -236,6 +236,6 @@ def _gpu_mib_by_pid(gpus: list[dict[str, Any]]) -> dict[int, int | None]:
     gpu_mib: dict[int, int | None] = {}
     for gpu in gpus:
         for process in gpu["processes"] or []:
-            before, more = gpu_mib.get(process["pid"]), process["used_mib"]
-            gpu_mib[process["pid"]] = before if more is None else (before or 0) + more
+            known_mib, used_mib = gpu_mib.get(process["pid"]), process["used_mib"]
+            gpu_mib[process["pid"]] = known_mib if used_mib is None else (known_mib or 0) + used_mib
     return gpu_mib

@@ -31,13 +31,13 @@ _BODY = struct.Struct("=BBBBI")
 _ATTRIBUTE = struct.Struct("=HH")
 
 
-def by_index() -> Addresses:
+def addresses_by_index() -> Addresses:
     """Return addresses ("10.77.0.1/24") by interface index, IPv4 first; OSError if refused."""
     addresses: Addresses = {}
     for family in (socket.AF_INET, socket.AF_INET6):
         for bodies in answers(socket.NETLINK_ROUTE, _GET_ADDRESS, _BODY.pack(family, 0, 0, 0, 0)):
             for body in bodies:
-                _take(body, family, addresses)
+                _add_address(body, family, addresses)
     return addresses
 
 
@@ -82,7 +82,7 @@ def attributes(data: bytes) -> dict[int, bytes]:
     return values
 
 
-def _take(body: bytes, family: int, addresses: Addresses) -> None:
+def _add_address(body: bytes, family: int, addresses: Addresses) -> None:
     its_family, bits, _, _, index = _BODY.unpack_from(body.ljust(_BODY.size, b"\0"))
     raw = attributes(body[_BODY.size :])
     address = raw.get(_LOCAL) or raw.get(_ADDRESS, b"")
@@ -94,7 +94,7 @@ def interface_of(address: str) -> str:
     """The interface that has this address; "" if none has."""
     prefix = address.partition("%")[0] + "/"
     with contextlib.suppress(OSError):
-        for index, cidrs in by_index().items():
+        for index, cidrs in addresses_by_index().items():
             if any(cidr.startswith(prefix) for cidr in cidrs):
                 return socket.if_indextoname(index)
     return ""
@@ -209,7 +209,7 @@ def _interfaces(root: str) -> list[dict[str, Any]] | None:
         entries = os.listdir(folder)
     except FileNotFoundError:
         return None
-    addressed = by_index()
+    addressed = addresses_by_index()
     interfaces: list[dict[str, Any]] = []
     for name in entries:
         path = f"{folder}/{name}"

@@ -196,7 +196,7 @@ def pci_path(link: str) -> list[str] | None:
         return []
     finally:
         os.close(device)
-    roots = [at for at, part in enumerate(parts) if re.match(_ROOT, part)]
+    roots = [index for index, part in enumerate(parts) if re.match(_ROOT, part)]
     return [clean(part) for part in parts[roots[0] :]] if roots else None
 
 
@@ -298,14 +298,14 @@ class Mount:
         words = line.split(" ")
         if len(words) < _LEAST or "-" not in words[6:-3]:
             raise ValueError("not a line of mountinfo")
-        at = words.index("-", 6)
+        dash = words.index("-", 6)
         self.device = words[2]
-        self.root = _plain(words[3])
-        self.point = _plain(words[4])
+        self.root = _unescape(words[3])
+        self.point = _unescape(words[4])
         self.options = words[5].split(",")
-        self.kind = words[at + 1]
-        self.source = _plain(words[at + 2])
-        self.super_options = words[at + 3].split(",")
+        self.kind = words[dash + 1]
+        self.source = _unescape(words[dash + 2])
+        self.super_options = words[dash + 3].split(",")
 
     @property
     def fuse_user(self) -> int:
@@ -314,7 +314,7 @@ class Mount:
         return int(ids[0]) if ids and ids[0].isdecimal() and self.kind.startswith("fuse") else 0
 
 
-def _plain(word: str) -> str:
+def _unescape(word: str) -> str:
     if "\\" not in word:
         return word
     return re.sub(_OCTAL, lambda match: chr(int(match.group(1), 8)), word)
@@ -334,11 +334,11 @@ def parse(rows: list[str]) -> list[Mount]:
     return mounts
 
 
-def holding(path: str, mounts: list[Mount]) -> Mount | None:
+def mount_of(path: str, mounts: list[Mount]) -> Mount | None:
     """Return the mount that contains a path; of several at one place, the last."""
-    best = None
+    innermost = None
     for mount in mounts:
         inside = path == mount.point or path.startswith(mount.point.rstrip("/") + "/")
-        if inside and (best is None or len(mount.point) >= len(best.point)):
-            best = mount
-    return best
+        if inside and (innermost is None or len(mount.point) >= len(innermost.point)):
+            innermost = mount
+    return innermost

@@ -22,18 +22,18 @@ def read(nvml: Nvml, index: int, handle: Any, sysfs_root: str) -> dict[str, Any]
     lib = nvml.lib
     uuid = nvml.text(lib.nvmlDeviceGetUUID, handle)
     reader = Reader(nvml, handle)
-    pci = reader.sure("bus_id", lambda: nvml.ask(lib.nvmlDeviceGetPciInfo, handle))
+    pci = reader.checked("bus_id", lambda: nvml.ask(lib.nvmlDeviceGetPciInfo, handle))
     if not uuid and pci is None:
         return None
     bus_id = node_files.bus_id(as_text(pci.busId)) if pci is not None else ""
     device = f"{sysfs_root}/bus/pci/devices/{bus_id}" if bus_id else ""
-    memory = reader.sure("memory_total_mib", lambda: _memory(nvml, handle))
-    mig = reader.sure("mig_enabled", lambda: nvml.ask(lib.nvmlDeviceGetMigMode, handle))
+    memory = reader.checked("memory_total_mib", lambda: _memory(nvml, handle))
+    mig = reader.checked("mig_enabled", lambda: nvml.ask(lib.nvmlDeviceGetMigMode, handle))
     # MIG switches links off: unless it is known whether MIG is on, links are neither up nor dead.
     blind = reader.failed("mig_enabled")
-    links = None if blind else reader.sure("links", lambda: _links(nvml, handle))
-    name = reader.sure("name", lambda: nvml.text(lib.nvmlDeviceGetName, handle))
-    minor = reader.sure("minor", lambda: nvml.ask(lib.nvmlDeviceGetMinorNumber, handle))
+    links = None if blind else reader.checked("links", lambda: _links(nvml, handle))
+    name = reader.checked("name", lambda: nvml.text(lib.nvmlDeviceGetName, handle))
+    minor = reader.checked("minor", lambda: nvml.ask(lib.nvmlDeviceGetMinorNumber, handle))
     health = gpu_health.read(reader, links)
     if hasattr(memory, "reserved"):
         health["memory_reserved_mib"] = memory.reserved // MIB
@@ -145,11 +145,11 @@ def read_pairs(nvml: Nvml, handles: dict[int, Any]) -> list[dict[str, Any]]:
 
 
 def _pair(nvml: Nvml, a: int, b: int, handles: dict[int, Any]) -> dict[str, Any]:
-    two = handles[a], handles[b]
-    level = nvml.ask(nvml.lib.nvmlDeviceGetTopologyCommonAncestor, *two)
+    pair_handles = handles[a], handles[b]
+    level = nvml.ask(nvml.lib.nvmlDeviceGetTopologyCommonAncestor, *pair_handles)
     pair = {"a": a, "b": b, "ancestor": _ANCESTORS.get(level, "unknown")}
     for name, caps in _CAPS.items():
-        status = nvml.ask(nvml.lib.nvmlDeviceGetP2PStatus, *two, caps)
+        status = nvml.ask(nvml.lib.nvmlDeviceGetP2PStatus, *pair_handles, caps)
         pair[name] = _P2P.get(status, "unknown")
     return pair
 
@@ -214,15 +214,15 @@ def start() -> guard.Child | None:
     return guard.spawn_tool(("nvidia-smi", "topo", "-m"), folders, most=MOST_BYTES)
 
 
-def finish(drawing: guard.Child | None, until: float, problems: list[str]) -> str | None:
+def finish(child: guard.Child | None, until: float, problems: list[str]) -> str | None:
     """Return its output; None where it is not installed, failed, or did not end in time."""
-    if drawing is None:
+    if child is None:
         return None
-    ended = drawing.listen(until)
-    gone = drawing.dismiss(kill=not ended or len(drawing.output) > MOST_BYTES)
-    text = clean_block(bytes(drawing.output), MOST_BYTES)
-    if ended and gone and drawing.status == 0:
+    ended = child.listen(until)
+    has_ended = child.dismiss(kill=not ended or len(child.output) > MOST_BYTES)
+    text = clean_block(bytes(child.output), MOST_BYTES)
+    if ended and has_ended and child.status == 0:
         return text
-    how = "no answer in time" if not ended else f"it failed: {clean(text, 200)}"
-    problems.append(f"nvidia-smi topo -m: {how}")
+    problem = "no answer in time" if not ended else f"it failed: {clean(text, 200)}"
+    problems.append(f"nvidia-smi topo -m: {problem}")
     return None

@@ -12,7 +12,7 @@ from typing import Any
 from .node_files import clean, words
 
 LIBRARY = "libnvidia-ml.so.1"
-OURS = "preflight's own reader broke: "
+OWN_ERROR = "preflight's own reader broke: "
 """Prefix of an error that is not the driver's: no node may be drained for it."""
 
 CLOCK_REASONS = {
@@ -38,8 +38,8 @@ MOST = 2**53
 class NoDriver(Exception):  # noqa: N818 (most nodes without a GPU have none)
     """NVML cannot be used; `state` is "absent" or "error", the text has the reason."""
 
-    def __init__(self, state: str, why: str = "") -> None:
-        super().__init__(why)
+    def __init__(self, state: str, reason: str = "") -> None:
+        super().__init__(reason)
         self.state = state
 
 
@@ -55,7 +55,7 @@ def load() -> Any:
     try:
         import pynvml  # takes 20 ms, useless without the library
     except ImportError as error:
-        raise NoDriver("error", OURS + words(error)) from None
+        raise NoDriver("error", OWN_ERROR + words(error)) from None
     return pynvml
 
 
@@ -182,7 +182,7 @@ def _value(field: Any) -> int:
 
 
 _HOTTEST_C, _MOST_SMALL, _MOST_WATTS = 200, 65535, 10**6
-_SMALL = ("pcie_gen", "pcie_gen_max", "pcie_width", "pcie_width_max")
+_SMALL_VALUES = ("pcie_gen", "pcie_gen_max", "pcie_width", "pcie_width_max")
 
 
 class Reader:
@@ -203,7 +203,7 @@ class Reader:
         else:
             self.values[field] = via(answer)
 
-    def sure(self, field: str, work: Callable[[], Any]) -> Any:
+    def checked(self, field: str, work: Callable[[], Any]) -> Any:
         """Return the result of `work`; None, and a refused field, if any of its calls failed."""
         doubts = len(self.nvml.doubts)
         value = work()
@@ -214,13 +214,13 @@ class Reader:
 
     def derive(self, field: str, work: Callable[[], Any]) -> None:
         """Fill one reading from several calls; with None, the GPU lacks the reading."""
-        value = self.sure(field, work)
+        value = self.checked(field, work)
         if value is not None:
             self.values[field] = value
         elif not self.failed(field):
-            self.refuse(field, self._lacking(self.nvml.refusal or 0))
+            self.refuse(field, self._as_unsupported(self.nvml.refusal or 0))
 
-    def _lacking(self, code: int) -> int:
+    def _as_unsupported(self, code: int) -> int:
         """Convert a code: an old driver calls a new field's number an invalid argument."""
         lib = self.nvml.lib
         unknown = code in (0, lib.NVML_ERROR_INVALID_ARGUMENT)
@@ -249,7 +249,7 @@ class Reader:
             if code is None:
                 self.values[name] = value if factor == 1 else round(value * factor, 3)
             else:
-                self.refuse(name, self._lacking(code))
+                self.refuse(name, self._as_unsupported(code))
 
     def document(self) -> dict[str, Any]:
         """Return one `GpuHealth`: the readings, and those that are missing."""
@@ -264,6 +264,6 @@ def _absurd(name: str, value: Any) -> bool:
         return False
     if name.endswith("_c"):
         return abs(value) > _HOTTEST_C
-    small = name.endswith("_pct") or name in _SMALL
-    most = _MOST_SMALL if small else _MOST_WATTS if name.endswith("_w") else MOST
-    return not 0 <= value <= most
+    is_small = name.endswith("_pct") or name in _SMALL_VALUES
+    largest = _MOST_SMALL if is_small else _MOST_WATTS if name.endswith("_w") else MOST
+    return not 0 <= value <= largest

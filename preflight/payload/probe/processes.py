@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 
 from . import guard, procfs
 from .node_files import clean
-from .procfs import Stat, Users, look, me
+from .procfs import Stat, Users, login_name, look
 
-_Each = TypeVar("_Each")
+_T = TypeVar("_T")
 
 
 _RANK = {"master_port": b"MASTER_PORT", "elastic_run_id": b"TORCHELASTIC_RUN_ID"}
@@ -30,7 +30,7 @@ _MARK = struct.Struct("qq")
 
 
 class Care:
-    """Which processes must not be read like others, since that can hang.
+    """Knows which processes must not be read like others, since that can hang.
 
     Reading their memory (command, environment) can hang, and while they start a program also their
     stat line: newer kernels lock it. Of a user with several such processes none is read, as each
@@ -76,9 +76,9 @@ class Care:
         if self._shared is not None:
             _MARK.pack_into(self._shared, 0, pid, self._marks)
 
-    def over(self, several: Iterable[_Each]) -> Iterator[_Each]:
+    def marking(self, entries: Iterable[_T]) -> Iterator[_T]:
         """Yield each, and note that the reading goes on: users can make many."""
-        for entry in several:
+        for entry in entries:
             self.mark(0)
             yield entry
 
@@ -91,7 +91,7 @@ class Describer:
         self._users = Users(patient=True)
         self._uid = os.geteuid()
         above = ancestors(run_pid)
-        self._ours = {run_pid, *procfs.below(run_pid, everyone), *above}
+        self._own_pids = {run_pid, *procfs.descendants(run_pid, everyone), *above}
         self._agent = _agent(above)
 
     def user(self, uid: int | None) -> str:
@@ -109,36 +109,36 @@ class Describer:
             "parent_command": self.command(parent, procfs.uid(parent.pid)) if parent else "",
             "rank": its_rank,
             "job": procfs.job(stat.pid) or clean(variables.get(b"SLURM_JOB_ID", b"")),
-            "ours": stat.pid in self._ours or bool(its_rank and stat.ppid == self._agent),
+            "ours": stat.pid in self._own_pids or bool(its_rank and stat.ppid == self._agent),
         }
 
     def command(self, stat: Stat, uid: int | None) -> str:
         """Return its command without secrets; [name] if it has none or must not be read."""
         if stat.kernel or stat.state in "ZX" or self._care.untouchable(stat):
-            return bare(stat)
+            return bracketed_name(stat)
         self._care.mark(stat.pid)
         argv = procfs.argv(stat.pid)
         if not argv:
-            return bare(stat)
+            return bracketed_name(stat)
         from . import redact  # its patterns take milliseconds, and most nodes do not need them
 
         return redact.command(argv, whole=uid == self._uid)
 
 
-def _agent(above: list[int]) -> int | None:
+def _agent(pids: list[int]) -> int | None:
     """Return our launcher if we are a rank (torchrun -m pytest): its other ranks are ours, too.
 
     It is the first ancestor that is no rank itself, when the ones below it are.
     """
     if rank(os.environb) is None:
         return None
-    for pid in above:
+    for pid in pids:
         if rank(procfs.variables(procfs.environ(pid))) is None:
             return pid
     return None
 
 
-def bare(stat: Stat) -> str:
+def bracketed_name(stat: Stat) -> str:
     """Return a process's name without reading its memory, which can hang."""
     return f"[{clean(stat.comm)}]"
 
@@ -156,12 +156,12 @@ def rank(environ: Mapping[bytes, bytes]) -> dict[str, str] | None:
 
 def ancestors(pid: int) -> list[int]:
     """Return the pids of the ancestors, without init."""
-    above: list[int] = []
+    pids: list[int] = []
     stat = look(pid)
-    while stat and stat.ppid > 1 and len(above) < _DEEPEST:
-        above.append(stat.ppid)
+    while stat and stat.ppid > 1 and len(pids) < _DEEPEST:
+        pids.append(stat.ppid)
         stat = look(stat.ppid)
-    return above
+    return pids
 
 
 MOST = 512
@@ -218,14 +218,14 @@ class Allowances:
         return in_turn(((self.user(pid), 0, pid) for pid in pids))
 
 
-def in_turn(several: Iterable[tuple[object, int, _Each]]) -> list[_Each]:
-    """Of rows (user, size, one): each user's smallest first, then each one's next."""
+def in_turn(rows: Iterable[tuple[object, int, _T]]) -> list[_T]:
+    """Order rows (user, size, entry): each user's smallest entry, then each user's next one."""
     turns: dict[object, int] = {}
     placed = []
-    for place, (user, size, one) in sorted(enumerate(several), key=lambda row: (row[1][1], row[0])):
+    for place, (user, size, entry) in sorted(enumerate(rows), key=lambda row: (row[1][1], row[0])):
         turns[user] = turns.get(user, 0) + 1
-        placed.append((turns[user], size, place, one))
-    return [one for *_, one in sorted(placed, key=lambda row: row[:3])]
+        placed.append((turns[user], size, place, entry))
+    return [entry for *_, entry in sorted(placed, key=lambda row: row[:3])]
 
 
 class Survey:
@@ -246,21 +246,21 @@ class Survey:
         for stat in self._everyone.values():
             if not stat.kernel and stat.state not in "ZX":
                 self._read(stat, gpus=gpus)
-        lasting, apart_s = self._lasting()
-        pids = sorted(self._ranks.keys() | self._holders | lasting, key=self._rating)
-        alive = self._jobs_alive()
-        sockets = self._care.over(itertools.islice(procfs.tcp(), MOST_SOCKETS if pids else 0))
+        persistent, apart_s = self._persistent()
+        pids = sorted(self._ranks.keys() | self._holders | persistent, key=self._rating)
+        running = self._running_jobs()
+        sockets = self._care.marking(itertools.islice(procfs.tcp(), MOST_SOCKETS if pids else 0))
         ports = {row.inode: row.port for row in sockets if row.state == procfs.LISTEN}
         notable = []
         for pid in self._chosen(pids):
-            process = self._describe(self._everyone[pid], alive, ports)
-            process["stuck_s"] = apart_s if process["state"] == "D" and pid in lasting else None
+            process = self._describe(self._everyone[pid], running, ports)
+            process["stuck_s"] = apart_s if process["state"] == "D" and pid in persistent else None
             notable.append(process)
         return {
             "seen": len(self._everyone),
             "unreadable": self._unreadable,
             "notable": notable,
-            "scheduler": "none" if alive is None else "slurm",
+            "scheduler": "none" if running is None else "slurm",
             "dropped": len(pids) - len(notable),
         }
 
@@ -278,7 +278,7 @@ class Survey:
         if opened and opened.gpu:
             self._holders.add(pid)
 
-    def _lasting(self) -> tuple[set[int], float]:
+    def _persistent(self) -> tuple[set[int], float]:
         """Return the pids in zombie or D state at every look, and the seconds between them."""
         suspects = [
             stat
@@ -296,8 +296,8 @@ class Survey:
         return {stat.pid for stat in suspects}, round(time.monotonic() - began, 3)
 
     def _lasts(self, stat: Stat) -> bool:
-        now = self._care.look(stat.pid)
-        return now is not None and now.start == stat.start and now.state == stat.state
+        latest = self._care.look(stat.pid)
+        return latest is not None and latest.start == stat.start and latest.state == stat.state
 
     def _open_files(self, pid: int) -> procfs.OpenFiles | None:
         if pid not in self._opened:
@@ -310,15 +310,15 @@ class Survey:
             return pids
         zombies = [pid for pid in pids if self._everyone[pid].state == "Z"]
         live = pids[: len(pids) - len(zombies)]
-        over = self._care.over
-        first = self._allowances.in_turn(over(live)) + self._allowances.in_turn(over(zombies))
-        return sorted(first[:MOST], key=self._rating)
+        marking = self._care.marking
+        order = self._allowances.in_turn(marking(live)) + self._allowances.in_turn(marking(zombies))
+        return sorted(order[:MOST], key=self._rating)
 
     def _rating(self, pid: int) -> tuple[bool, bool, int]:
         """Sort key: zombies come last, as not all may fit."""
         return self._everyone[pid].state == "Z", pid not in self._holders, pid
 
-    def _jobs_alive(self) -> set[str] | None:
+    def _running_jobs(self) -> set[str] | None:
         """Return the Slurm jobs that have a step daemon here; None without Slurm."""
         daemons = [
             daemon
@@ -334,15 +334,15 @@ class Survey:
         return {match.group(1).decode("ascii") for match in map(_STEP.search, titles) if match}
 
     def _describe(
-        self, stat: Stat, alive: set[str] | None, ports: Mapping[str, int]
+        self, stat: Stat, running: set[str] | None, ports: Mapping[str, int]
     ) -> dict[str, Any]:
         process = self._describer.describe(stat, self._ranks.get(stat.pid))
         opened = self._open_files(stat.pid)
         listens = {ports[inode] for inode in opened.sockets if inode in ports} if opened else ()
         job = process["job"]
-        waits = stat.state == "D" and not self._care.hides(stat.pid)
-        process["wchan"] = procfs.wchan(stat.pid) if waits else ""
-        process["job_alive"] = job in alive if job and alive is not None else None
+        is_waiting = stat.state == "D" and not self._care.hides(stat.pid)
+        process["wchan"] = procfs.wchan(stat.pid) if is_waiting else ""
+        process["job_alive"] = job in running if job and running is not None else None
         process["gpu_mib"] = self._gpu_mib.get(stat.pid)
         process["holds_gpu"] = stat.pid in self._holders
         process["listens"] = sorted(listens)
@@ -352,7 +352,7 @@ class Survey:
 STALLED_S, STAT_S = 1.0, 0.4
 """A pass that waits at one process for this long, or at its stat line, is stuck on it."""
 
-_LESS = 4
+_RETRY_DIVISOR = 4
 """A pass after a stuck one has only this part of that time: each of many users may hold one up."""
 
 _STEP_S = 0.05
@@ -370,7 +370,7 @@ def read(
     position, and after a stall the next child skips that process, and all in D state.
     """
     run_pid = os.getpid()
-    patient = Patient(lambda care: Survey(run_pid, gpu_mib, care).run(), stuck)
+    patient = GuardedSurvey(lambda care: Survey(run_pid, gpu_mib, care).run(), stuck)
     answer = patient.finish(until, problems)
     dropped = 0 if answer is None else answer.pop("dropped")
     if dropped:
@@ -378,10 +378,11 @@ def read(
     return answer
 
 
-class Patient:
-    """A survey of processes that has begun in a child, and begins again in another if it hangs.
+class GuardedSurvey:
+    """Runs a survey of processes in a child, and starts it again in another one if it hangs.
 
-    `stuck`: the processes at which one of the probe's readers hung, as marks have them; more come.
+    `stuck`: the processes at which one of the probe's readers hung, as marks; this survey adds its
+    own.
     """
 
     def __init__(self, survey: Callable[[Care], dict[str, Any]], stuck: set[int]) -> None:
@@ -398,19 +399,19 @@ class Patient:
         for tries_left in reversed(range(TRIES)):
             child = self._child
             # Where another reader hung meanwhile, this one most likely hangs there, too.
-            more = bool(self._stuck - self._avoided)
-            answered = child.listen(guard.clock.now()) if more else self._listen(until)
+            others_hung = bool(self._stuck - self._avoided)
+            answered = child.listen(guard.clock.now()) if others_hung else self._listen(until)
             if not child.dismiss(kill=not answered):
                 problems.append(f"processes: our reader {child.pid} cannot be killed")
-            at, _ = _MARK.unpack_from(self._shared)
-            if answered or not (tries_left and (at or more)) or guard.clock.now() > until:
+            mark, _ = _MARK.unpack_from(self._shared)
+            if answered or not (tries_left and (mark or others_hung)) or guard.clock.now() > until:
                 break
-            if not more:
-                self._stuck.add(at)
+            if not others_hung:
+                self._stuck.add(mark)
             self._begin()
         for pid in sorted(self._avoided):
-            what = "state" if pid < 0 else "command or environment"
-            problem = f"process {abs(pid)}: reading its {what} hangs"
+            part = "state" if pid < 0 else "command or environment"
+            problem = f"process {abs(pid)}: reading its {part} hangs"
             problems += [problem] if problem not in problems else []
         try:
             if answered:
@@ -422,14 +423,14 @@ class Patient:
 
     def _listen(self, until: float) -> bool:
         """Wait for the answer as long as the pass makes progress."""
-        before, since_s, less = b"", 0.0, _LESS if self._avoided else 1
+        last_mark, since_s, share = b"", 0.0, _RETRY_DIVISOR if self._avoided else 1
         while guard.clock.now() < until:
             if self._child.listen(min(until, guard.clock.now() + _STEP_S)):
                 return True
-            now, waited_s = self._shared[:], self._child.waiting.seconds
-            if now != before:
-                before, since_s = now, waited_s
-            elif waited_s - since_s > (STAT_S if _MARK.unpack(now)[0] < 0 else STALLED_S) / less:
+            mark, waited_s = self._shared[:], self._child.waiting.seconds
+            if mark != last_mark:
+                last_mark, since_s = mark, waited_s
+            elif waited_s - since_s > (STAT_S if _MARK.unpack(mark)[0] < 0 else STALLED_S) / share:
                 return False
         return False
 
@@ -439,7 +440,7 @@ def survivor(pid: int, what: str) -> dict[str, Any] | None:
     stat = look(pid)
     if stat is None:
         return None
-    user, command = clean(me(Users(patient=False))), f"{what} {bare(stat)}"
+    user, command = clean(login_name(Users(patient=False))), f"{what} {bracketed_name(stat)}"
     return {**_stat_fields(stat, user, command), "wchan": procfs.wchan(pid), "ours": True}
 
 

@@ -81,8 +81,8 @@ def owner(pid: int) -> int | None:
 
 def answering(user: int) -> int:
     """Return the user who answers for a user id: of a user's subordinate ids, one."""
-    at = bisect.bisect(_subordinates(SUBUIDS), (user, 1 << 32)) - 1
-    first, count = _subordinates(SUBUIDS)[at] if at >= 0 else (0, 0)
+    index = bisect.bisect(_subordinates(SUBUIDS), (user, 1 << 32)) - 1
+    first, count = _subordinates(SUBUIDS)[index] if index >= 0 else (0, 0)
     return ~first if first <= user < first + count else user
 
 
@@ -160,7 +160,7 @@ def open_files(pid: int, most: int = MOST_FILES) -> OpenFiles | None:
 
 
 PF_KTHREAD = 0x00200000
-_LEAST = 22
+_STAT_FIELDS = 22
 """Fields after `comm` up to the resident pages."""
 
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -176,10 +176,10 @@ class Stat:
 
         `comm` may itself hold blanks and parentheses, so it ends at the *last* one.
         """
-        pid, opened, rest = line.partition(b" (")
-        comm, closed, rest = rest.rpartition(b") ")
-        fields = rest.split(None, _LEAST)
-        if not (opened and closed and len(fields) >= _LEAST):
+        pid, opening, rest = line.partition(b" (")
+        comm, closing, rest = rest.rpartition(b") ")
+        fields = rest.split(None, _STAT_FIELDS)
+        if not (opening and closing and len(fields) >= _STAT_FIELDS):
             raise ValueError("not a line of /proc/PID/stat")
         self.pid = int(pid)
         self.comm = comm
@@ -209,18 +209,18 @@ def look(pid: int, thread: int | None = None) -> Stat | None:
         return None
 
 
-def below(pid: int, everyone: Mapping[int, Stat]) -> set[int]:
+def descendants(pid: int, everyone: Mapping[int, Stat]) -> set[int]:
     """Return those of `everyone` that descend from a process."""
     return set(generations(pid, children(everyone)))
 
 
-def generations(pid: int, of: Mapping[int, list[int]]) -> list[int]:
-    """Return its children, then theirs, and so on; `of`: the children of each process."""
+def generations(pid: int, tree: Mapping[int, list[int]]) -> list[int]:
+    """Return its children, then theirs, and so on; `tree`: the children of each process."""
     family = {pid: None}  # a dict keeps their order
-    rising = of.get(pid, [])
-    while rising:
-        family.update(dict.fromkeys(rising))
-        rising = [child for parent in rising for child in of.get(parent, []) if child not in family]
+    level = tree.get(pid, [])
+    while level:
+        family.update(dict.fromkeys(level))
+        level = [child for parent in level for child in tree.get(parent, []) if child not in family]
     return list(family)[1:]
 
 
@@ -294,7 +294,7 @@ def _from_directory(uid: int) -> str:
         return ""
 
 
-def me(users: Users) -> str:
+def login_name(users: Users) -> str:
     """Return this login's name; USER's value if only a directory has the name."""
     name = users.name(os.geteuid())
     return os.environ.get("USER", name) if name.isdigit() else name
@@ -305,8 +305,8 @@ def up_s() -> float:
 
     A time namespace, as of a restored container, moves CLOCK_BOOTTIME, but not the log's clock.
     """
-    moved = re.search(rb"(?m)^boottime +(-?\d+) +(\d+)$", attempt_raw("/proc/self/timens_offsets"))
-    offset_s = int(moved[1]) + int(moved[2]) / 1e9 if moved else 0.0
+    offset = re.search(rb"(?m)^boottime +(-?\d+) +(\d+)$", attempt_raw("/proc/self/timens_offsets"))
+    offset_s = int(offset[1]) + int(offset[2]) / 1e9 if offset else 0.0
     return time.clock_gettime(time.CLOCK_BOOTTIME) - offset_s
 
 

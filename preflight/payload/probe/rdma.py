@@ -37,8 +37,8 @@ _HOPS = 64
 def relaxed_ordering(path: str) -> bool | None:
     """Whether a device's writes may be reordered; None where it cannot be read."""
     with suppress(OSError), open(path, "rb", buffering=0) as file:
-        at = _find(file.fileno())
-        control = _number(file.fileno(), at + 8) if at else None
+        offset = _find(file.fileno())
+        control = _number(file.fileno(), offset + 8) if offset else None
         return None if control is None else bool(control & _RELAXED)
     return None
 
@@ -46,41 +46,41 @@ def relaxed_ordering(path: str) -> bool | None:
 def acs(path: str) -> tuple[bool, dict[str, Any] | None]:
     """(readable, ACS bits) of one PCIe port; no bits where it has no access control."""
     with suppress(OSError), open(path, "rb", buffering=0) as file:
-        space, at = file.fileno(), _EXTENDED
-        header = _number(space, at, 4)
+        space, offset = file.fileno(), _EXTENDED
+        header = _number(space, offset, 4)
         if header is None:
             return False, None
         for _ in range(_HOPS):
             if not header or header == 0xFFFFFFFF:  # noqa: PLR2004 (no device)
                 break
             if header & 0xFFFF == _ACS:
-                control = _number(space, at + 6) or 0
+                control = _number(space, offset + 6) or 0
                 bits = bool(control & _REDIRECT), bool(control & _DIRECT_TRANSLATED)
                 return True, {"redirects": bits[0], "translated": bits[1]}
-            at = header >> 20
-            if at < _EXTENDED:
+            offset = header >> 20
+            if offset < _EXTENDED:
                 break
-            header = _number(space, at, 4)
+            header = _number(space, offset, 4)
         return True, None
     return False, None
 
 
 def _find(space: int) -> int:
     """The offset of the PCI Express capability; 0 where it cannot be found."""
-    at = (_number(space, _CAPABILITIES) or 0) & 0xFC
+    offset = (_number(space, _CAPABILITIES) or 0) & 0xFC
     for _ in range(_HOPS):
-        head = _number(space, at) if at >= 0x40 else None  # noqa: PLR2004 (the header ends there)
+        head = _number(space, offset) if offset >= 0x40 else None  # noqa: PLR2004 (the header ends there)
         if head is None:
             break
         if head & 0xFF == _EXPRESS:
-            return at
-        at = (head >> 8) & 0xFC
+            return offset
+        offset = (head >> 8) & 0xFC
     return 0
 
 
-def _number(space: int, at: int, size: int = 2) -> int | None:
+def _number(space: int, offset: int, size: int = 2) -> int | None:
     try:
-        raw = os.pread(space, size, at)
+        raw = os.pread(space, size, offset)
     except OSError:
         return None
     return int.from_bytes(raw, "little") if len(raw) == size else None
@@ -165,13 +165,13 @@ def _port(number: int, folder: str, device: str) -> dict[str, Any]:
 
 def _netdev(number: int, port: str, device: str) -> str:
     """Return the interface over a port: that of its first GID, else the one numbered like it."""
-    of_gid = attempt(port + "/gid_attrs/ndevs/0")
-    if of_gid:
-        return of_gid
+    gid_netdev = attempt(port + "/gid_attrs/ndevs/0")
+    if gid_netdev:
+        return gid_netdev
     netdevs = names(device + "/device/net")
     for name in netdevs:
-        at = attempt(f"{device}/device/net/{name}/dev_port")
-        if at == str(number - 1):
+        dev_port = attempt(f"{device}/device/net/{name}/dev_port")
+        if dev_port == str(number - 1):
             return name
     return netdevs[0] if len(netdevs) == 1 and number == 1 else ""
 
@@ -282,8 +282,8 @@ def _acs(root: str, gpus: list[str], nics: list[str]) -> list[dict[str, Any]] | 
     of_gpus, of_nics = (
         {tuple(node_files.pci_path(device) or ()) for device in devices} for devices in (gpus, nics)
     )
-    ways = ((gpu, nic) for gpu in of_gpus for nic in of_nics - of_gpus)
-    between = {port for gpu, nic in ways for port in _below_meeting(gpu, nic)}
+    paths = ((gpu, nic) for gpu in of_gpus for nic in of_nics - of_gpus)
+    between = {port for gpu, nic in paths for port in _ports_between(gpu, nic)}
     ports, hidden = [], False
     for port in sorted(between):
         readable, bits = acs(f"{root}/bus/pci/devices/{port}/config")
@@ -293,9 +293,9 @@ def _acs(root: str, gpus: list[str], nics: list[str]) -> list[dict[str, Any]] | 
     return None if hidden else ports[:256]
 
 
-def _below_meeting(a: tuple[str, ...], b: tuple[str, ...]) -> list[str]:
+def _ports_between(a: tuple[str, ...], b: tuple[str, ...]) -> list[str]:
     """The ports below the switch that two devices share; none if they share only the root."""
-    shared = sum(1 for _ in takewhile(lambda two: two[0] == two[1], zip(a, b)))  # noqa: B905 (3.8)
+    shared = sum(1 for _ in takewhile(lambda steps: steps[0] == steps[1], zip(a, b)))  # noqa: B905 (3.8)
     # All devices behind one root port share it and the root complex: that is no switch.
     if shared < 3:  # noqa: PLR2004 (pciXXXX:XX, root port, upstream port of a switch)
         return []

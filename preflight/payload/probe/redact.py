@@ -108,15 +108,15 @@ def _program_and_script(words: list[str]) -> list[str]:
     """Cut a command to its program, with the script or module where the program runs one."""
     if not words:
         return []
-    shown = [_program(words[0])]
-    name = os.path.basename(shown[0])
-    at = next((at for at, word in enumerate(words) if at and not _FLAG.fullmatch(word)), 0)
-    if not at or not _INTERPRETER.match(name):
-        return shown
-    if words[at] == "-m" and _TAKES_MODULE.fullmatch(name):
-        return [*shown, "-m", *map(_program, words[at + 1 : at + 2])]
-    is_script = _PATH.fullmatch(words[at]) and words[at] == _program(words[at])
-    return [*shown, words[at]] if is_script else shown
+    kept = [_program(words[0])]
+    name = os.path.basename(kept[0])
+    pos = next((pos for pos, word in enumerate(words) if pos and not _FLAG.fullmatch(word)), 0)
+    if not pos or not _INTERPRETER.match(name):
+        return kept
+    if words[pos] == "-m" and _TAKES_MODULE.fullmatch(name):
+        return [*kept, "-m", *map(_program, words[pos + 1 : pos + 2])]
+    is_script = _PATH.fullmatch(words[pos]) and words[pos] == _program(words[pos])
+    return [*kept, words[pos]] if is_script else kept
 
 
 def _program(word: str) -> str:
@@ -130,15 +130,15 @@ def redact_words(words: list[str]) -> list[str]:
     shell = bool(words) and _SHELLS.fullmatch(os.path.basename(words[0])) is not None
     safe: list[str] = []
     before, module_next = "", False
-    for at, word in enumerate(words):
+    for index, word in enumerate(words):
         name, equals, value = word.partition("=")
         is_value = before[:1] == "-" and "=" not in before and name[:1] != "-"
         if shell and _CODE.fullmatch(before):
             safe.append(CUT)
         elif equals and not is_value and _ASSIGNABLE.fullmatch(name):
             safe.append(_assignment(name, value))
-        elif at == 0:
-            safe.append(_without_shapes(name) + (equals and f"={_value('', value)}"))
+        elif index == 0:
+            safe.append(_cut_secrets(name) + (equals and f"={_value('', value)}"))
         elif (
             _NAME.fullmatch(word)
             or (shell and _CODE.fullmatch(word))
@@ -148,10 +148,10 @@ def redact_words(words: list[str]) -> list[str]:
         elif _GLUED.match(word):
             safe.append(word[:2] + CUT)
         elif before == "-m" and module_next:
-            safe.append(_without_shapes(word) if _PLAIN.fullmatch(word) else CUT)
+            safe.append(_cut_secrets(word) if _PLAIN.fullmatch(word) else CUT)
         else:
             safe.append(_value(before if before.startswith("-") else "", word))
-        if at == 0 or before == "-m":
+        if index == 0 or before == "-m":
             module_next = _TAKES_MODULE.fullmatch(os.path.basename(word)) is not None
         elif word.endswith(".py") or not (
             word.startswith("-") or before.startswith("--") or before in ("-W", "-X")
@@ -165,24 +165,24 @@ def _assignment(name: str, value: str) -> str:
     """Redact `name=value`; drop `name=` and `name==`, as base64 can end like this."""
     if name[0] != "-" and not value.strip("="):
         return CUT
-    return f"{_without_shapes(name)}={_value(name, value)}"
+    return f"{_cut_secrets(name)}={_value(name, value)}"
 
 
 def setting(name: str, value: str) -> str:
     """Return the value of a variable of NCCL or one of its libraries, or `***`."""
     harmless = _SETTING.fullmatch(value.strip()) and not _TELLTALE_INSIDE.search(value)
-    return CUT if SECRET_VARIABLE.search(name) or not harmless else _without_shapes(value)
+    return CUT if SECRET_VARIABLE.search(name) or not harmless else _cut_secrets(value)
 
 
 def _value(name: str, value: str) -> str:
     """Redact a word: the value of the option `name`, or "" for any other word."""
-    shown = any(kind.fullmatch(value) for kind in (_NUMBER, _PATH, _GPU))
-    harmless = _plain(name) in _HARMLESS and _PLAIN.fullmatch(value) is not None
+    formed = any(kind.fullmatch(value) for kind in (_NUMBER, _PATH, _GPU))
+    harmless = _normalize(name) in _HARMLESS and _PLAIN.fullmatch(value) is not None
     harmless = harmless and not _TELLTALE_INSIDE.search(value)
-    return _without_shapes(value) if (harmless or shown) and not _TELLTALE.search(name) else CUT
+    return _cut_secrets(value) if (harmless or formed) and not _TELLTALE.search(name) else CUT
 
 
-def _plain(name: str) -> str:
+def _normalize(name: str) -> str:
     """Normalize an option's name: --trainer.data and --DATA become "data"."""
     return name.lstrip("-").rpartition(".")[2].replace("_", "-").lower()
 
@@ -193,14 +193,14 @@ def without_login(text: str) -> str:
     return _UP_TO_AT.sub(lambda match: _URL_LOGIN.sub(rf"\1\2{CUT}@", match.group()), text)
 
 
-def _without_shapes(word: str) -> str:
+def _cut_secrets(word: str) -> str:
     """Cut words of a secret's form wherever they are: a key in a path or a file's name."""
     word = TOKEN.sub(CUT, without_login(word))
     word = _AWS_SECRET.sub(CUT, _HEX.sub(CUT, word))
-    return _LONG.sub(lambda match: CUT if _random(match.group()) else match.group(), word)
+    return _LONG.sub(lambda match: CUT if _looks_random(match.group()) else match.group(), word)
 
 
-def _random(text: str) -> bool:
+def _looks_random(text: str) -> bool:
     """Whether a long word looks random: mixed letters and digits, few separators."""
     if _UUID.search(text):
         return False

@@ -41,7 +41,7 @@ def architectures(path: str) -> list[str] | None:
     errors = (OSError, struct.error, ValueError, LookupError, OverflowError)
     with suppress(*errors), open(path, "rb", buffering=0) as file:
         section = _section(file.fileno(), b".nv_fatbin")
-        return section and _usual(list(_containers(file.fileno(), *section)))
+        return section and _common_targets(list(_containers(file.fileno(), *section)))
     return None
 
 
@@ -64,43 +64,43 @@ def _section(handle: int, section: bytes) -> tuple[int, int] | None:
 
 def _containers(handle: int, start: int, end: int) -> Iterator[frozenset[str]]:
     """Yield the images that each container lists, without reading their contents."""
-    at, until = start, time.monotonic() + MOST_S
+    offset, deadline = start, time.monotonic() + MOST_S
     for _ in range(MOST):
-        if at + 16 > end or time.monotonic() > until:
+        if offset + 16 > end or time.monotonic() > deadline:
             return
-        magic, _, head, size = struct.unpack("<IHHQ", os.pread(handle, 16, at))
+        magic, _, head, size = struct.unpack("<IHHQ", os.pread(handle, 16, offset))
         if magic != MAGIC:
-            at += _ALIGNED  # there may be padding between containers
+            offset += _ALIGNED  # there may be padding between containers
             continue
-        yield frozenset(_images(handle, at + head, min(at + head + size, end)))
-        at += head + size
+        yield frozenset(_images(handle, offset + head, min(offset + head + size, end)))
+        offset += head + size
 
 
-def _images(handle: int, at: int, end: int) -> Iterator[str]:
+def _images(handle: int, offset: int, end: int) -> Iterator[str]:
     for _ in range(MOST):
-        if at + 32 > end:
+        if offset + 32 > end:
             return
-        row = os.pread(handle, 32, at)
+        row = os.pread(handle, 32, offset)
         kind, _, head, size = struct.unpack_from("<HHIQ", row)
         (arch,) = struct.unpack_from("<I", row, 28)
         if not head:
             raise ValueError("not a list of images")
         if kind in _KINDS:
             yield "{}_{}".format(_KINDS[kind], arch)
-        at += head + size
+        offset += head + size
 
 
-def _usual(containers: list[frozenset[str]]) -> list[str] | None:
+def _common_targets(containers: list[frozenset[str]]) -> list[str] | None:
     """Keep the targets of at least half of them: some kernels are for one architecture only."""
     if not containers:
         return None
     archs = dict.fromkeys(arch for targets in containers for arch in targets)
-    usual = [
+    common = [
         arch
         for arch in archs
         if 2 * sum(arch in targets for targets in containers) >= len(containers)
     ]
-    return sorted(usual, key=lambda arch: (arch.split("_")[0], int(arch.split("_")[1])))[:MOST]
+    return sorted(common, key=lambda arch: (arch.split("_")[0], int(arch.split("_")[1])))[:MOST]
 
 
 _LIBRARIES = ("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64",
@@ -110,7 +110,7 @@ _PLUGINS = ("/opt/amazon/ofi-nccl/lib", "/opt/amazon/ofi-nccl/lib/x86_64-linux-g
             "/opt/hpcx/ncclnet_plugin/lib", "/usr/local/nccl-rdma-sharp-plugins/lib")  # fmt: skip
 _COMPAT = tuple("/usr/local/cuda/compat" + suffix for suffix in ("", "/lib", "/lib.real"))
 _CACHE = "/etc/ld.so.cache"
-_MOST = 64
+_MOST_PLUGINS = 64
 
 _ASSIGNED = re.compile(
     r"^(__version__|cuda|hip)\s*(?::[^=\n]*)?=\s*['\"]([^'\"\n]{1,100})['\"]", re.MULTILINE
@@ -126,8 +126,8 @@ def read(libraries: Iterable[str] = ()) -> dict[str, Any]:
     """Return one `Software` of the document. `libraries`: the job's own LD_LIBRARY_PATH."""
     folder = _torch_folder()
     torch = None if folder is None else _torch(folder)
-    own = os.environ.get("LD_LIBRARY_PATH", "").split(":")
-    loader = [*libraries, *(part for part in own if part[:1] == "/")]
+    variable = os.environ.get("LD_LIBRARY_PATH", "").split(":")
+    loader = [*libraries, *(folder_name for folder_name in variable if folder_name[:1] == "/")]
     document: dict[str, Any] = {"torch": torch, "nccl": None, "cudnn": None}
     if folder is not None and torch is not None and torch["cuda"] is not None:
         major = torch["cuda"].partition(".")[0]
@@ -206,8 +206,8 @@ def _plugins(folders: Iterable[str]) -> Iterator[str]:
     paths = [path for path, _ in _matches(_PLUGIN, folders)]
     with suppress(OSError), open(_CACHE, "rb") as file:
         paths += [path.decode("ascii") for path in _CACHED.findall(file.read(8 << 20))]
-    there = [path for path in dict.fromkeys(paths) if os.path.exists(path)]
-    yield from map(clean, there[:_MOST])
+    existing = [path for path in dict.fromkeys(paths) if os.path.exists(path)]
+    yield from map(clean, existing[:_MOST_PLUGINS])
 
 
 LIMIT = 65536
@@ -215,17 +215,17 @@ MOST_SETTINGS = 512
 LONGEST = 1023
 """Characters of a value: NCCL's own buffer."""
 
-_SHOWN = ("NCCL_", "TORCH_", "PYTORCH_", "GLOO_", "CUDA_", "OMP_NUM_THREADS", "FI_", "UCX_")
+_PUBLIC = ("NCCL_", "TORCH_", "PYTORCH_", "GLOO_", "CUDA_", "OMP_NUM_THREADS", "FI_", "UCX_")
 """Prefixes of names whose values may leave the node."""
 
 
-def read_nccl_conf(etc: str, named: str) -> list[dict[str, Any]]:
-    """Return the files that exist: `named` (NCCL_CONF_FILE) or ~/.nccl.conf, then etc/nccl.conf.
+def read_nccl_conf(etc: str, chosen: str) -> list[dict[str, Any]]:
+    """Return the files that exist: `chosen` (NCCL_CONF_FILE) or ~/.nccl.conf, then etc/nccl.conf.
 
     Runs in a guarded child: a home on a file server that is down never answers.
     """
     home = _home()
-    user = named or (home + "/.nccl.conf" if home else "")
+    user = chosen or (home + "/.nccl.conf" if home else "")
     files = [_file(user, "user") if user else None, _file(etc + "/nccl.conf", "system")]
     return [file for file in files if file is not None]
 
@@ -267,6 +267,6 @@ def _settings(raw: bytes) -> dict[str, Any]:
 def _setting_value(name: bytes, value: bytes) -> str:
     from . import redact  # its patterns take milliseconds, and few nodes have the file
 
-    plain = clean(name).strip()
-    plain = plain[len("export ") :].strip() if plain.startswith("export ") else plain
-    return redact.setting(plain, clean(value, LONGEST)) if plain.startswith(_SHOWN) else "***"
+    setting = clean(name).strip()
+    setting = setting[len("export ") :].strip() if setting.startswith("export ") else setting
+    return redact.setting(setting, clean(value, LONGEST)) if setting.startswith(_PUBLIC) else "***"

@@ -43,9 +43,9 @@ _INSTALL = "install py-spy there, or beside preflight: pip install 'pytest-prefl
 class StackReader:
     """Reads the stacks of a node's processes, or the reason why there are none."""
 
-    def __init__(self, patience: Patience, *, own: bool) -> None:
+    def __init__(self, patience: Patience, *, use_installed: bool) -> None:
         self._patience = patience
-        self._own = own
+        self._use_installed = use_installed
         self._spy: pyspy.Spy | None = None
         self._no_spy = ""
         self._sent: pyspy.SentSpy | None = None
@@ -59,10 +59,10 @@ class StackReader:
         """Find the node's own py-spy, or request one; only if there are processes to read."""
         if not pythons:
             return
-        if self._own:
+        if self._use_installed:
             folders = (folder for rank in pythons for folder in rank["bins"])
             self._spy = pyspy.find_installed(folders, self._patience.within(SPY_S))
-        if self._spy is None and not pyspy.asks(emit):
+        if self._spy is None and not pyspy.request_spy(emit):
             self._no_spy = _INSTALLED
         elif self._spy is None:
             self._sent = pyspy.SentSpy(lines, self._patience.until)
@@ -73,41 +73,41 @@ class StackReader:
         """Read the stacks a first time; retry those that changed while they were read."""
         self._first = self._dump(pids, until)
         read = self._first.items()
-        missed = [pid for pid, stack in read if not _read(stack) and stack != pyspy.TOO_LONG]
-        if missed and len(missed) < len(self._first):
-            self._first.update(self._dump(missed, until))
+        failed = [pid for pid, stack in read if not _read(stack) and stack != pyspy.TOO_LONG]
+        if failed and len(failed) < len(self._first):
+            self._first.update(self._dump(failed, until))
 
     def sample(self, ranks: list[Document], until: float) -> None:
         """Start to sample ranks, for the whole seconds that remain until `until`."""
         seconds = int(until - time.monotonic())
-        in_turn = (rank["pid"] for rank in rank_dumps.in_turn(ranks))
-        pids = [pid for pid in in_turn if _read(self._first.get(pid))]
+        ordered = (rank["pid"] for rank in rank_dumps.in_turn(ranks))
+        pids = [pid for pid in ordered if _read(self._first.get(pid))]
         if self._spy is not None and seconds > 0 and len(pids) <= MOST_SAMPLED:
             self._samplers = self._spy.sample(pids, seconds)
 
     def read_again(self) -> None:
         """Collect the samples, and read the stacks a second time where the first read succeeded."""
         until = self._patience.within(pyspy.LATE_S)
-        self._sampled = self._genuine(pyspy.collect_samples(self._samplers, until))
+        self._sampled = self._without_reused(pyspy.collect_samples(self._samplers, until))
         pids = [pid for pid, stack in self._first.items() if _read(stack)]
         pids += [pid for pid, stack in self._first.items() if stack == pyspy.LATE]
         self._later = self._dump(pids, self._patience.within(READ_S))
-        late = sum(stack == pyspy.LATE for stack in self._later.values())
-        if late:
-            self._patience.complain(f"{late} stacks could not be read in time")
+        late_count = sum(stack == pyspy.LATE for stack in self._later.values())
+        if late_count:
+            self._patience.complain(f"{late_count} stacks could not be read in time")
 
     def read_native(self, rows: list[Document]) -> None:
         """Read the native stacks of ranks at rest, one per place: that pauses them for some ms."""
         pid_of: dict[str, int] = {}
         for row in rows:
             before, after = self._first.get(row["pid"]), self._later.get(row["pid"])
-            place = pyspy.where(before) if _read(before) else ""
-            if place and _read(after) and place == pyspy.where(after) and _at_rest(row):
+            place = pyspy.stack_text(before) if _read(before) else ""
+            if place and _read(after) and place == pyspy.stack_text(after) and _at_rest(row):
                 pid_of.setdefault(place, row["pid"])
         if self._spy is not None:
             pids = list(pid_of.values())[:MOST_NATIVE]
             until = self._patience.within(NATIVE_S)
-            self._native = self._genuine(self._spy.dump(pids, until, native=True, at_once=2))
+            self._native = self._without_reused(self._spy.dump(pids, until, native=True, at_once=2))
             for pid, stack in self._native.items():
                 if not _read(stack):
                     self._patience.complain(f"native stack of process {pid}: {stack}")
@@ -126,7 +126,7 @@ class StackReader:
             if stacks is not None
         ]
         if row["stacks"] is None:
-            row["no_stacks"] = clean(self._why_none(rank, row), TEXT_LIMIT)
+            row["no_stacks"] = clean(self._no_stacks_reason(rank, row), TEXT_LIMIT)
 
     def close(self) -> None:
         """Close the file of a py-spy that was sent."""
@@ -134,12 +134,12 @@ class StackReader:
             self._sent.close()
 
     def _dump(self, pids: Iterable[int], until: float) -> dict[int, Any]:
-        return {} if self._spy is None else self._genuine(self._spy.dump(pids, until))
+        return {} if self._spy is None else self._without_reused(self._spy.dump(pids, until))
 
-    def _genuine(self, read: dict[int, Any]) -> dict[int, Any]:
-        """Take out what was read of a process that got the pid of one that has ended."""
-        survey = processes.Patient(partial(_begins, list(read)), self._patience.stuck)
-        until = max(self._patience.within(_BEGINS_S), time.monotonic() + _SEND_S)
+    def _without_reused(self, read: dict[int, Any]) -> dict[int, Any]:
+        """Remove the stacks of processes that reuse the pid of an ended one."""
+        survey = processes.GuardedSurvey(partial(_start_times, list(read)), self._patience.stuck)
+        until = max(self._patience.within(_STARTS_S), time.monotonic() + _SEND_S)
         starts = survey.finish(until, self._patience.problems) or {}
         looked_s = time.monotonic() - self._patience.began
         began_s = time.clock_gettime(time.CLOCK_BOOTTIME) - looked_s
@@ -150,7 +150,7 @@ class StackReader:
             return None
         return {"threads": stack, "by": self._spy.by}
 
-    def _why_none(self, rank: Document, row: Document) -> str:
+    def _no_stacks_reason(self, rank: Document, row: Document) -> str:
         if row["state"] in ("zombie", "gone"):
             return "it has ended"
         if rank["stuck"]:
@@ -160,7 +160,7 @@ class StackReader:
         if self._spy is None:
             return self._no_spy
         error = self._first.get(rank["pid"])
-        reason = pyspy.why(rank["uid"], rank["user"])
+        reason = pyspy.refusal(rank["uid"], rank["user"])
         return reason or f"py-spy could not read it: {error or 'it printed nothing'}"
 
 
@@ -181,7 +181,7 @@ def _read(stack: Any) -> bool:
     return isinstance(stack, list)
 
 
-def _begins(pids: list[int], care: Care) -> dict[str, float]:
+def _start_times(pids: list[int], care: Care) -> dict[str, float]:
     """Return when each process was started, in seconds after boot, by its pid as text."""
     stats = {str(pid): care.look(pid) for pid in pids if not care.hides(pid)}
     return {pid: stat.start / procfs.TICKS for pid, stat in stats.items() if stat is not None}
@@ -189,11 +189,11 @@ def _begins(pids: list[int], care: Care) -> dict[str, float]:
 
 def _at_rest(row: Document) -> bool:
     """Whether its main thread sleeps, and did nothing between the looks."""
-    idle = row.get("main_cpu_s", 1.0) <= _AT_REST_S and row["switches"] <= _AT_REST_SWITCHES
-    return bool(row["state"] == "sleeping" and idle)
+    is_idle = row.get("main_cpu_s", 1.0) <= _AT_REST_S and row["switches"] <= _AT_REST_SWITCHES
+    return bool(row["state"] == "sleeping" and is_idle)
 
 
-_BEGINS_S = 2.0
+_STARTS_S = 2.0
 _SEND_S = 0.5
 """Time of a child that is reserved for sending what it has read."""
 LOOK_S = 3.0
@@ -208,9 +208,9 @@ def run(request: Document, lines: Lines, emit: Emit) -> None:
 
     With the field `ras` in the request: one `RasLook` of NCCL's RAS service.
     """
-    own = procfs.look(os.getpid())
+    stat = procfs.look(os.getpid())
     # A loaded node takes seconds to start this process: the controller counts them, too.
-    began = time.monotonic() - (own.age_s() if own else 0.0)
+    began = time.monotonic() - (stat.age_s() if stat else 0.0)
     patience = Patience(began + float(request["deadline_s"]) - MARGIN_S)
     if "ras" in request:
         emit({**identity(request["nonce"]), **ras_client.answer(request["ras"], patience.until)})
@@ -226,27 +226,27 @@ def run(request: Document, lines: Lines, emit: Emit) -> None:
     ranks, launchers = survey["ranks"], survey["launchers"]
     dumps_until = patience.within(look_s + DUMPS_S - _SEND_S)
     with_dumps = [rank for rank in ranks if rank["dumps"]]
-    dumps_asked = _for_each_user(rank_dumps.read_files, with_dumps, dumps_until)
+    dumps_asked = _spawn_by_user(rank_dumps.read_files, with_dumps, dumps_until)
     servers = [rank for rank in ranks if rank["socket"]]
-    served_asked = _for_each_user(rank_dumps.ask_servers, servers, dumps_until)
+    served_asked = _spawn_by_user(rank_dumps.ask_servers, servers, dumps_until)
     addresses = {str(rank["pid"]): rank["ras"] for rank in ranks if rank["ras"]}
     services_asked = guard.spawn(ras_client.services, addresses, survey["others"])
-    stacks = StackReader(patience, own=bool(request.get("own_spy", True)))
-    before = Instant(patience, ranks, sysfs)
+    stacks = StackReader(patience, use_installed=bool(request.get("own_spy", True)))
+    first_look = Instant(patience, ranks, sysfs)
     stacks.prepare([rank for rank in ranks if rank["python"]], lines, emit)
     # The second look, and what follows it, have as much time as the first.
     first_until = patience.within(min(READ_S, (patience.left_s() - look_s) / 2))
-    stacks.read(readable(ranks, before.alive), first_until)
-    stacks.sample(ranks, before.at + look_s)
-    patience.sleep_until(before.at + look_s)
-    after = Instant(patience, ranks, sysfs)
+    stacks.read(readable(ranks, first_look.alive), first_until)
+    stacks.sample(ranks, first_look.at + look_s)
+    patience.sleep_until(first_look.at + look_s)
+    second_look = Instant(patience, ranks, sysfs)
     stacks.read_again()
     document["gpus"] = _gpus(patience.answer_of("GPUs", gpus_asked, GPUS_S), ranks, patience)
-    rows = [after.row(rank, before) for rank in ranks]
+    rows = [second_look.row(rank, first_look) for rank in ranks]
     if request.get("native", True):
         stacks.read_native(rows)
-    dumped = _together("flight recorder", dumps_asked, patience)
-    served = _together("torch's worker server", served_asked, patience)
+    dumped = _join_answers("flight recorder", dumps_asked, patience)
+    served = _join_answers("torch's worker server", served_asked, patience)
     services = patience.answer_of("RAS services", services_asked, DUMPS_S) or {}
     document["ras"], document["ras_pid"] = services.get("0", ""), services.get("pid", 0)
     for rank, row in zip(ranks, rows):  # noqa: B905 (Python 3.8)
@@ -258,7 +258,7 @@ def run(request: Document, lines: Lines, emit: Emit) -> None:
         ranks=rows,
         launchers=launchers,
         hidden=survey["hidden"],
-        ports=after.ports(before),
+        ports=second_look.ports(first_look),
         log=log.finish(patience.within(kernel_log.PATIENCE_S), patience.problems),
     )
     document["problems"] = [clean(problem, TEXT_LIMIT) for problem in patience.problems[:64]]
@@ -267,7 +267,7 @@ def run(request: Document, lines: Lines, emit: Emit) -> None:
 
 def _find(request: Document, patience: Patience) -> Document:
     pids = [pid for pid in request.get("pids") or [] if isinstance(pid, int)]
-    survey = processes.Patient(partial(node_ranks.find, os.getpid(), pids), patience.stuck)
+    survey = processes.GuardedSurvey(partial(node_ranks.find, os.getpid(), pids), patience.stuck)
     answer = survey.finish(patience.within(FIND_S), patience.problems)
     if answer is None:
         return {"ranks": [], "launchers": [], "hidden": 0, "others": []}
@@ -291,7 +291,7 @@ def _names(uids: list[int]) -> dict[str, str]:
     return {str(uid): clean(users.name(uid)) for uid in uids}
 
 
-def _for_each_user(
+def _spawn_by_user(
     read: Callable[..., Document], ranks: list[Document], until: float
 ) -> list[guard.Child]:
     """Start a reader for each user: a path of one may be on a file system that hangs."""
@@ -299,12 +299,12 @@ def _for_each_user(
     return [guard.spawn(read, group, until, len(groups)) for group in groups]
 
 
-def _together(what: str, readers: list[guard.Child], patience: Patience) -> Document:
+def _join_answers(subject: str, readers: list[guard.Child], patience: Patience) -> Document:
     """Return the answers of such readers."""
     answers: Document = {}
     until = patience.within(DUMPS_S)
     for reader in readers:
-        answers.update(guard.answer_of(what, reader, until, patience.complain) or {})
+        answers.update(guard.answer_of(subject, reader, until, patience.complain) or {})
     return answers
 
 

@@ -74,7 +74,7 @@ def moment(pid: int, start: int) -> Document:
     if stat is None or stat.start != start:
         return {"state": "gone"}
     switches = procfs.status(pid).get(b"voluntary_ctxt_switches") or [b"0"]
-    below = [procfs.outline(child) for child in children.of(pid)]
+    below = [procfs.outline(child) for child in children.children_of(pid)]
     return {
         "state": _STATES.get(stat.state, "sleeping"),
         "wait_channel": procfs.wchan(pid),
@@ -143,7 +143,7 @@ class Instant:
         ports = guard.spawn(look, sysfs)
         self.at = time.monotonic()
         starts = {str(rank["pid"]): rank["start"] for rank in ranks}
-        moment = processes.Patient(partial(read, starts), patience.stuck)
+        moment = processes.GuardedSurvey(partial(read, starts), patience.stuck)
         answer = moment.finish(patience.within(READ_S), patience.problems)
         # A rank is not gone because its counters could not be read.
         unread = {str(rank["pid"]): {"state": _STATES.get(rank["seen"], _GONE)} for rank in ranks}

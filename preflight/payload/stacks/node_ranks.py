@@ -56,9 +56,9 @@ def describe(table: ProcessTable, pid: int, identity: Identity | None) -> Docume
 def bins(table: ProcessTable, pid: int) -> list[str]:
     """Return the folders of programs of a process's Python."""
     environ = table.environs.get(pid, {})
-    first = os.fsdecode((table.command(pid) or [b""])[0])
+    program = os.fsdecode((table.command(pid) or [b""])[0])
     names = (b"VIRTUAL_ENV", b"CONDA_PREFIX")
-    paths = [os.path.dirname(first)]
+    paths = [os.path.dirname(program)]
     paths += [os.path.join(os.fsdecode(environ[name]), "bin") for name in names if name in environ]
     paths.append(os.path.dirname(procfs.link(pid, "exe")))
     return [path for path in dict.fromkeys(paths) if path.startswith("/") and _travels(path)]
@@ -71,9 +71,9 @@ def _travels(path: str) -> bool:
 
 def _workers(table: ProcessTable, pid: int) -> list[int]:
     """Return the Python processes that a rank has started, usually its data loader's."""
-    below = table.children(pid)
-    alive = [child for child in below if not (table.ended(child) or table.stuck(child))]
-    return [child for child in alive if table.is_python(child)][:MOST_WORKERS]
+    descendants = table.children(pid)
+    readable = [child for child in descendants if not (table.ended(child) or table.stuck(child))]
+    return [child for child in readable if table.is_python(child)][:MOST_WORKERS]
 
 
 def _dumps(pid: int, rank: int, environ: dict[bytes, bytes]) -> list[str]:
@@ -99,21 +99,21 @@ _KINDS = ("torchrun", "accelerate", "deepspeed")
 _INIT = 1
 """Its children are orphans, usually of an ended rank."""
 
-_SHARED = ("job", "world_size", "local_world_size", "restarts", "master")
+_JOB_FIELDS = ("job", "world_size", "local_world_size", "restarts", "master")
 
 
 def find_launchers(table: ProcessTable, ranks: list[Document]) -> list[Document]:
     """Return a `Launcher` for each parent of ranks, and for each launcher without ranks."""
     launchers: dict[int, Document] = {}
     for rank in ranks:
-        above, kind = starter(table, rank["pid"])
-        if above is not None:
-            launchers.setdefault(above, {"pid": above, "kind": kind, "job": rank.get("job", "")})
+        parent, kind = starter(table, rank["pid"])
+        if parent is not None:
+            launchers.setdefault(parent, {"pid": parent, "kind": kind, "job": rank.get("job", "")})
     for pid in table.stats:
         kind = table.launcher(pid)
         if kind not in _KINDS or pid in launchers or table.ended(pid):
             continue
-        if not set(table.below(pid)) & launchers.keys():
+        if not set(table.descendants(pid)) & launchers.keys():
             job = process_table.job_of_options(table.command(pid))
             launchers[pid] = {"pid": pid, "kind": kind, "job": job}
     for pid, launcher in launchers.items():
@@ -123,9 +123,9 @@ def find_launchers(table: ProcessTable, ranks: list[Document]) -> list[Document]
 
 def starter(table: ProcessTable, pid: int) -> tuple[int | None, str]:
     """Return the launcher of a rank and its kind; (None, "") if there is none."""
-    for above in table.above(pid):
-        if table.launcher(above):
-            return above, table.launcher(above)
+    for ancestor in table.ancestors_of(pid):
+        if table.launcher(ancestor):
+            return ancestor, table.launcher(ancestor)
     parent = table.parent_of_rank(pid)
     elastic = b"TORCHELASTIC_RUN_ID" in table.environs.get(pid, {})
     if elastic and parent not in (None, _INIT) and table.is_python(parent):
@@ -143,19 +143,19 @@ def silent_children(
     """
     if launcher["kind"] != "torchrun":
         return []
-    others = set(launcher["children"]) - {rank["pid"] for rank in ranks}
-    mute = sorted(pid for pid in others if table.ended(pid) or table.stuck(pid))
+    unknown = set(launcher["children"]) - {rank["pid"] for rank in ranks}
+    silent = sorted(pid for pid in unknown if table.ended(pid) or table.stuck(pid))
     peers = [rank for rank in ranks if "rank" in rank]
     peers = [rank for rank in peers if starter(table, rank["pid"])[0] == launcher["pid"]]
-    free = _free_local_ranks(peers, len(mute))
-    return [_describe_silent(table, *pair, peers) for pair in zip(mute, free)]  # noqa: B905 (3.8)
+    free = _free_local_ranks(peers, len(silent))
+    return [_describe_silent(table, *pair, peers) for pair in zip(silent, free)]  # noqa: B905 (3.8)
 
 
 def _free_local_ranks(ranks: list[Document], count: int) -> list[int | None]:
     """Return the missing local ranks, if there are exactly `count` of them."""
     if ranks and ranks[0].get("local_world_size"):
-        used = {rank["local_rank"] for rank in ranks}
-        free = [number for number in range(ranks[0]["local_world_size"]) if number not in used]
+        taken = {rank["local_rank"] for rank in ranks}
+        free = [number for number in range(ranks[0]["local_world_size"]) if number not in taken]
         if len(free) == count:
             return list(free)
     return [None] * count
@@ -166,40 +166,40 @@ def _describe_silent(
 ) -> Document:
     row = describe(table, pid, None)
     if ranks:
-        like = ranks[0]
-        row.update({name: like.get(name) for name in _SHARED})
-        if local_rank is not None and like.get("local_rank") is not None:
-            rank = like["rank"] - like["local_rank"] + local_rank
+        peer = ranks[0]
+        row.update({name: peer.get(name) for name in _JOB_FIELDS})
+        if local_rank is not None and peer.get("local_rank") is not None:
+            rank = peer["rank"] - peer["local_rank"] + local_rank
             row.update(local_rank=local_rank, rank=rank)
     return row
 
 
-MOST = 512
+MOST_RANKS = 512
 MOST_LAUNCHERS = 128
 
 
-def find(run_pid: int, only: list[int], care: Care) -> Document:
+def find(run_pid: int, wanted: list[int], care: Care) -> Document:
     """Return `ranks`, `launchers`, the number of `hidden` ranks, the `absent` pids, and `others`.
 
     `others`: a Python process of each user whose processes this login may not read.
 
-    `only`: only these processes, their descendants, and the other ranks of a rank's launcher;
+    `wanted`: only these processes, their descendants, and the other ranks of a rank's launcher;
     empty for all processes of this node but our own.
     """
-    table = ProcessTable(run_pid, only, care)
-    pids = _first(table, _rank_processes(table), MOST)
+    table = ProcessTable(run_pid, wanted, care)
+    pids = _choose(table, _rank_processes(table), MOST_RANKS)
     ranks = [describe(table, pid, table.identities[pid]) for pid in pids]
     if not ranks:
-        pids = _first(table, _possible_ranks(table, only), MOST)
+        pids = _choose(table, _possible_ranks(table, wanted), MOST_RANKS)
         ranks = [describe(table, pid, None) for pid in pids]
     launchers = find_launchers(table, ranks)
     for launcher in launchers:
         silent = silent_children(table, launcher, ranks)
         ranks = [row for row in ranks if not _is_left_behind(table, row, silent + ranks)] + silent
-    launcher_pids = _first(table, [launcher["pid"] for launcher in launchers], MOST_LAUNCHERS)
+    launcher_pids = _choose(table, [launcher["pid"] for launcher in launchers], MOST_LAUNCHERS)
     unread = [pid for pid in table.denied if table.is_python(pid)]
     return {
-        "ranks": ranks[:MOST],
+        "ranks": ranks[:MOST_RANKS],
         "launchers": [launcher for launcher in launchers if launcher["pid"] in launcher_pids],
         "hidden": _hidden(table, unread),
         "absent": table.absent,
@@ -207,9 +207,9 @@ def find(run_pid: int, only: list[int], care: Care) -> Document:
     }
 
 
-def _first(table: ProcessTable, pids: list[int], most: int) -> list[int]:
-    """Return `most` of them, of each user in turn: who poses as many ranks waits."""
-    chosen = set(table.allowances.in_turn(pids)[:most])
+def _choose(table: ProcessTable, pids: list[int], limit: int) -> list[int]:
+    """Return `limit` pids, of each user in turn: no user can crowd out the others."""
+    chosen = set(table.allowances.in_turn(pids)[:limit])
     return [pid for pid in pids if pid in chosen]
 
 
@@ -217,8 +217,8 @@ def _is_left_behind(table: ProcessTable, rank: Document, ranks: list[Document]) 
     """Whether it is an orphan with the identity of another rank: a worker left behind."""
     if starter(table, rank["pid"])[0] is not None:
         return False
-    alike = [other for other in ranks if _identity(other) == _identity(rank) and other is not rank]
-    return any(starter(table, other["pid"])[0] is not None for other in alike)
+    twins = [other for other in ranks if _identity(other) == _identity(rank) and other is not rank]
+    return any(starter(table, other["pid"])[0] is not None for other in twins)
 
 
 def _identity(rank: Document) -> tuple[Any, Any]:
@@ -245,16 +245,16 @@ def _rank_processes(table: ProcessTable) -> list[int]:
 
 
 def _launches(table: ProcessTable, pid: int) -> bool:
-    return any(table.launcher(member) for member in (pid, *table.below(pid)))
+    return any(table.launcher(member) for member in (pid, *table.descendants(pid)))
 
 
-def _possible_ranks(table: ProcessTable, only: list[int]) -> list[int]:
-    """Return processes that may be ranks: those in `only`, or Python processes that hold GPUs."""
-    if not only:
+def _possible_ranks(table: ProcessTable, wanted: list[int]) -> list[int]:
+    """Return processes that may be ranks: those in `wanted`, or Python processes that hold GPUs."""
+    if not wanted:
         holders = {pid for pid in table.environs if table.is_python(pid) and _has_gpu(table, pid)}
-        return sorted(pid for pid in holders if not holders.intersection(table.above(pid)))
+        return sorted(pid for pid in holders if not holders.intersection(table.ancestors_of(pid)))
     pids: list[int] = []
-    for pid in only:
+    for pid in wanted:
         if pid in table.stats:
             pythons = [at for at in table.children(pid) if table.is_python(at)]
             if not table.launcher(pid):
@@ -276,7 +276,7 @@ def _hidden(table: ProcessTable, unread: list[int]) -> int:
 
 
 class Patience:
-    """The remaining time, and the `problems` so far."""
+    """The deadline of all steps, and the `problems` so far."""
 
     def __init__(self, until: float) -> None:
         self.began = time.monotonic()
@@ -302,6 +302,6 @@ class Patience:
         """Sleep until `moment` (monotonic), but not beyond the deadline of all."""
         time.sleep(max(0.0, min(self.until, moment) - time.monotonic()))
 
-    def answer_of(self, what: str, child: guard.Child, seconds: float) -> Any:
+    def answer_of(self, subject: str, child: guard.Child, seconds: float) -> Any:
         """Return the answer of a guarded reader; on failure None, and a line in `problems`."""
-        return guard.answer_of(what, child, self.within(seconds), self.complain)
+        return guard.answer_of(subject, child, self.within(seconds), self.complain)

@@ -21,7 +21,7 @@ _DEEPEST = 64
 """Most ancestors to follow: a loop made by reused pids must end."""
 
 
-def same(left: Identity | None, right: Identity) -> bool:
+def is_same_rank(left: Identity | None, right: Identity) -> bool:
     """Whether two processes have the same rank of the same job."""
     names = ("kind", "job", "rank")
     return left is not None and all(left[name] == right[name] for name in names)
@@ -41,7 +41,7 @@ _INTERPRETER = re.compile(r"^(?:python|pypy)[\d.]*$")
 _WORDS = 16
 """Words of a command to read: the program comes first."""
 
-_MOST = 65535
+_LARGEST = 65535
 
 
 def kind(argv: Sequence[bytes]) -> str:
@@ -49,9 +49,9 @@ def kind(argv: Sequence[bytes]) -> str:
     words = [word.decode("utf-8", "replace") for word in argv[:_WORDS]]
     if not words:
         return ""
-    first = os.path.basename(words[0])
-    if not _INTERPRETER.match(first):
-        return _PROGRAMS.get(first.partition(":")[0], "")
+    program = os.path.basename(words[0])
+    if not _INTERPRETER.match(program):
+        return _PROGRAMS.get(program.partition(":")[0], "")
     for at, word in enumerate(words[1:], 1):
         if word == "-m":
             return _MODULES.get(words[at + 1], "") if at + 1 < len(words) else ""
@@ -67,10 +67,10 @@ def job_of_options(argv: Sequence[bytes]) -> str:
     """
     options = _options(argv)
     run_id = options.get("rdzv-id", "")
-    meets = options.get("rdzv-endpoint", "")
+    rendezvous = options.get("rdzv-endpoint", "")
     if options.get("master-port"):
-        meets = f"{options.get('master-addr', '')}:{options['master-port']}"
-    return clean(run_id if run_id not in ("", "none") else meets)
+        rendezvous = f"{options.get('master-addr', '')}:{options['master-port']}"
+    return clean(run_id if run_id not in ("", "none") else rendezvous)
 
 
 def _options(argv: Sequence[bytes]) -> dict[str, str]:
@@ -100,7 +100,7 @@ _MOST_RANKS, _MOST_LOCAL, _MOST_RESTARTS = 1 << 20, 65535, 1 << 31
 _NO_RUN_ID = (b"", b"none")
 """torchrun's run ids of a job without a name."""
 
-_HERE = ("localhost", "ip6-localhost", "::1", "[::1]")
+_LOOPBACK = ("localhost", "ip6-localhost", "::1", "[::1]")
 
 
 def read_identity(environ: Environ) -> Identity | None:
@@ -109,9 +109,9 @@ def read_identity(environ: Environ) -> Identity | None:
     torch's variables come first: under srun or mpirun every process has theirs, too.
     """
     for kind, names in _NAMES.items():
-        most = (_MOST_LOCAL, _MOST_LOCAL, _MOST_RANKS, _MOST_LOCAL)
-        values = map(_number, map(environ.get, names), most)
-        rank, local, world, here = values
+        limits = (_MOST_LOCAL, _MOST_LOCAL, _MOST_RANKS, _MOST_LOCAL)
+        values = map(_number, map(environ.get, names), limits)
+        rank, local, world, local_world = values
         if rank is None or not world or (kind != "torch" and world == 1):
             continue
         return {
@@ -120,7 +120,7 @@ def read_identity(environ: Environ) -> Identity | None:
             "rank": rank,
             "local_rank": local,
             "world_size": world,
-            "local_world_size": here,
+            "local_world_size": local_world,
             "restarts": _number(environ.get(b"TORCHELASTIC_RESTART_COUNT"), _MOST_RESTARTS),
             "master": master(environ),
         }
@@ -135,11 +135,11 @@ def job(environ: Environ) -> str:
     run_id = environ.get(b"TORCHELASTIC_RUN_ID", b"")
     if run_id not in _NO_RUN_ID:
         return clean(run_id)
-    meets = master(environ)
-    if meets:
-        address, _, port = meets.rpartition(":")
-        loopback = address in _HERE or address.startswith("127.")
-        return clean(os.uname().nodename) + ":" + port if loopback else meets
+    rendezvous = master(environ)
+    if rendezvous:
+        address, _, port = rendezvous.rpartition(":")
+        loopback = address in _LOOPBACK or address.startswith("127.")
+        return clean(os.uname().nodename) + ":" + port if loopback else rendezvous
     number, step = environ.get(b"SLURM_JOB_ID"), environ.get(b"SLURM_STEP_ID")
     if number:
         return clean(b"slurm " + number + (b"." + step if step else b""))
@@ -152,10 +152,10 @@ def master(environ: Environ) -> str:
     return clean(address + b":" + port) if address and port else ""
 
 
-def _number(text: bytes | None, most: int) -> int | None:
+def _number(text: bytes | None, limit: int) -> int | None:
     """Return a whole number within bounds; None for anything else."""
     number = whole_number(text or b"")
-    return number if number is not None and number <= most else None
+    return number if number is not None and number <= limit else None
 
 
 _HELPERS = (b"resource_tracker", b"semaphore_tracker")
@@ -174,11 +174,11 @@ class ProcessTable:
         self._care = care
         self.allowances = Allowances()
         everyone = care.everyone()
-        own = {run_pid, *procfs.below(run_pid, everyone), *ancestors(run_pid)}
+        skip = {run_pid, *procfs.descendants(run_pid, everyone), *ancestors(run_pid)}
         self.absent = [pid for pid in only if pid not in everyone]
-        stats = {pid: stat for pid, stat in everyone.items() if not stat.kernel and pid not in own}
+        stats = {pid: stat for pid, stat in everyone.items() if not stat.kernel and pid not in skip}
         self.stats = stats
-        self._below = procfs.children(stats)
+        self._children = procfs.children(stats)
         self._root_of: dict[int, int] = {}
         """The topmost process of the rank that a process belongs to."""
         self.environs: dict[int, dict[bytes, bytes]] = {}
@@ -191,26 +191,27 @@ class ProcessTable:
         for pid in self.stats:
             self._read(pid)
         for pid, identity in self.identities.items():  # same rank, and below each other: one rank
-            alike = [at for at in self.above(pid) if same(self.identities.get(at), identity)]
-            self._root_of[pid] = [pid, *alike][-1]
+            line = (pid, *self.ancestors_of(pid))
+            equals = [at for at in line if is_same_rank(self.identities.get(at), identity)]
+            self._root_of[pid] = equals[-1]
         self.roots = sorted(set(self._root_of.values()), key=lambda pid: self.stats[pid].start)
         """The topmost process of each rank."""
 
     def _narrow(self, only: list[int]) -> None:
         """Keep these processes, their descendants, and the other ranks of their launchers."""
-        meant = {pid for root in only for pid in (root, *self.below(root))}
-        jobs, pids = set(), set(meant)
+        chosen = {pid for root in only for pid in (root, *self.descendants(root))}
+        jobs, pids = set(), set(chosen)
         for pid in only:
-            top = self._launcher_of(pid)
-            if top is not None:
+            launcher = self._launcher_of(pid)
+            if launcher is not None:
                 jobs.add(self.identities[pid]["job"])
-                pids |= {top, *self.below(top)}
-        for pid in pids - meant:
+                pids |= {launcher, *self.descendants(launcher)}
+        for pid in pids - chosen:
             self._read(pid)
-        others = {pid for pid in pids - meant if pid in self.identities}
+        others = {pid for pid in pids - chosen if pid in self.identities}
         pids -= {pid for pid in others if self.identities[pid]["job"] not in jobs}
         self.stats = {pid: stat for pid, stat in self.stats.items() if pid in pids}
-        self._below = procfs.children(self.stats)
+        self._children = procfs.children(self.stats)
         self.identities = {pid: self.identities[pid] for pid in self.identities if pid in pids}
 
     def _launcher_of(self, pid: int) -> int | None:
@@ -219,9 +220,9 @@ class ProcessTable:
         identity = self.identities.get(pid)
         if identity is None:
             return None
-        for ancestor in self.above(pid):
+        for ancestor in self.ancestors_of(pid):
             self._read(ancestor)
-            if not same(self.identities.get(ancestor), identity):
+            if not is_same_rank(self.identities.get(ancestor), identity):
                 return ancestor if ancestor > 1 else None
         return None
 
@@ -266,13 +267,13 @@ class ProcessTable:
 
     def children(self, pid: int) -> list[int]:
         """Return its children."""
-        return self._below.get(pid, [])
+        return self._children.get(pid, [])
 
-    def below(self, pid: int) -> list[int]:
+    def descendants(self, pid: int) -> list[int]:
         """Return all its descendants, the nearest first."""
-        return procfs.generations(pid, self._below)
+        return procfs.generations(pid, self._children)
 
-    def above(self, pid: int) -> Iterator[int]:
+    def ancestors_of(self, pid: int) -> Iterator[int]:
         """Yield its ancestors, the nearest first."""
         for _ in range(_DEEPEST):
             if pid not in self.stats:
@@ -283,7 +284,7 @@ class ProcessTable:
 
     def members(self, root: int) -> list[int]:
         """Return the processes of a root's rank, the root first, then the nearest."""
-        return [pid for pid in (root, *self.below(root)) if self._root_of.get(pid) == root]
+        return [pid for pid in (root, *self.descendants(root)) if self._root_of.get(pid) == root]
 
     def parent_of_rank(self, pid: int) -> int | None:
         """Return the parent of its rank's topmost process; None if that is not known."""

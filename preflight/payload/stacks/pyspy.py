@@ -125,7 +125,7 @@ def _within_bounds(frames: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return frames[:KEPT_INNER] + frames[KEPT_INNER - MOST_FRAMES :]
 
 
-def where(threads: Any) -> str:
+def stack_text(threads: Any) -> str:
     """Return the main thread's stack as one text, to compare; "" without a main thread."""
     frames: list[dict[str, Any]] = next((row["frames"] for row in threads if row["main"]), [])
     return "\n".join(f"{frame['function']} {frame['file']}:{frame['line']}" for frame in frames)
@@ -175,23 +175,23 @@ class Spy:
         Without `native` no process is paused. With it, ptrace stops each one while its stack is
         walked; if py-spy must be killed meanwhile, the process is continued.
         """
-        waiting = list(pids)
-        room = min(_MOST_FRAMES, max(1, _ALL_FRAMES // max(1, len(waiting))))
+        pending = list(pids)
+        room = min(_MOST_FRAMES, max(1, _ALL_FRAMES // max(1, len(pending))))
         stacks: dict[int, Any] = {}
         running: list[tuple[int, float, guard.Child]] = []
-        while waiting or running:
-            while waiting and len(running) < at_once and time.monotonic() < until:
-                pid = waiting.pop(0)
+        while pending or running:
+            while pending and len(running) < at_once and time.monotonic() < until:
+                pid = pending.pop(0)
                 each_s = NATIVE_EACH_S if native else EACH_S
-                ends = min(until, time.monotonic() + each_s)
-                how = "--native" if native else "--nonblocking"
-                argv = [self._path, "dump", how, "--json", "--full-filenames", "--pid", str(pid)]
-                running.append((pid, ends, _begin(argv, pid, errors=True)))
+                deadline = min(until, time.monotonic() + each_s)
+                mode = "--native" if native else "--nonblocking"
+                argv = [self._path, "dump", mode, "--json", "--full-filenames", "--pid", str(pid)]
+                running.append((pid, deadline, _begin(argv, pid, errors=True)))
             if not running:
-                stacks.update(dict.fromkeys(waiting, LATE))
+                stacks.update(dict.fromkeys(pending, LATE))
                 break
-            pid, ends, child = running.pop(0)
-            answered = child.listen(ends)
+            pid, deadline, child = running.pop(0)
+            answered = child.listen(deadline)
             child.dismiss(kill=not answered or len(child.output) > _LIMIT)
             if native and not answered:
                 _continue(pid)
@@ -219,10 +219,10 @@ def collect_samples(
     return {pid: rows or [] for pid, rows in _fit(sightings)}
 
 
-def _fit(read: dict[int, Any]) -> Iterator[tuple[int, Any]]:
+def _fit(results: dict[int, Any]) -> Iterator[tuple[int, Any]]:
     """Yield each process with what was read of it, or None: a user may choose long names."""
     bytes_left = _ALL_BYTES
-    for pid, value in read.items():
+    for pid, value in results.items():
         size = len(json.dumps(value))
         fits = size <= bytes_left
         bytes_left -= size * fits
@@ -258,9 +258,9 @@ def _become_user_of(pid: int) -> None:
     os.setresgid(gid, gid, gid)
     os.setresuid(uid, uid, uid)
     # Both calls fail in a container without the capability: its user's own rights may be enough.
-    own = 1 << _PTRACE
+    ptrace = 1 << _PTRACE
     libc.capset(
-        struct.pack("=Ii", _CAPABILITY_VERSION_3, 0), struct.pack("=6I", *[own] * 3, 0, 0, 0)
+        struct.pack("=Ii", _CAPABILITY_VERSION_3, 0), struct.pack("=6I", *[ptrace] * 3, 0, 0, 0)
     )
     libc.prctl(_AMBIENT, _RAISE, _PTRACE, 0, 0)
 
@@ -303,10 +303,10 @@ def find_installed(bins: Iterable[str], until: float) -> Spy | None:
 def _may_run(path: str) -> bool:
     """Whether this account may run it; for root, whether the ranks' users may, too."""
     try:
-        for_all = bool(os.stat(path).st_mode & stat.S_IXOTH)
+        anyone_may = bool(os.stat(path).st_mode & stat.S_IXOTH)
     except OSError:
         return False
-    return os.access(path, os.X_OK) and (for_all or os.geteuid() != 0)
+    return os.access(path, os.X_OK) and (anyone_may or os.geteuid() != 0)
 
 
 def version_of(path: str, until: float) -> str:
@@ -328,7 +328,7 @@ def resolve_path(path: str) -> str:
         while steps and count < _MOST_STEPS:
             count += 1
             place = os.path.normpath(os.path.join(place, steps.pop()))
-            if not _is_ours(place):
+            if not _is_trusted(place):
                 return ""
             if os.path.islink(place):
                 target = os.readlink(place)
@@ -339,21 +339,21 @@ def resolve_path(path: str) -> str:
         return ""
 
 
-def _is_ours(place: str) -> bool:
+def _is_trusted(place: str) -> bool:
     """Whether it belongs to root or us, and no other user can have placed it or can change it.
 
     No other user can move our folders in a sticky folder, but others may have put a file there.
     """
-    status, above = os.lstat(place), os.lstat(os.path.dirname(place))
-    others = stat.S_IWOTH if os.geteuid() else stat.S_IWGRP | stat.S_IWOTH
+    status, parent = os.lstat(place), os.lstat(os.path.dirname(place))
+    other_writers = stat.S_IWOTH if os.geteuid() else stat.S_IWGRP | stat.S_IWOTH
     device = f"{os.major(status.st_dev)}:{os.minor(status.st_dev)}"
     mounted = {mount.fuse_user for mount in node_files.read() if mount.device == device}
     if not {status.st_uid, *mounted} <= {0, os.geteuid()}:
         return False
     if stat.S_ISDIR(status.st_mode):
-        return not status.st_mode & others or bool(status.st_mode & stat.S_ISVTX)
-    return not above.st_mode & others and (
-        stat.S_ISLNK(status.st_mode) or not status.st_mode & others
+        return not status.st_mode & other_writers or bool(status.st_mode & stat.S_ISVTX)
+    return not parent.st_mode & other_writers and (
+        stat.S_ISLNK(status.st_mode) or not status.st_mode & other_writers
     )
 
 
@@ -363,7 +363,7 @@ WAIT_S = 8.0
 _LARGEST = 32 << 20
 
 
-def asks(emit: Callable[[dict[str, Any]], None]) -> bool:
+def request_spy(emit: Callable[[dict[str, Any]], None]) -> bool:
     """Request py-spy; False with a preinstalled payload, which runs no program that is sent.
 
     docs/how-to/preinstalled.md guarantees that.
@@ -384,7 +384,7 @@ class SentSpy:
         """The reason if there is no `spy`."""
         ends = min(until, time.monotonic() + WAIT_S)
         try:
-            content = _received(lines, ends)
+            content = _receive(lines, ends)
         except TimeoutError:
             content = "py-spy did not arrive in time"
         except (ValueError, zlib.error, KeyError, TypeError):
@@ -392,11 +392,11 @@ class SentSpy:
         if isinstance(content, str):
             self.refused = content
         else:
-            self.spy = self._runs(content, until)
+            self.spy = self._find_runnable(content, until)
 
-    def _runs(self, content: bytes, until: float) -> Spy | None:
+    def _find_runnable(self, content: bytes, until: float) -> Spy | None:
         """Return a py-spy that runs: from memory, or else from a temporary file."""
-        for place in (_in_memory, _in_a_file):
+        for place in (_memory_file, _temporary_file):
             with contextlib.suppress(OSError, AttributeError):
                 self._file = place(content)
                 path = f"/proc/{os.getpid()}/fd/{self._file}"
@@ -404,8 +404,8 @@ class SentSpy:
                 if version:
                     return Spy(path, f"py-spy {version} that travelled")
             self.close()
-        where = "from memory or its temporary folder"
-        self.refused = f"py-spy arrived, but this node runs no program {where}"
+        origin = "from memory or its temporary folder"
+        self.refused = f"py-spy arrived, but this node runs no program {origin}"
         return None
 
     def close(self) -> None:
@@ -415,14 +415,14 @@ class SentSpy:
             self._file = None
 
 
-def _in_memory(content: bytes) -> int:
+def _memory_file(content: bytes) -> int:
     file = os.memfd_create("preflight-py-spy")
     with open(file, "wb", closefd=False) as stream:
         stream.write(content)
     return file
 
 
-def _in_a_file(content: bytes) -> int:
+def _temporary_file(content: bytes) -> int:
     """Return an unnamed file, open for reading: the kernel runs none that is open for writing."""
     with tempfile.NamedTemporaryFile(prefix="preflight-") as file:
         file.write(content)
@@ -432,7 +432,7 @@ def _in_a_file(content: bytes) -> int:
         return os.open(f"/proc/self/fd/{file.fileno()}", os.O_RDONLY | os.O_CLOEXEC)
 
 
-def _received(lines: Callable[[float], dict[str, Any] | None], ends: float) -> bytes | str:
+def _receive(lines: Callable[[float], dict[str, Any] | None], ends: float) -> bytes | str:
     """Return the program, or why none is sent; TimeoutError, or ValueError if it is damaged."""
     packed = bytearray()
     while True:
@@ -452,7 +452,7 @@ _SCOPE = "/proc/sys/kernel/yama/ptrace_scope"
 _PARENT_ONLY, _ADMIN_ONLY, _NO_PTRACE = "1", "2", "3"
 
 
-def why(uid: int | None, user: str) -> str:  # noqa: PLR0911 (one line per cause)
+def refusal(uid: int | None, user: str) -> str:  # noqa: PLR0911 (one line per cause)
     """Return why this login may not read a process of that user; "" if it may."""
     scope, own = attempt(_SCOPE), os.geteuid()
     if scope == _NO_PTRACE:

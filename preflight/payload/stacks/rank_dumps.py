@@ -26,16 +26,16 @@ from . import Document
 LARGEST = 32 << 20
 """Most bytes of a file: 2000 entries with stacks take two or three MiB."""
 
-_PACKED, _TOGETHER = 2 << 20, 12 << 20
+_PACKED, _ALL_BYTES = 2 << 20, 12 << 20
 """Most compressed bytes of one file, and (as base64) of all files of a node."""
 
 _CHUNK = 1 << 20
-_LATE = "no time was left to read it"
+_NO_TIME = "no time was left to read it"
 _AGE_SLACK_S = 5.0
 _LAST_S = 1e12
 """The latest time that a document may hold."""
 
-_NOT_THEIRS = "it is no regular file of the rank's own user"
+_WRONG_OWNER = "it is no regular file of the rank's own user"
 
 
 def read_files(ranks: list[Document], until: float, shares: int = 1) -> dict[str, Document]:
@@ -46,10 +46,10 @@ def read_files(ranks: list[Document], until: float, shares: int = 1) -> dict[str
     `shares`: among how many such readers the room is divided.
     """
     dump_of: dict[str, Document] = {}
-    room = _TOGETHER // shares
+    room = _ALL_BYTES // shares
     for rank in in_turn(ranks, _size):
         if time.monotonic() >= until:
-            dump_of[str(rank["pid"])] = _document(why=_LATE)
+            dump_of[str(rank["pid"])] = _document(why=_NO_TIME)
             continue
         newest = [_newest(rank, path, until) for path in rank["dumps"]]
         dumps = [dump for dump in newest if dump]
@@ -66,7 +66,7 @@ _MOST_READERS = 8
 
 
 def by_user(ranks: list[Document]) -> list[list[Document]]:
-    """Those of each user apart; of more than eight users those of the last ones together."""
+    """Group the ranks by user; all users beyond the seventh share the last group."""
     groups: dict[int | None, list[Document]] = {}
     for rank in ranks:
         user = procfs.answering(rank["uid"])
@@ -106,12 +106,12 @@ def _dump(place: str, path: str, rank: Document, until: float) -> Document | Non
         file, status = node_files.open_regular(place, follow=False)
     except OSError as error:
         if error.errno == errno.EINVAL:
-            return _document(why=_NOT_THEIRS)
+            return _document(why=_WRONG_OWNER)
         absent = isinstance(error, (FileNotFoundError, NotADirectoryError, ProcessLookupError))
         return None if absent or place != path else _document(why=words(error))
     try:
         if not stat.S_ISREG(status.st_mode) or status.st_uid != rank["uid"]:
-            return _document(why=_NOT_THEIRS)
+            return _document(why=_WRONG_OWNER)
         if status.st_mtime + _AGE_SLACK_S < rank["began_s"]:
             return None  # of an earlier job
         content, why = _content(file, status.st_size, until)
@@ -133,7 +133,7 @@ def _content(file: int, size: int, until: float) -> tuple[str, str]:
             if len(packed) > _PACKED or stream.tell() >= size:
                 break
             if time.monotonic() >= until:
-                return "", _LATE
+                return "", _NO_TIME
     packed += packing.flush()
     if len(packed) > _PACKED:
         return "", f"it has over {_PACKED >> 20} MiB compressed"
@@ -159,7 +159,7 @@ def ask_servers(ranks: list[Document], until: float, shares: int = 1) -> dict[st
     Only in a child: a server may hang. `shares`: as for files.
     """
     dump_of: dict[str, Document] = {}
-    room = _TOGETHER // shares
+    room = _ALL_BYTES // shares
     for rank in in_turn(ranks):
         body = b""
         with suppress(OSError, ValueError):

@@ -121,7 +121,7 @@ def claim(name: str) -> socket.socket | None:
             return lock
 
 
-_AGAIN_S = 1.0
+_RECHECK_S = 1.0
 """Between two looks: a working process may be in D state for a moment."""
 
 _STUCK = {
@@ -131,15 +131,15 @@ _STUCK = {
 }
 
 
-def why_taken(name: str) -> tuple[str, str]:
+def lock_holder(name: str) -> tuple[str, str]:
     """Return why a node is locked, and what to do if waiting does not help (else "")."""
     oldest = _oldest(address(name))
     if oldest is None:
         return "another preflight run measures this node; wait for it", ""
-    time.sleep(_AGAIN_S)
-    again = procfs.look(oldest.pid)
+    time.sleep(_RECHECK_S)
+    later = procfs.look(oldest.pid)
     holder = f"pid {oldest.pid}, started {oldest.age_s():.0f} s ago"
-    if again is None or again.state != oldest.state or oldest.state not in _STUCK:
+    if later is None or later.state != oldest.state or oldest.state not in _STUCK:
         return f"another preflight run measures this node ({holder}); wait for it", ""
     state, advice = _STUCK[oldest.state]
     error = f"a process of an earlier preflight run ({holder}) {state} and still holds this node"
@@ -148,9 +148,9 @@ def why_taken(name: str) -> tuple[str, str]:
 
 def _oldest(address: str) -> procfs.Stat | None:
     """Return the oldest process that has the socket; None where processes are hidden."""
-    inode, files = _inode(address), Allowances().open_files
-    opened = ((pid, files(pid)) for pid in procfs.pids() if inode)
-    stats = (procfs.look(pid) for pid, held in opened if held and inode in held.sockets)
+    inode, open_files = _inode(address), Allowances().open_files
+    opened = ((pid, open_files(pid)) for pid in procfs.pids() if inode)
+    stats = (procfs.look(pid) for pid, files in opened if files and inode in files.sockets)
     return min(filter(None, stats), key=lambda stat: stat.start, default=None)
 
 
@@ -158,5 +158,5 @@ def _inode(address: str) -> str:
     lines = (
         line.split(maxsplit=7) for line in node_files.attempt_lines("/proc/net/unix", 64 << 20)
     )
-    shown = address.replace("\0", "@")
-    return next((line[6] for line in lines if line[7:] == [shown]), "")
+    printed = address.replace("\0", "@")
+    return next((line[6] for line in lines if line[7:] == [printed]), "")

@@ -34,7 +34,7 @@ _AHEAD, _AHEAD_US = 1.5, 1000.0
 _SLOWEST_MHZ = 100.0
 """A lower bound of a GPU's clock; the real value is measured with the first batch."""
 _ENQUEUE_US = 50.0
-_STRAYED_S = 0.001
+_DRIFT_S = 0.001
 
 SPIKE_MEDIANS = 20.0
 """An operation that takes more than this many medians is a spike."""
@@ -87,29 +87,32 @@ class Clock(ABC):
         """Return every time and gap; `base`: the zero of `began_s`, by the steady clock."""
         check_us = round(_median(self.checks_us), 1)
         gaps_us = [
-            round(gap if at in self._unchecked else max(0.0, gap - check_us), 2)
-            for at, gap in enumerate(self._gaps_us)
+            round(gap if index in self._unchecked else max(0.0, gap - check_us), 2)
+            for index, gap in enumerate(self._gaps_us)
         ]
         return {
             "times_us": self.times_us,
             "gaps_us": gaps_us,
             "check_us": check_us,
             "began_s": round(max(0.0, self._began - base), 6),
-            "resumed": self._put_right(gaps_us, check_us, base),
+            "resumed": self._clock_marks(gaps_us, check_us, base),
         }
 
-    def _put_right(
+    def _clock_marks(
         self, gaps_us: list[float], check_us: float, base: float
     ) -> list[tuple[int, float]]:
-        """Marks where the sum of times and gaps deviates from the clock, which both ends need."""
+        """Return the operations at which the sum of times and gaps deviates from the clock.
+
+        With these marks both ends can be placed on one time axis.
+        """
         marks: list[tuple[int, float]] = []
         clock = self._began
-        for at, gap_us in enumerate(gaps_us):
-            shown = self._resumed.get(at, clock)
-            if abs(shown - clock) > _STRAYED_S:
-                marks.append((at, round(max(0.0, shown - base), 6)))
-                clock = shown
-            clock += (gap_us + self.times_us[at] + check_us) / 1e6
+        for index, gap_us in enumerate(gaps_us):
+            resumed_s = self._resumed.get(index, clock)
+            if abs(resumed_s - clock) > _DRIFT_S:
+                marks.append((index, round(max(0.0, resumed_s - base), 6)))
+                clock = resumed_s
+            clock += (gap_us + self.times_us[index] + check_us) / 1e6
         return marks
 
 
@@ -157,7 +160,7 @@ class CudaClock(Clock):
             tuple(torch.cuda.Event(enable_timing=True) for _ in range(3))
             for _ in range(self._batch + 1)
         ]
-        self._held = tuple(torch.cuda.Event(enable_timing=True) for _ in range(2))
+        self._delay = tuple(torch.cuda.Event(enable_timing=True) for _ in range(2))
         self._cycles_per_us = _SLOWEST_MHZ
         self._enqueue_us = _ENQUEUE_US
         self._prompt_us: list[float] = []
@@ -192,9 +195,9 @@ class CudaClock(Clock):
         cycles = int((_AHEAD * times * self._enqueue_us + _AHEAD_US) * self._cycles_per_us)
         host_us: list[float] = []
         each_us: list[float] = []
-        self._held[0].record()
+        self._delay[0].record()
         self._cuda._sleep(cycles)  # noqa: SLF001 - torch has no public kernel that spins
-        self._held[1].record()
+        self._delay[1].record()
         for start, end, checked in self._events[:times]:
             begun = now()
             start.record()
@@ -208,8 +211,8 @@ class CudaClock(Clock):
         for _, _, checked in self._events[:times]:
             checked.synchronize()
             self._beat()
-        held_us = self._held[0].elapsed_time(self._held[1]) * 1000.0
-        self._cycles_per_us = max(self._cycles_per_us, cycles / max(held_us, 1.0))
+        delay_us = self._delay[0].elapsed_time(self._delay[1]) * 1000.0
+        self._cycles_per_us = max(self._cycles_per_us, cycles / max(delay_us, 1.0))
         self._enqueue_us = _median(each_us)
         return host_us
 
@@ -221,21 +224,21 @@ class CudaClock(Clock):
         now, events = time.monotonic(), self._events[: len(host_us)]
         took_us = [start.elapsed_time(end) * 1000.0 for start, end, _ in events]
         indices = range(1, len(events))
-        self._prompt_us += [took_us[at] for at in indices if not host_us[at]]
+        self._prompt_us += [took_us[index] for index in indices if not host_us[index]]
         usual_us = _median(self._prompt_us or took_us[1:])
         # The host's delay is subtracted, down to the usual time, and counts as a gap: the partner
         # waited in this operation or, if that was launched by then, in the next one.
-        late_us = [max(0.0, min(host_us[at], took_us[at] - usual_us)) for at in indices]
+        late_us = [max(0.0, min(host_us[index], took_us[index] - usual_us)) for index in indices]
         late_us = [0.0, *late_us]  # the first operation is not counted
-        for at in indices:
-            (_, former_end, _), (start, end, checked) = events[at - 1 : at + 1]
-            if at == 1 or late_us[at - 1]:
-                since_s = former_end.elapsed_time(events[-1][2]) / 1e3 + late_us[at - 1] / 1e6
+        for index in indices:
+            (_, former_end, _), (start, end, checked) = events[index - 1 : index + 1]
+            if index == 1 or late_us[index - 1]:
+                since_s = former_end.elapsed_time(events[-1][2]) / 1e3 + late_us[index - 1] / 1e6
                 self._resumed[len(self.times_us)] = now - since_s
                 self._began = self._began or now - since_s
             gap_us = former_end.elapsed_time(start) * 1000.0
-            self.times_us.append(round(took_us[at] - late_us[at], 2))
-            self._gaps_us.append(gap_us + late_us[at - 1] + late_us[at])
+            self.times_us.append(round(took_us[index] - late_us[index], 2))
+            self._gaps_us.append(gap_us + late_us[index - 1] + late_us[index])
             self.checks_us.append(end.elapsed_time(checked) * 1000.0)
 
 
@@ -264,14 +267,14 @@ class Steps:
     """Measures by how much the system clock was set."""
 
     def __init__(self) -> None:
-        self._known = time.time() - now_s()
+        self._offset_s = time.time() - now_s()
         self._looked = time.monotonic()
 
     def step_s(self) -> float:
         """Seconds by which it was set since the last call; 0.0 if it was not."""
         now, off_s = time.monotonic(), time.time() - now_s()
         passed_s, self._looked = now - self._looked, now
-        step_s, self._known = off_s - self._known, off_s
+        step_s, self._offset_s = off_s - self._offset_s, off_s
         return round(step_s, 1) if abs(step_s) > _LEAST_S + _SLEWED * passed_s else 0.0
 
 
@@ -282,7 +285,7 @@ _HOLE_S = 0.025
 _STARVED = 0.5
 """Share of the lost time in which a starved process waited for a CPU."""
 
-_KEPT = 200
+_MOST_STALLS = 200
 
 
 class Stalls:
@@ -295,26 +298,26 @@ class Stalls:
 
     def wait(self, descriptor: int, within_s: float) -> bool:
         """Whether it became readable in time."""
-        ends = time.monotonic() + within_s
+        deadline = time.monotonic() + within_s
         waited_s = self._waited_s()
         while True:
-            before = time.monotonic()
-            slept_s = max(0.0, min(_EVERY_S, ends - before))
+            slept_from = time.monotonic()
+            slept_s = max(0.0, min(_EVERY_S, deadline - slept_from))
             readable = bool(select.select([descriptor], [], [], slept_s)[0])
             now = time.monotonic()
-            was_s, waited_s = waited_s, self._waited_s()
-            if now - before > _HOLE_S:
-                starved = waited_s - was_s >= _STARVED * (now - before - slept_s)
-                self._keep(before, now, "starved" if starved else "host")
+            earlier_s, waited_s = waited_s, self._waited_s()
+            if now - slept_from > _HOLE_S:
+                starved = waited_s - earlier_s >= _STARVED * (now - slept_from - slept_s)
+                self._record(slept_from, now, "starved" if starved else "host")
             self._look(now)
-            if readable or now >= ends:
+            if readable or now >= deadline:
                 return readable
 
-    def taken(self) -> list[tuple[float, float, str]]:
+    def take(self) -> list[tuple[float, float, str]]:
         """Stalls since the last call, as (date, milliseconds, kind); only the longest if many."""
         if self._stopped_from is not None:
-            self._keep(self._stopped_from, time.monotonic(), "stopped")
-        longest = sorted(self._stalls, key=lambda stall: -stall[1])[:_KEPT]
+            self._record(self._stopped_from, time.monotonic(), "stopped")
+        longest = sorted(self._stalls, key=lambda stall: -stall[1])[:_MOST_STALLS]
         self._stalls, self._stopped_from = [], None
         return sorted(longest)
 
@@ -323,7 +326,7 @@ class Stalls:
         if stopped and self._stopped_from is None:
             self._stopped_from = now
         elif not stopped and self._stopped_from is not None:
-            self._keep(self._stopped_from, now, "stopped")
+            self._record(self._stopped_from, now, "stopped")
             self._stopped_from = None
 
     @staticmethod
@@ -332,10 +335,10 @@ class Stalls:
         times = procfs.scheduled("self")
         return times[1] if times else time.monotonic()
 
-    def _keep(self, began: float, ended: float, what: str) -> None:
-        self._stalls.append((date_s(began), round((ended - began) * 1000.0, 1), what))
-        if len(self._stalls) > 2 * _KEPT:
-            self._stalls = sorted(self._stalls, key=lambda stall: -stall[1])[:_KEPT]
+    def _record(self, began: float, ended: float, kind: str) -> None:
+        self._stalls.append((date_s(began), round((ended - began) * 1000.0, 1), kind))
+        if len(self._stalls) > 2 * _MOST_STALLS:
+            self._stalls = sorted(self._stalls, key=lambda stall: -stall[1])[:_MOST_STALLS]
 
 
 _EXPLAINS = 0.5

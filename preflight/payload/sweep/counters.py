@@ -113,7 +113,7 @@ class Gpus:
 
     def __init__(self) -> None:
         self._nvml: Nvml | None = None
-        self._known: dict[str | int, Gpu | None] = {}
+        self._gpus: dict[str | int, Gpu | None] = {}
         # No library, no module, NVML's own errors: no counters.
         with contextlib.suppress(Exception):
             pynvml = nvml_calls.load()
@@ -153,7 +153,7 @@ class Gpus:
         uuids = {at: nvml_calls.text(self._ask("UUID", gpu)) for at, gpu in gpus.items() if gpu}
         infos: list[Any] = []
         for name in visible:
-            at = name if isinstance(name, int) else _only(uuids, name)
+            at = name if isinstance(name, int) else _index_of(uuids, name)
             if at is None:
                 return []
             if gpus.get(at) is not None:  # NVML counts a lost GPU, CUDA skips it
@@ -163,8 +163,8 @@ class Gpus:
     def by_bus_id(self, bus_id: str | None) -> list[Gpu]:
         """Return one GPU, or all; handles are found once, and stay valid with the library."""
         keys = range(self._ask("Count") or 0) if bus_id is None else [bus_id]
-        gpus = {key: self._known.get(key) or self._gpu(key) for key in keys}
-        self._known.update(gpus)
+        gpus = {key: self._gpus.get(key) or self._gpu(key) for key in keys}
+        self._gpus.update(gpus)
         return [gpu for gpu in gpus.values() if gpu is not None]
 
     def _gpu(self, key: str | int) -> Gpu | None:
@@ -243,7 +243,7 @@ class Gpu:
         return self._nvml.ask_by_name("nvmlDeviceGet" + what, self._handle, *arguments)
 
 
-def _only(uuids: dict[int, str], start: str) -> int | None:
+def _index_of(uuids: dict[int, str], start: str) -> int | None:
     """The index of the only GPU whose UUID begins with `start`; None if there is not one."""
     indices = [index for index, uuid in uuids.items() if uuid.startswith(start)]
     return indices[0] if len(indices) == 1 else None
@@ -269,9 +269,9 @@ class KernelLog:
 
     def xids(self, bus_id: str | None) -> dict[str, float]:
         """How often each Xid came so far; only those of one GPU if its PCI address is given."""
-        for match in _XID.finditer(self._new()):
-            where, number = (part.decode("ascii") for part in match.groups())
-            name = f"Xid {number} {where}"
+        for match in _XID.finditer(self._new_records()):
+            address, number = (text.decode("ascii") for text in match.groups())
+            name = f"Xid {number} {address}"
             self._counts[name] = self._counts.get(name, 0) + 1
         return {
             name: count
@@ -279,7 +279,7 @@ class KernelLog:
             if bus_id is None or _slot(name.rpartition(" ")[2]) == _slot(bus_id)
         }
 
-    def _new(self) -> bytes:
+    def _new_records(self) -> bytes:
         """Return the records written since the last call; the kernel returns one per read."""
         records = b""
         while self._file >= 0:
@@ -303,7 +303,7 @@ def _slot(address: str) -> str:
 PATIENCE_S = 1.0
 """Time limit of one reading; the partner may be waiting."""
 
-MOST = 64
+MOST_COUNTERS = 64
 """Most counters in the account of one pair."""
 
 _STRIKES = 2  # consecutive late answers before a reading process is replaced
@@ -322,31 +322,31 @@ class Watch:
         self._readers = [_Reader(root), _Reader(root)]
         self._readers[0].wake()
         self._number = 0
-        self._late = 0
-        self._why = ""
+        self._misses = 0
+        self._error = ""
 
-    def read(self, what: dict[str, Any]) -> dict[str, Any]:
+    def read(self, question: dict[str, Any]) -> dict[str, Any]:
         """Return one reading: "counters" and "throttled", or "unread" with the reason.
 
-        `what`: "bus_id" of the GPU, "devices" for RDMA, "interface" for Ethernet; None is all of
-        the first two, and none of the last.
+        `question`: "bus_id" of the GPU, "devices" for RDMA, "interface" for Ethernet; None is all
+        of the first two, and none of the last.
         """
         if self._readers:
             self._number += 1
             try:
-                answer = self._readers[0].answer(dict(what, number=self._number))
+                answer = self._readers[0].answer(dict(question, number=self._number))
             except TimeoutError:
-                self._late += 1
-                self._why = f"error counters were not read: no answer within {PATIENCE_S:g} s"
+                self._misses += 1
+                self._error = f"error counters were not read: no answer within {PATIENCE_S:g} s"
             except OSError:
-                self._late = _STRIKES
-                self._why = "error counters were not read: the reading process ended"
+                self._misses = _STRIKES
+                self._error = "error counters were not read: the reading process ended"
             else:
-                self._late = 0
+                self._misses = 0
                 return answer
-            if self._late >= _STRIKES:
+            if self._misses >= _STRIKES:
                 self._replace()
-        return {"unread": self._why}
+        return {"unread": self._error}
 
     def since(self, before: dict[str, Any], transport: Transport) -> dict[str, Any]:
         """Return an account's fields on counters: which `moved`, and why some are `unread`."""
@@ -359,11 +359,11 @@ class Watch:
 
     def _replace(self) -> None:
         self._readers.pop(0).end()
-        self._late = 0
+        self._misses = 0
         if self._readers:
             self._readers[0].wake()  # the driver can load until the next question
         else:
-            self._why += ", nor from a second process: no further readings"
+            self._error += ", nor from a second process: no further readings"
 
 
 class _Reader:
@@ -417,14 +417,14 @@ def changes(
         for name, value in after["counters"].items()
     }
     steps.update(dict.fromkeys(after["throttled"], 1))
-    rises = [(name, by) for name, by in steps.items() if by > 0]
-    own = [{"name": name, "by": by} for name, by in rises if transport.owns(name)]
-    others = [
-        {"name": name, "by": by, "assigned": False}
-        for name, by in rises
+    rises = [(name, rise) for name, rise in steps.items() if rise > 0]
+    own = [{"name": name, "by": rise} for name, rise in rises if transport.owns(name)]
+    unassigned = [
+        {"name": name, "by": rise, "assigned": False}
+        for name, rise in rises
         if not transport.owns(name)
     ]
-    return (own + others)[:MOST]
+    return (own + unassigned)[:MOST_COUNTERS]
 
 
 def _serve(asking: int, writing: int, root: str) -> None:

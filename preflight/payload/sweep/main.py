@@ -68,7 +68,7 @@ def _read_events(
             return
 
 
-def _pass_on(more: queue.Queue[dict[str, Any]], pipes: list[int]) -> None:
+def _forward(more: queue.Queue[dict[str, Any]], pipes: list[int]) -> None:
     """Send each order to every rail."""
     while True:
         order = more.get()
@@ -85,8 +85,8 @@ def lock_name(request: dict[str, Any]) -> str:
 def only_own_gpu(event: dict[str, Any], request: dict[str, Any]) -> dict[str, Any]:
     """Reduce what torch sees to the GPU of this rank of the job, if there is one."""
     if event["event"] == "ready" and "job_rail" in request:
-        there = gpu_of_rank() < event["gpus"]
-        return dict(event, cuda=event["cuda"] and there, gpus=int(there), bus_ids=[])
+        has_gpu = gpu_of_rank() < event["gpus"]
+        return dict(event, cuda=event["cuda"] and has_gpu, gpus=int(has_gpu), bus_ids=[])
     return event
 
 
@@ -117,7 +117,7 @@ def run(request: dict[str, Any], read_line: Read, emit: Emit) -> None:
     children.adopt_orphans()
     lock = agent.claim(lock_name(request))
     if lock is None:
-        error, advice = agent.why_taken(lock_name(request))
+        error, advice = agent.lock_holder(lock_name(request))
         emit({"event": "taken", "error": error, "advice": advice} if advice else
              {"event": "busy", "error": error})  # fmt: skip
         return
@@ -177,13 +177,13 @@ def _sweep(
     accounts, orders = [os.pipe() for _ in rails], [os.pipe() for _ in rails]
     try:
         local = network.source_address(go.towards)
-        for place, rail in enumerate(rails):
-            gpu = place if job_rail is None else gpu_of_rank()
+        for index, rail in enumerate(rails):
+            gpu = index if job_rail is None else gpu_of_rank()
             rail_plan = plan.Rail(go, rail, local, store, gpu)
-            start_rail(rail_plan, writing=accounts[place][1], orders=orders[place][0])
-        pipes = {rail: accounts[place][0] for place, rail in enumerate(rails)}
+            start_rail(rail_plan, writing=accounts[index][1], orders=orders[index][0])
+        pipes = {rail: accounts[index][0] for index, rail in enumerate(rails)}
         _in_thread(_relay, pipes, emit)
-        _in_thread(_pass_on, more, [into for _, into in orders])
+        _in_thread(_forward, more, [into for _, into in orders])
     except OSError as error:  # no route to the others, or no new process
         emit({"event": "trouble", "error": f"{type(error).__name__}: {short(error)}"})
         emit({"event": "done"})

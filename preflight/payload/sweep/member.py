@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from . import clocks, counters, cuda, pair, plan, transports, verify
-from .counters import MOST, PATIENCE_S
+from .counters import MOST_COUNTERS, PATIENCE_S
 from .pair import MARGIN_S, Context, NotMeasured, attempt, climb_ladder
 from .plan import account, account_of
 from .process_groups import STRIKING_S, Rendezvous, client
@@ -83,7 +83,7 @@ def _among(context: Context, members: _Members, report: dict[str, Any]) -> dict[
     if before is not None:
         report.update(context.watch.since(before, context.transport))
     if report["timings"] and waited > 0:
-        report["moved"] = [{"name": CPU_WAIT, "by": waited}, *report["moved"][: MOST - 1]]
+        report["moved"] = [{"name": CPU_WAIT, "by": waited}, *report["moved"][: MOST_COUNTERS - 1]]
     return report
 
 
@@ -107,7 +107,7 @@ def _climb(context: Context, members: _Members, report: dict[str, Any]) -> None:
     ladder, fields = climb_ladder(context, group, ends, larger, soak=False)
     report.update(fields)
     if ladder.spoilt and ladder.data is not None and ladder.data.wrong:
-        alone = "right" if ladder.data.right_alone(keys) else "WRONG: it is this device"
+        alone = "right" if ladder.data.is_right_alone(keys) else "WRONG: it is this device"
         alone = f"its own sum of the same data is {alone}"
         raise NotMeasured("corrupt", f"{ladder.data.words()}; {alone}")
 
@@ -120,7 +120,7 @@ _LATE_START_S = 5.0  # the first round also waits for rails that are forked late
 _CLOSE_S = 10.0
 """Time to close the communicators of a pair, which takes well under a second."""
 
-_SOUND = ("measured", "absent")
+_USABLE = ("measured", "absent")
 """After any other state of a pair, CUDA or NCCL may be broken in this process."""
 
 
@@ -152,10 +152,10 @@ def take_part(
         say(round=number, phase="barrier", within_s=patience_s + STRIKING_S + _MARGIN_S)
         if not rendezvous.arrive(number, patience_s):
             if rendezvous.struck(rail.member):
-                rest = "; the others went on without it"
-                _too_late(rail, number, len(rail.go.turns), say, rest)
+                suffix = "; the others went on without it"
+                _report_missed(rail, number, len(rail.go.turns), say, suffix)
                 break
-            _too_late(rail, number, number + 1, say)  # we may take part in the next round
+            _report_missed(rail, number, number + 1, say)  # we may take part in the next round
             continue
         turn = rail.turn(number)
         if turn is not None and not _send_account(context, _take_turn(context, turn)):
@@ -187,7 +187,7 @@ def _store(rail: plan.Rail) -> Any:
 def _send_account(context: Context, account: dict[str, Any]) -> bool:
     """Send the account, then close the group; False if this process must not go on."""
     context.say(account=account, round=context.step)
-    if context.rail.go.backend == "nccl" and account["state"] not in _SOUND:
+    if context.rail.go.backend == "nccl" and account["state"] not in _USABLE:
         return False
     context.say(round=context.step + 1, phase="between", within_s=_CLOSE_S)
     context.close()
@@ -201,12 +201,12 @@ def _take_turn(context: Context, turn: plan.PairOfRound) -> dict[str, Any]:
     return pair.measure(context, turn)
 
 
-def _too_late(
-    rail: plan.Rail, number: int, last: int, say: Callable[..., None], rest: str = ""
+def _report_missed(
+    rail: plan.Rail, number: int, end: int, say: Callable[..., None], suffix: str = ""
 ) -> None:
     """Report pairs that cannot be measured, as the others began without us."""
-    for step in range(number, last):
-        error = f"came too late to round {number + 1}{rest}"
+    for step in range(number, end):
+        error = f"came too late to round {number + 1}{suffix}"
         absent = account_of(rail, step, "absent", error)
         if absent is not None:
             say(account=absent, round=step)

@@ -26,7 +26,7 @@ _SHARE = 0.5
 _LARGE_BYTES = 1 << 20
 
 
-def operations_at_once(size_bytes: int) -> int:
+def batch_size(size_bytes: int) -> int:
     """Operations between two decisions, each of which is one more small all-reduce."""
     return 64 if size_bytes < _LARGE_BYTES else 16
 
@@ -36,10 +36,10 @@ def within_s(go: plan.Go, phase: str, box_s: float) -> float:
     return box_s * (phase == "soak") + go.pair_s * _SHARE
 
 
-def operations_left(
+def vote(
     times_us: list[float], spent_s: float, most_s: float, stop_rule: plan.StopRule | None
 ) -> int:
-    """Return what this end wants after these operations."""
+    """Return what this end wants: to go on, or to stop for time or because of spikes."""
     if stop_rule is not None and evidence(times_us, stop_rule) >= stop_rule.nats:
         return SPIKES
     return TIME if spent_s > most_s else GO_ON
@@ -54,7 +54,7 @@ def evidence(times_us: list[float], rule: plan.StopRule) -> float:
     return spikes * math.log(unusual / usual) + clean * math.log((1 - unusual) / (1 - usual))
 
 
-LEAST = 3
+LEAST_ITERATIONS = 3
 """Least iterations, even on a very slow link."""
 
 BEAT_S = 0.5
@@ -63,7 +63,7 @@ MARGIN_S = 1.0
 _SUMS = 2
 """All-reduces of each type of `verify.FLOATS`."""
 
-_LARGE, _HELD = 256 << 20, 5
+_LARGE, _COPIES = 256 << 20, 5
 _WIRE_BOUND = 64 << 10  # from this size on, time grows with the size
 _SPOILT, _STOP, _GO_ON = -1, 0, 1  # the smallest of all ends' numbers counts
 
@@ -98,14 +98,14 @@ class Ladder:
         `begun`: the start of the pair's time; `base`: the zero of each timing's `began_s`.
         """
         for place, rung in enumerate(self._go.ladder):
-            if place and not self._goes_on(rung, begun, self._go.pair_s):
+            if place and not self._agree_to_go_on(rung, begun, self._go.pair_s):
                 break
             self._step(rung, "ladder", self._go.box_s, base)
         self._sum_floats(begun)
         longest = self._go.soak if soak else None
         if longest is None or self.spoilt:
             self.spoilt = self.spoilt or self._agree(self._word(fits=True)) == _SPOILT
-        elif self._goes_on(longest, begun, self._go.pair_s + self._go.soak_s):
+        elif self._agree_to_go_on(longest, begun, self._go.pair_s + self._go.soak_s):
             self._step(longest, "soak", self._go.soak_s, base)
             self.spoilt = self._agree(self._word(fits=True)) == _SPOILT
 
@@ -113,7 +113,7 @@ class Ladder:
         """All-reduce jobs' data types, too, at the last size but one, if all data were correct."""
         size_bytes: int = self.timings[-2:][0]["size_bytes"]
         for dtype in () if self.spoilt else verify.FLOATS[self._go.backend]:
-            if not self._goes_on(plan.Rung(size_bytes, 0, _SUMS), begun, self._go.pair_s):
+            if not self._agree_to_go_on(plan.Rung(size_bytes, 0, _SUMS), begun, self._go.pair_s):
                 break
             self.data = self.repeat(size_bytes, _SUMS, dtype)
 
@@ -128,10 +128,10 @@ class Ladder:
         data.settle(self._group)
         return data
 
-    def _goes_on(self, rung: plan.Rung, begun: float, within_s: float) -> bool:
+    def _agree_to_go_on(self, rung: plan.Rung, begun: float, within_s: float) -> bool:
         """Whether at both ends the last size was correct, and this one is expected to fit."""
         typical_s = self._foreseen_s(rung)
-        ends_s = time.monotonic() - begun + typical_s * (rung.warmup + LEAST)
+        ends_s = time.monotonic() - begun + typical_s * (rung.warmup + LEAST_ITERATIONS)
         fits = ends_s < within_s and typical_s < self._go.op_s and self._has_room(rung)
         word = self._agree(self._word(fits=fits))
         self.spoilt = word == _SPOILT
@@ -142,7 +142,7 @@ class Ladder:
         if rung.size_bytes < _LARGE or self._group.device.type != "cuda":
             return True
         free, _ = self._torch.cuda.mem_get_info(self._group.device)
-        return bool(free > _HELD * rung.size_bytes)
+        return bool(free > _COPIES * rung.size_bytes)
 
     def _word(self, *, fits: bool) -> int:
         if self.data is not None and self.data.wrong:
@@ -173,17 +173,17 @@ class Ladder:
 
         clock.warm_up(operation, data.check, rung.warmup)
         clock.restart()
-        clock.run(operation, data.check, min(LEAST, rung.iterations))
+        clock.run(operation, data.check, min(LEAST_ITERATIONS, rung.iterations))
         stopped = ""
-        if rung.iterations > LEAST:
+        if rung.iterations > LEAST_ITERATIONS:
             total = self._agree(_affordable(rung, box_s, clock.one_s()))
             most_s = within_s(self._go, phase, box_s)
-            stopped = self._run_on(clock, operation, rung, total, (box_s, most_s))
+            stopped = self._run_more(clock, operation, rung, total, (box_s, most_s))
         data.settle(self._group)
         timing = {"size_bytes": rung.size_bytes, "phase": phase, **clock.timing(base)}
         self.timings.append(dict(timing, stopped=stopped))
 
-    def _run_on(
+    def _run_more(
         self,
         clock: clocks.Clock,
         operation: Callable[[], None],
@@ -197,15 +197,15 @@ class Ladder:
         iterations do not show how many fit into the box, so both ends recompute it repeatedly.
         """
         assert self.data is not None
-        batch, begun = operations_at_once(self.data.size_bytes), time.monotonic()
+        batch, begun = batch_size(self.data.size_bytes), time.monotonic()
         box_s, most_s = limits_s
-        while (left := total - len(clock.times_us)) > 0:
+        while (remaining := total - len(clock.times_us)) > 0:
             clock.restart()
-            clock.run(operation, self.data.check, min(left, batch))
-            if left > batch:
+            clock.run(operation, self.data.check, min(remaining, batch))
+            if remaining > batch:
                 spent_s = time.monotonic() - begun
-                own_left = operations_left(clock.times_us, spent_s, most_s, self._go.stop_rule)
-                word, fitting = self._agreed(own_left, _affordable(rung, box_s, clock.usual_s()))
+                own_vote = vote(clock.times_us, spent_s, most_s, self._go.stop_rule)
+                word, fitting = self._agreed(own_vote, _affordable(rung, box_s, clock.usual_s()))
                 if word != GO_ON:
                     return WORDS.get(word, "")
                 total = min(total, fitting)
@@ -217,9 +217,9 @@ class Ladder:
 
     def _agreed(self, *values: int) -> list[int]:
         """Return the smaller of both ends' values of each number."""
-        both = self._torch.tensor(values, dtype=self._torch.int32, device=self._group.device)
-        self._group.reduce(both, smallest=True)
-        return [int(number) for number in both.tolist()]
+        numbers = self._torch.tensor(values, dtype=self._torch.int32, device=self._group.device)
+        self._group.reduce(numbers, smallest=True)
+        return [int(number) for number in numbers.tolist()]
 
     def _beat(self) -> None:
         """Report to the supervisor at intervals; cheap enough between operations."""
@@ -230,10 +230,10 @@ class Ladder:
 
 
 def _affordable(rung: plan.Rung, box_s: float, one_s: float) -> int:
-    return max(LEAST, min(rung.iterations, int(box_s / max(one_s, 1e-6))))
+    return max(LEAST_ITERATIONS, min(rung.iterations, int(box_s / max(one_s, 1e-6))))
 
 
-_AGAIN = 8
+_REPEATS = 8
 """All-reduces with the roles swapped, after wrong data."""
 
 
@@ -383,16 +383,16 @@ def _look_into(context: Context, turn: plan.PairOfRound, name: str, ladder: Ladd
     data = ladder.data
     assert data is not None
     wrong = data.words() if data.wrong else ""
-    alone = data.right_alone(ladder.keys)
+    alone = data.is_right_alone(ladder.keys)
     reverse = replace(turn, rank=1 - turn.rank)
     try:
         context.alive("pair", connect_s(context.rail.go) + BEAT_S)
         group = context.connect(f"pair/{name}/1", reverse.rank)
         ends = _ends(context, reverse)
         again = Ladder(context.torch, group, context.rail.go, ends, context.alive)
-        repeated = again.repeat(data.size_bytes, _AGAIN, data.dtype)
+        repeated = again.repeat(data.size_bytes, _REPEATS, data.dtype)
         times = repeated.wrong.times if repeated.wrong else 0
-        swapped = f"with the roles swapped {times} of {_AGAIN}"
+        swapped = f"with the roles swapped {times} of {_REPEATS}"
         wrong = wrong or (repeated.words() if repeated.wrong else "")
     except (RuntimeError, NotMeasured) as error:
         swapped = f"with the roles swapped: {short(error)[:60]}"
@@ -406,5 +406,5 @@ def state_of(message: str) -> str:
     NCCL does not print it for a hang, but for other errors ("ibv_modify_qp failed with 110
     Connection timed out").
     """
-    late = "imed out" in message or "imeout" in message
-    return "hung" if late and "NCCL" not in message else "error"
+    timed_out = "imed out" in message or "imeout" in message
+    return "hung" if timed_out and "NCCL" not in message else "error"

@@ -169,9 +169,9 @@ def read(order: dict[str, Any]) -> Go:
 
 def extend(go: Go, more: dict[str, Any]) -> Go:
     """Return the order with more rounds, which are never stopped early and the last to measure."""
-    added = _rounds(more, len(go.turns))
-    added.update(turns=go.turns + added["turns"], stop_rule=None, inside=False, domain=())
-    return replace(go, **added)
+    rounds = _rounds(more, len(go.turns))
+    rounds.update(turns=go.turns + rounds["turns"], stop_rule=None, inside=False, domain=())
+    return replace(go, **rounds)
 
 
 def _rounds(order: dict[str, Any], first: int) -> dict[str, Any]:

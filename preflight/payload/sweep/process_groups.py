@@ -70,13 +70,13 @@ class Rendezvous:
         """Remove a member that is known to be lost, so that no other waits for it."""
         if member not in self._members or self.struck(member):
             return
-        now = next((n for n in range(rounds) if not self._store.check([f"begin/{n}"])), rounds)
-        if self._store.check([f"here/{now}/{member}"]):
-            self._store.add(f"count/{now}", -1)  # it came, and counts as struck from now on
+        step = next((n for n in range(rounds) if not self._store.check([f"begin/{n}"])), rounds)
+        if self._store.check([f"here/{step}/{member}"]):
+            self._store.add(f"count/{step}", -1)  # it came, and counts as struck from now on
         self._store.set(f"struck/{member}", "1")
         struck = self._store.add("struck", 1)
-        if now < rounds and self._store.add(f"count/{now}", 0) + struck >= len(self._members):
-            self._store.set(f"begin/{now}", "1")
+        if step < rounds and self._store.add(f"count/{step}", 0) + struck >= len(self._members):
+            self._store.set(f"begin/{step}", "1")
 
     def agree(self, pair: str, rank: int, own_plan: str, within_s: float) -> bool | None:
         """Compare our plan with the partner's; None if it did not come."""
@@ -122,10 +122,10 @@ class Rendezvous:
         for member in self._members:
             missing = not self._store.check([f"here/{round_index}/{member}"])
             if missing and not self.struck(member):
-                self._note(round_index, member)
+                self._note_miss(round_index, member)
         self._store.set(begin, "1")
 
-    def _note(self, round_index: int, member: int) -> None:
+    def _note_miss(self, round_index: int, member: int) -> None:
         self._store.set(f"missed/{round_index}/{member}", "1")
         came_before = round_index and self._store.check([f"came/{member}"])
         if not came_before or self._store.add(f"misses/{member}", 1) >= _MISSES:

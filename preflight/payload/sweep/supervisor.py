@@ -52,13 +52,13 @@ class _ProcessEnd:
 
 
 class _Exit:
-    """Waits in the background for the last measuring process to exit: until then it has the GPU."""
+    """Waits in a thread until the last measuring process exits: until then it holds the GPU."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
         self._pid = 0
 
-    def begins(self, pid: int) -> None:
+    def wait_for(self, pid: int) -> None:
         """Start to wait for its exit; kill it if that takes too long."""
         self._pid = pid
         self._thread = threading.Thread(target=_reap, args=(pid, children.EXIT_S), daemon=True)
@@ -119,7 +119,7 @@ def _measure_steps(rail: plan.Rail, step: int, output: int, last_exit: _Exit) ->
         if not end.error:
             continue  # done, or a new process goes on with the next step
         if end.gpu_taken:
-            _account_for_all(rail, step, output, end.error)
+            _report_not_run(rail, step, output, end.error)
             _step_out(rail)
             return True
         step_account = end.phase in _LOST_IN and account_of(rail, end.step, end.state, end.error)
@@ -136,9 +136,9 @@ def _measure_steps(rail: plan.Rail, step: int, output: int, last_exit: _Exit) ->
     return True
 
 
-def _account_for_all(rail: plan.Rail, at: int, output: int, error: str) -> None:
+def _report_not_run(rail: plan.Rail, first_step: int, output: int, error: str) -> None:
     """Report all remaining steps as not run, for a reason that is no fault of the node."""
-    for step in range(at, rail.go.steps):
+    for step in range(first_step, rail.go.steps):
         account = account_of(rail, step, "not_run", error)
         if account is not None:
             start.write(output, account)
@@ -157,60 +157,60 @@ def _run(rail: plan.Rail, first_step: int, output: int, last_exit: _Exit) -> _Pr
     pid, reader = _fork(lambda say: _take_part(rail, first_step, say, log))
     stalls = Stalls(pid)
     step, phase, within_s = first_step, "start", member.STORE_S
-    error, since, done, late, gpu_taken = "", 0, False, False, False
+    error, log_start, finished, was_late, gpu_taken = "", 0, False, False, False
     waited: dict[str, float] = {}
     try:
-        while not done:
+        while not finished:
             line = reader.next(within_s + _GRACE_S, stalls.wait if phase == "pair" else None)
             if line is None:
                 break
             waited = clocks.waited_s(pid)
             if "account" in line:
-                start.write(output, dict(line["account"], stalls=stalls.taken()))
+                start.write(output, dict(line["account"], stalls=stalls.take()))
                 step, phase = line["round"] + 1, "between"
                 if log is not None:
-                    since = log.length
+                    log_start = log.length
                     logged = _send_log(rail, pid, log, output, 2 * logged) or logged
             elif "failed" in line:
                 error, gpu_taken = line["failed"], line["gpu_taken"]
                 break
             elif "through" in line:
-                done = True
+                finished = True
                 step = rail.go.steps if line["through"] else step
             else:
                 step, phase, within_s = line["round"], line["phase"], line["within_s"]
     except TimeoutError:
-        late = True
-        why = clocks.excuse(waited, pid, within_s)
-        error = because(_late(phase, within_s) + why, log.reason(since) if log else "")
+        was_late = True
+        excuse = clocks.excuse(waited, pid, within_s)
+        error = because(_late_words(phase, within_s) + excuse, log.reason(log_start) if log else "")
     os.close(reader.descriptor)
     if log is not None:
         _send_log(rail, pid, log, output, logged)
         log.close()
-    if done:  # its last account is final, however long it takes to exit
-        last_exit.begins(pid)
+    if finished:  # its last account is final, however long it takes to exit
+        last_exit.wait_for(pid)
         return _ProcessEnd(step, phase)
     reason = _end(pid, error, last_exit)
-    return _ProcessEnd(step, phase, reason, died=not error, late=late, gpu_taken=gpu_taken)
+    return _ProcessEnd(step, phase, reason, died=not error, late=was_late, gpu_taken=gpu_taken)
 
 
-def _send_log(rail: plan.Rail, pid: int, log: NcclLog, output: int, above: int) -> int:
-    """Send the log if it is wanted and has more than `above` bytes; return its length, or 0.
+def _send_log(rail: plan.Rail, pid: int, log: NcclLog, output: int, least_bytes: int) -> int:
+    """Send the log if it is wanted and has more than `least_bytes` bytes; return its length, or 0.
 
     It is sent after each step, too: the sweep's time may be up before this process ends.
     """
     length = log.length
-    if not rail.go.keep_log or length <= above:
+    if not rail.go.keep_log or length <= least_bytes:
         return 0
     start.write(output, {"event": "nccl_log", "rail": rail.rail, "pid": pid, "text": log.text()})
     return length
 
 
-def _late(phase: str, within_s: float) -> str:
+def _late_words(phase: str, within_s: float) -> str:
     if phase == "init":
         return f"CUDA did not initialise within {within_s:.0f} s"
-    what = "did not get a connection" if phase == "connect" else "stood still"
-    return f"its measuring process {what} for {within_s:.0f} s and was killed"
+    words = "did not get a connection" if phase == "connect" else "stood still"
+    return f"its measuring process {words} for {within_s:.0f} s and was killed"
 
 
 def _take_part(
@@ -229,14 +229,14 @@ def _fork(work: Callable[[Callable[..., None]], None]) -> tuple[int, start.Reade
     def say(**line: Any) -> None:
         start.write(writing, line)
 
-    def whole() -> None:
+    def run() -> None:
         try:
             children.close_all_but({writing})
             work(say)
         except Exception as error:  # noqa: BLE001 - whatever torch or a driver raises is reported
             say(failed=f"{type(error).__name__}: {short(error)}", gpu_taken=False)
 
-    pid = children.fork("preflight-pair", whole)
+    pid = children.fork("preflight-pair", run)
     os.close(writing)
     return pid, start.Reader(reading)
 
@@ -249,5 +249,5 @@ def _end(pid: int, error: str, last_exit: _Exit) -> str:
     if status is not None:
         # This text tells the controller that this end failed by itself.
         return error or f"its measuring process {children.describe_exit(status)}"
-    last_exit.begins(pid)
+    last_exit.wait_for(pid)
     return error or "its measuring process ended by itself, but has not exited yet"

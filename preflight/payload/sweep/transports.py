@@ -30,11 +30,11 @@ _MULTICAST = re.compile(r"NCCL INFO NVLS comm ")
 _NETWORK = re.compile(r"NCCL INFO Using network (.+)")
 # With the Data Direct interface of a NIC, NCCL calls it "mlx5_3_dma"; the system does not.
 _DIRECT = re.compile(r"_dma(?=\+|$)")
-_WARNING = re.compile(r"NCCL WARN (.+)")
+_WARN = re.compile(r"NCCL WARN (.+)")
 # aws-ofi-nccl before and after 1.14; HPC-X's copy of NET/IB is called IBext_v8 and so on.
 _NAMES = {"AWS Libfabric": "OFI", "Libfabric": "OFI"}
 _PLUGIN_IB = "IBext"
-_MOST = 4 << 20
+_LARGEST = 4 << 20
 KEPT_BYTES = 256 << 10
 """Most bytes of a process's log in a capture: half from its start, half from its end."""
 
@@ -64,7 +64,7 @@ class NcclLog:
 
     def words(self) -> str:
         """The transport used since the last call; "" if the log does not show it."""
-        log = os.pread(self._file, _MOST, 0).decode("ascii", "replace")
+        log = os.pread(self._file, _LARGEST, 0).decode("ascii", "replace")
         new = log[self._read :]
         self._read = len(log)
         return parse_log(log, new)
@@ -74,12 +74,12 @@ class NcclLog:
 
         It is the text of ncclGetLastError: src/debug.cc of NCCL keeps the last WARN.
         """
-        warnings = _WARNING.findall(os.pread(self._file, _MOST, since).decode("ascii", "replace"))
+        warnings = _WARN.findall(os.pread(self._file, _LARGEST, since).decode("ascii", "replace"))
         return warnings[-1].strip() if warnings else ""
 
     def text(self) -> str:
         """Return it as printable lines, without the middle of a long one."""
-        raw = os.pread(self._file, _MOST, 0)
+        raw = os.pread(self._file, _LARGEST, 0)
         if len(raw) > KEPT_BYTES:
             half = KEPT_BYTES // 2
             left_out = f"\n[{len(raw) - 2 * half} bytes are left out here]\n"
@@ -118,8 +118,8 @@ def _devices(log: str) -> dict[str, dict[str, str]]:
     for using in _USING.finditer(log):
         for number, name, link in _DEVICE.findall(using.group(2)):
             links[name] = " RoCE" if link == "RoCE" else ""
-            own = devices.setdefault(_name(using.group(1)), {})
-            own[number] = _DIRECT.sub("", name) + links[name]
+            by_number = devices.setdefault(_name(using.group(1)), {})
+            by_number[number] = _DIRECT.sub("", name) + links[name]
     for number, name in _VIRTUAL.findall(log):
         link = links.get(name.partition("+")[0], "")
         devices.setdefault("IB", {})[number] = _DIRECT.sub("", name) + link
@@ -163,10 +163,10 @@ def bus_id(torch: Any, gpu: int) -> str | None:
     try:
         return f"{device.pci_domain_id:04x}:{device.pci_bus_id:02x}:{device.pci_device_id:02x}.0"
     except AttributeError:
-        return _by_driver(gpu)
+        return _ask_driver(gpu)
 
 
-def _by_driver(gpu: int) -> str | None:
+def _ask_driver(gpu: int) -> str | None:
     """Query CUDA's driver library, as torch does: the function is the same since CUDA 4.1."""
     import ctypes
 
@@ -195,11 +195,11 @@ def nearest(root: str, gpu_bus_id: str, allowed: str = "") -> tuple[str, ...]:
     for name in names(folder):
         if permits(allowed, name) and active(f"{folder}/{name}"):
             nic = node_files.pci_path(f"{folder}/{name}/device")
-            shared[name] = _together(gpu or [], nic or [])
-    most = max(shared.values(), default=0)
-    if most <= _ROOT_ONLY:
+            shared[name] = _shared_steps(gpu or [], nic or [])
+    longest = max(shared.values(), default=0)
+    if longest <= _ROOT_ONLY:
         return ()
-    return tuple(name for name, steps in shared.items() if steps == most)
+    return tuple(name for name, steps in shared.items() if steps == longest)
 
 
 def permits(spec: str, name: str) -> bool:
@@ -213,7 +213,7 @@ def permits(spec: str, name: str) -> bool:
     return not names or hit != exclude
 
 
-def _together(left: list[str], right: list[str]) -> int:
+def _shared_steps(left: list[str], right: list[str]) -> int:
     """How many steps from the root two paths share."""
     return len(list(itertools.takewhile(lambda step: step[0] == step[1], zip(left, right))))  # noqa: B905 - Python 3.8
 
@@ -238,7 +238,7 @@ class Transport:
         self._used: set[str] = set()
         """The words of the transports used, devices among them."""
         self._log = log
-        self._since = 0
+        self._log_start = 0
         self._sockets: set[str] = set()
         self.bus_id: str | None = None
         self.devices: tuple[str, ...] = ()
@@ -255,7 +255,7 @@ class Transport:
         """Note the open sockets, and where the log of the next group begins."""
         self._sockets = set(_sockets())
         self._used = set()
-        self._since = 0 if self._log is None else self._log.length
+        self._log_start = 0 if self._log is None else self._log.length
 
     def question(self) -> dict[str, Any]:
         """Which counters to read: those of all devices if this rail's own are not known."""
@@ -277,17 +277,17 @@ class Transport:
         Its NIC is the only one that it was bound to, or one that its data used. Several NICs are
         equally near if rails share a PCI switch, or in a VM without a PCI tree.
         """
-        part = counter.partition(" ")[0]
-        if part in ("GPU", "Xid"):
+        device_word = counter.partition(" ")[0]
+        if device_word in ("GPU", "Xid"):
             return self.bus_id is not None
-        if part in ("tcp", self.interface):
+        if device_word in ("tcp", self.interface):
             return True
-        device = part.partition("/")[0]
+        device = device_word.partition("/")[0]
         return device in self._used or self.devices == (device,)
 
     def reason(self) -> str:
         """Why NCCL failed since `prepare`, in its own words; "" if it gave no reason."""
-        return "" if self._log is None else self._log.reason(self._since)
+        return "" if self._log is None else self._log.reason(self._log_start)
 
     def _bind_nccl(self, torch: Any, rail: plan.Rail, log: NcclLog) -> None:
         self.bus_id = bus_id(torch, rail.gpu)
@@ -305,7 +305,7 @@ class Transport:
         addresses: dict[str, None] = {}
         for link, descriptor in _sockets().items():
             if link not in self._sockets:
-                addresses.update(dict.fromkeys(_local(descriptor)))
+                addresses.update(dict.fromkeys(_local_address(descriptor)))
         interfaces = dict.fromkeys(interface_of(address) or address for address in addresses)
         return "tcp " + " ".join(interfaces) if interfaces else ""
 
@@ -334,7 +334,7 @@ def _sockets() -> dict[str, int]:
     return descriptors
 
 
-def _local(descriptor: int) -> list[str]:
+def _local_address(descriptor: int) -> list[str]:
     """The local address of a connection; [] if it is not connected over IP."""
     try:
         with socket.socket(fileno=os.dup(descriptor)) as copy:

@@ -66,11 +66,11 @@ def name(buffer: Any) -> str:
 def expected(torch: Any, like: Any, keys: Iterable[int]) -> Any:
     """The sum over all ends' patterns, in a tensor like `like`."""
     total = torch.zeros_like(like)
-    part = torch.empty_like(like)
+    pattern = torch.empty_like(like)
     all_keys = list(keys)
     for of_key in all_keys:
-        fill(torch, part, of_key, len(all_keys))
-        total.add_(part)
+        fill(torch, pattern, of_key, len(all_keys))
+        total.add_(pattern)
     return total
 
 
@@ -79,7 +79,7 @@ _memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 _memcmp.restype = ctypes.c_int
 
 
-def same(left: Any, right: Any) -> bool:
+def equal_on_host(left: Any, right: Any) -> bool:
     """Compare two contiguous tensors of one shape and type, in the memory of the host."""
     size_bytes = left.numel() * left.element_size()
     return bool(_memcmp(left.data_ptr(), right.data_ptr(), size_bytes) == 0)
@@ -98,7 +98,7 @@ _DOUBLINGS = 16  # after more of them in place, too few bits of the data are lef
 
 
 @dataclass
-class Wrong:
+class WrongResult:
     """The first wrong result of one size, and how many there were."""
 
     operation: int
@@ -127,15 +127,15 @@ class Data:
         words = torch.empty(max(1, size_bytes // 4), dtype=torch.int32, device=device)
         self.buffer = words.view(getattr(torch, dtype))
         self.operations = 0
-        self.wrong: Wrong | None = None
+        self.wrong: WrongResult | None = None
         large = size_bytes >= EACH_FROM_BYTES or not self.buffer.is_cuda
-        self.each = large if each is None else each
+        self.checks_each = large if each is None else each
         fill(torch, self.buffer, keys[rank], len(keys))
         self._torch = torch
-        self._mine = self.buffer.clone()
-        self._wanted = expected(torch, self.buffer, keys)
+        self._own_data = self.buffer.clone()
+        self._expected = expected(torch, self.buffer, keys)
         bits = torch.int16 if self.buffer.element_size() == _SHORT else torch.int32
-        self._bits, self._wanted_bits = self.buffer.view(bits), self._wanted.view(bits)
+        self._bits, self._wanted_bits = self.buffer.view(bits), self._expected.view(bits)
         self._pair = len(keys) == _PAIR
         self._reports: list[Any] = []
         """Reports of a device, (wrong or not, where, what), which are read later."""
@@ -143,13 +143,13 @@ class Data:
     def check(self) -> None:
         """Compare the last result, and rewrite the data, if each operation is checked."""
         self.operations += 1
-        if not self.each:
+        if not self.checks_each:
             return
         if self.buffer.is_cuda:
             self._reports.append(report(self._torch, self._bits, self._wanted_bits))
-        elif not same(self.buffer, self._wanted):
+        elif not equal_on_host(self.buffer, self._expected):
             self._note(self.operations, self._difference(self._wanted_bits))
-        self.buffer.copy_(self._mine)
+        self.buffer.copy_(self._own_data)
 
     def settle(self, group: Any) -> None:
         """Finish the checks of this size: read a device's reports, compare a small size."""
@@ -159,7 +159,7 @@ class Data:
                 operation = self.operations - len(self._reports) + place + 1
                 self._note(operation, (index, got, int(self._wanted_bits[index].item())))
         self._reports = []
-        if not self.each:
+        if not self.checks_each:
             self._compare_small(group)
 
     def words(self) -> str:
@@ -173,20 +173,20 @@ class Data:
             f"{self.operations}; {wrong.times} of them were wrong here"
         )
 
-    def right_alone(self, keys: list[int]) -> bool:
-        """Whether this device computes the same sum again, without a network."""
+    def is_right_alone(self, keys: list[int]) -> bool:
+        """Whether this device computes the expected sum again, without a network."""
         return bool(
-            self._torch.equal(self._wanted, expected(self._torch, self.buffer, reversed(keys)))
+            self._torch.equal(self._expected, expected(self._torch, self.buffer, reversed(keys)))
         )
 
     def _compare_small(self, group: Any) -> None:
         doublings = self.operations - 1
         if not 0 <= doublings <= (_DOUBLINGS if self._pair else 0):
-            self.buffer.copy_(self._mine)
+            self.buffer.copy_(self._own_data)
             group.reduce(self.buffer)
             doublings = 0
             self.operations += 1
-        sums = self._wanted.clone().bitwise_left_shift_(doublings)
+        sums = self._expected.clone().bitwise_left_shift_(doublings)
         if not self._torch.equal(self.buffer, sums):
             self._note(self.operations, self._difference(sums))
 
@@ -196,7 +196,7 @@ class Data:
 
     def _note(self, operation: int, difference: tuple[int, int, int]) -> None:
         if self.wrong is None:
-            self.wrong = Wrong(operation, *difference)
+            self.wrong = WrongResult(operation, *difference)
         else:
             self.wrong.times += 1
 

@@ -34,7 +34,7 @@ def test_the_product_is_known(bench: Bench) -> None:
     one, other, product = _product(bench)
     assert product.long().equal(one.long() @ other.long())
     assert int(product.abs().max()) <= 256
-    assert device.wrong_row(bench, one, other, product) is None
+    assert device.first_wrong_row(bench, one, other, product) is None
     assert device.digest_of(bench, product) == RIGHT
 
 
@@ -46,14 +46,14 @@ def test_any_single_bit_shows(bench: Bench, bit: int) -> None:
     flipped = bad.view(bench.torch.int16)
     flipped[17, 5] ^= (1 << bit) if bit < 15 else -(1 << 15)
     if not bad.equal(product):  # but for -0, which equals 0
-        assert device.wrong_row(bench, one, other, bad) == 17
-        assert device.place_of(bad, product) == (17, 5)
+        assert device.first_wrong_row(bench, one, other, bad) == 17
+        assert device.first_difference(bad, product) == (17, 5)
     assert device.digest_of(bench, bad) != device.digest_of(bench, product)
 
 
 def test_larger_numbers_stay_exact_in_their_sums(bench: Bench) -> None:
     """What the sustained load multiplies: sums of products within what float32 holds."""
-    one, other = device.small(bench, 64, 256, 4), device.small(bench, 256, 64, 5)
+    one, other = device.small_numbers(bench, 64, 256, 4), device.small_numbers(bench, 256, 64, 5)
     assert int(one.min()) == -15
     assert int(one.max()) == 16
     sums = one.long() @ other.long()

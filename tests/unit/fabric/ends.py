@@ -74,7 +74,7 @@ class Still(counters.Watch):
 
     def __init__(self) -> None:
         self._readers = []
-        self._why = ""
+        self._error = ""
 
 
 class Both:

@@ -87,7 +87,7 @@ def test_what_moved_is_reported_once_and_bounded() -> None:
     ]
     many = {"counters": dict.fromkeys(map(str, range(500)), 0.0), "throttled": []}
     more = {"counters": dict.fromkeys(map(str, range(500)), 1.0), "throttled": []}
-    assert len(counters.changes(many, more, own)) == counters.MOST
+    assert len(counters.changes(many, more, own)) == counters.MOST_COUNTERS
 
 
 def test_xids_are_counted_from_when_the_log_was_opened(tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ def nccl_means(
     tells = {"pci_domain_id": int(domain, 16), "pci_bus_id": int(bus, 16), "pci_device_id": 0}
     props = SimpleNamespace(**tells if known else {})
     torch = SimpleNamespace(cuda=SimpleNamespace(get_device_properties=lambda _: props))
-    monkeypatch.setattr(transports, "_by_driver", lambda _: None)
+    monkeypatch.setattr(transports, "_ask_driver", lambda _: None)
     go = SimpleNamespace(backend="nccl", sysfs=str(tree))
     own: Any = SimpleNamespace(go=go, rail=rail, gpu=rail)
     found = transports.Transport(torch, own, transports.NcclLog())

@@ -415,4 +415,4 @@ def test_a_held_device_of_the_burn_in_is_distinguished_from_a_failed_one(
     one = crew.Worker("preflight-held", serve)
     one.order({})
     answer = one.answer(time.monotonic() + 60, 60)
-    assert (answer.how, answer.error.startswith(message)) == (how, True)
+    assert (answer.failure, answer.error.startswith(message)) == (how, True)

@@ -234,9 +234,9 @@ def test_a_rail_that_hangs_in_its_fork_is_replaced(
 def test_the_process_that_counts_the_gpus_leaves_no_zombie() -> None:
     """It answers and is killed; the agent lives on for the whole sweep."""
     torch = SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: False))
-    before = children.of(os.getpid())
+    before = children.children_of(os.getpid())
     assert cuda._cuda(torch) == {"cuda": False, "gpus": 0}
-    assert children.of(os.getpid()) == before
+    assert children.children_of(os.getpid()) == before
 
 
 def test_a_node_on_which_no_rail_comes_up_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

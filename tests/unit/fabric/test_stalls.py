@@ -149,12 +149,12 @@ def test_a_stopped_process_is_seen_by_its_supervisor() -> None:
             os.kill(process.pid, number)
             assert not stalls.wait(silent, 0.3)
             took_ms = (time.monotonic() - began) * 1000
-        seen = [one for one in stalls.taken() if one[2] == "stopped"]
+        seen = [one for one in stalls.take() if one[2] == "stopped"]
         assert len(seen) == 2
         assert 20 < seen[-1][1] < took_ms + 1000
         process.kill()
         assert not stalls.wait(silent, 0.03)
-        assert all(what != "stopped" or ms < 1000 for _, ms, what in stalls.taken())
+        assert all(what != "stopped" or ms < 1000 for _, ms, what in stalls.take())
 
 
 @pytest.mark.busy

@@ -64,8 +64,8 @@ def pair(
         left = operations
         while left > 0:
             clock.restart()
-            clock.run(end.reduce, end.check, min(left, stopping.operations_at_once(size_bytes)))
-            left -= stopping.operations_at_once(size_bytes)
+            clock.run(end.reduce, end.check, min(left, stopping.batch_size(size_bytes)))
+            left -= stopping.batch_size(size_bytes)
             end.agree()
         end.leave()
         timing = clock.timing(0.0)
@@ -175,7 +175,7 @@ def test_one_slow_operation_of_the_wire_is_seen_in_its_place(
 ) -> None:
     """10 ms once: both ends saw it in that operation, also while a host stalls elsewhere."""
     usual_us = 24.0 + size_bytes / 46e3
-    every = stopping.operations_at_once(size_bytes)
+    every = stopping.batch_size(size_bytes)
     for slow in (0, operations // 2, operations - 1):
         agreed, within = divmod(slow, every)
         # One more all-reduce begins each batch, and one more is what both ends agree by.

@@ -187,7 +187,7 @@ def test_a_reader_that_breaks_differs_from_a_driver_that_refuses() -> None:
     for work in (breaks, dies):
         answer = main._driver(guard.spawn(work), 30, [])
         assert answer["driver"]["state"] == "error"
-        assert answer["driver"]["error"].startswith(nvml_calls.OURS)
+        assert answer["driver"]["error"].startswith(nvml_calls.OWN_ERROR)
 
 
 def test_a_hung_driver_is_killed_and_the_rest_reported(

@@ -23,7 +23,7 @@ LONG = ["x" * 1000] * 1000
 def _own_clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(guard, "clock", guard.Clock())
     yield
-    assert not guard._open
+    assert not guard._open_children
 
 
 def gone(pid: int) -> bool:

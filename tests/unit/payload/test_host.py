@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from probe import file_systems, guard, host, network, node_files
-from probe.node_files import holding, parse
+from probe.node_files import mount_of, parse
 
 from preflight.facts.machine import Dimm, FileSystem, Governor, Limits
 from tests.lab import strangers_mount
@@ -213,7 +213,7 @@ def test_a_path_lies_on_the_deepest_and_latest_mount() -> None:
     """A blank in a mount point is escaped; /tmpfoo does not lie on /tmp."""
     mounts = parse([*MOUNTS, "40 22 0:60 / /tmp rw - tmpfs over rw"])
     places = {path: found for path in ("/tmp/inner/x", "/tmp/x", "/tmpfoo", "/data sets/x")
-              if (found := holding(path, mounts)) is not None}  # fmt: skip
+              if (found := mount_of(path, mounts)) is not None}  # fmt: skip
     assert [one.source for one in places.values()] == [
         "tmpfs",
         "over",
@@ -232,8 +232,8 @@ def test_no_damaged_file_breaks_the_probe(lines: list[str]) -> None:
     for line in lines:
         host.quota_v2(line)
     problems: list[str] = []
-    host._part("memory", lambda: host.parse_memory(lines, lines), problems)
-    host._part("cpus", lambda: [node_files.cpus_in(line) for line in lines], problems)
+    host._try_read("memory", lambda: host.parse_memory(lines, lines), problems)
+    host._try_read("cpus", lambda: [node_files.cpus_in(line) for line in lines], problems)
     assert len(problems) >= 1
 
 

@@ -245,7 +245,7 @@ def reading(monkeypatch: pytest.MonkeyPatch) -> Callable[[Ring], KernelLog]:
         monkeypatch.setattr(node_files, "open_regular", ring.open_regular)
         monkeypatch.setattr(os, "read", ring.read)
         monkeypatch.setattr(os, "lseek", ring.lseek)
-        log = kernel_log._read(kernel_log.LOG, 0.0)
+        log = kernel_log._read_device(kernel_log.LOG, 0.0)
         monkeypatch.undo()
         return convert(log, KernelLog)
 
@@ -485,7 +485,7 @@ def test_damaged_records_are_passed_over(tail: bytes) -> None:
     path = folder / f"preflight-kmsg-{os.getpid()}"
     path.write_bytes(b"4,1,2000000,-;NVRM: Xid (PCI:0000:1b:00): 79, x\n" + tail)
     try:
-        log = convert(kernel_log._read(str(path), 0.0), KernelLog)
+        log = convert(kernel_log._read_device(str(path), 0.0), KernelLog)
     finally:
         path.unlink()
     assert log.lines[0].at_s == 2.0

@@ -104,7 +104,7 @@ def hub() -> Iterator[RelayHub]:
 def relay_of(hub: RelayHub, line: socket.socket) -> tuple[RelayConnection, nodes.Sealer]:
     """Prove to be h1 on a connection, which is then started on and may say frames."""
     line.settimeout(PATIENCE_S)
-    sealer, _ = nodes.meet(line, "h1", SECRET)
+    sealer, _ = nodes.authenticate(line, "h1", SECRET)
     wait_until(lambda: "h1" in hub.links, "h1 is let in")
     return RelayConnection(hub.links["h1"]), sealer
 
@@ -212,7 +212,7 @@ def test_a_node_counts_whole_frames_as_we_do(monkeypatch: pytest.MonkeyPatch, si
         os.write(command.stdin, b"x" * size)
         select.select([command.stdout], [], [])
         sent += len(sealer.seal(nodes.OUT, 1, command.read(command.stdout)))
-    command.forget()
+    command.kill()
     for kind, body in ((nodes.OUT_END, b""), (nodes.EXIT, b"1234"), (nodes.DEAF, b"")):
         sent += len(sealer.seal(kind, 1, body))
     assert 4000 < sent <= 4096

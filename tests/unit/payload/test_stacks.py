@@ -288,7 +288,7 @@ def test_a_rank_whose_memory_cannot_be_read_hides_no_other(
 
     monkeypatch.setattr(procfs, "environ", environ)
     patience = Patience(time.monotonic() + 60)
-    survey = processes.Patient(partial(finding.find, 2**22 + 1, [agent.pid]), patience.stuck)
+    survey = processes.GuardedSurvey(partial(finding.find, 2**22 + 1, [agent.pid]), patience.stuck)
     found = survey.finish(patience.until, patience.problems)
     assert found is not None
     ranks = {one["pid"]: (one["rank"], one["stuck"]) for one in found["ranks"]}
@@ -339,7 +339,7 @@ def test_a_rank_that_ends_between_the_looks(start: Start) -> None:
     ranks = finding.find(2**22 + 1, [leaves.pid, stays.pid], processes.Care())["ranks"]
     patience = Patience(time.monotonic() + 60)
     before = Instant(patience, ranks, "/sys")
-    stacks = StackReader(patience, own=True)
+    stacks = StackReader(patience, use_installed=True)
     stacks.prepare(ranks, lambda _within_s: None, lambda _document: None)
     leaves.kill()
     leaves.wait()
@@ -366,7 +366,7 @@ def test_a_process_that_got_the_pid_of_a_rank_is_not_read_in_its_place(start: St
     time.sleep(0.05)  # the kernel counts starts in ticks of 10 ms
     pids = [before.pid, start().pid]
     ranks = finding.find(2**22 + 1, pids, processes.Care())["ranks"]
-    stacks = StackReader(patience, own=True)
+    stacks = StackReader(patience, use_installed=True)
     stacks.prepare(ranks, lambda _within_s: None, lambda _document: None)
     stacks.read(pids, patience.until)
     assert [has_stacks(stacks, one) for one in ranks] == [True, False]
@@ -411,7 +411,7 @@ def test_long_names_on_a_stack_leave_room_for_other_ranks(
     monkeypatch.setattr(pyspy, "_ALL_BYTES", 500)
     patience = Patience(time.monotonic() + 60)
     ranks = finding.find(2**22 + 1, [long.pid, plain.pid], processes.Care())["ranks"]
-    stacks = StackReader(patience, own=True)
+    stacks = StackReader(patience, use_installed=True)
     stacks.prepare(ranks, lambda _within_s: None, lambda _document: None)
     stacks.read([long.pid, plain.pid], patience.until)
     assert {one["pid"] for one in ranks if has_stacks(stacks, one)} == {plain.pid}

@@ -250,15 +250,15 @@ def test_a_denial_says_what_to_type(
 ) -> None:
     """Each cause of a refused ptrace has its own remedy."""
     login(monkeypatch, own, capable=capable, scope=scope)
-    assert words in pyspy.why(1000, "alice")
+    assert words in pyspy.refusal(1000, "alice")
 
 
 def test_nothing_speaks_against_ones_own_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """A login may read its own processes, and root all, unless the kernel says otherwise."""
     login(monkeypatch, 1000, capable=False, scope="0")
-    assert pyspy.why(1000, "alice") == ""
+    assert pyspy.refusal(1000, "alice") == ""
     login(monkeypatch, 0, capable=True, scope="1")
-    assert pyspy.why(1000, "alice") == ""
+    assert pyspy.refusal(1000, "alice") == ""
 
 
 def login(monkeypatch: pytest.MonkeyPatch, own: int, *, capable: bool, scope: str) -> None:
@@ -367,7 +367,7 @@ def test_an_installed_payload_runs_nothing_that_it_was_sent(
     """Where the payload did not travel itself, it asks for no program."""
     monkeypatch.setattr(sys, "path", ["/opt/preflight/payload"])
     asked: list[object] = []
-    assert not pyspy.asks(asked.append)
+    assert not pyspy.request_spy(asked.append)
     assert asked == []
 
 
