@@ -155,8 +155,8 @@ def document_lines(document: HistoryDocument, width: int) -> list[str]:
 
 
 def _fleet_rows(document: HistoryDocument, last: PastRun) -> Iterator[tuple[str, str]]:
-    since = f", runs since {day(document.first.started_s)}" if document.first is not None else ""
-    yield "history", f"{document.history}{since}"
+    start = f", runs since {day(document.first.started_s)}" if document.first is not None else ""
+    yield "history", f"{document.history}{start}"
     runs = document.night
     yield ("last run" if len(runs) == 1 else "last night"), _run_words(runs)
     if last.covered is not None and len(runs) == 1:
@@ -421,8 +421,8 @@ def _document(arguments: argparse.Namespace, history: History, words: str) -> Hi
     if arguments.node:
         node = history.node(arguments.node, nights)
         if node is None:
-            near = did_you_mean(arguments.node, history.names())
-            raise UsageError(f"no run in {words} had a node {arguments.node[:80]!a}{near}")
+            hint = did_you_mean(arguments.node, history.names())
+            raise UsageError(f"no run in {words} had a node {arguments.node[:80]!a}{hint}")
         return replace(base, node=node)
     if arguments.gpu is not None:
         gpu = history.gpu(arguments.gpu, nights)

@@ -98,7 +98,7 @@ def notes(assessment: Assessment) -> str:
     checks: dict[str, list[str]] = {}
     for row in assessment.unknown:
         checks.setdefault(row.why, []).append(row.check)
-    unknown = [f"{_list_first(ids, ', ')} unknown: {why}" for why, ids in checks.items()]
+    unknown = [f"{_list_first(ids, ', ')} unknown: {reason}" for reason, ids in checks.items()]
     text = _list_first(findings + unknown)
     return f"{assessment.node}: {text}" if text else ""
 
@@ -236,8 +236,8 @@ def _drain(cause: Cause, inputs: DecisionInput, state: NodeState) -> Decision | 
     if inputs.tokens is None:
         return "token"
     if not inputs.tokens.granted:
-        closed = _breaker_words(inputs.tokens)
-        return _leave_alone("withheld", f"not drained {node}: {closed}; found {cause.reason}")
+        breaker = _breaker_words(inputs.tokens)
+        return _leave_alone("withheld", f"not drained {node}: {breaker}; found {cause.reason}")
     share = f"drain {inputs.tokens.used} of {inputs.tokens.most} in the window"
     return Decision(
         action="drain",

@@ -210,8 +210,8 @@ class Listeners:
             elif key.data.socket.fileno() >= 0:  # not dropped earlier in this turn
                 self._receive(key.data)
         now = time.monotonic()
-        for late in [peer for peer in self._peers.values() if peer.until < now]:
-            self._drop(late)
+        for expired in [peer for peer in self._peers.values() if peer.until < now]:
+            self._drop(expired)
         return True
 
     def _accept(self, listening: object) -> None:

@@ -171,8 +171,8 @@ def conclude(
     screen.line()
     changes = change_lines(report, findings, past_runs(folder))
     screen.line(f" {title(report, unsaved=outputs.unsaved)} ".center(screen.width, "="))
-    where, drawn, hint = outputs.report_words, outputs.path_words(PAGE), _hint(nightly, report)
-    for line in summary(report, findings, where=where, page=drawn, hint=hint, width=screen.width):
+    place, drawn, hint = outputs.report_words, outputs.path_words(PAGE), _hint(nightly, report)
+    for line in summary(report, findings, where=place, page=drawn, hint=hint, width=screen.width):
         screen.line(line)
     for label, text in changes:
         screen.labelled(label, text)

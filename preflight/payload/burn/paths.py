@@ -184,8 +184,8 @@ def _measure_nic(tool: str, name: str, port: int, spec: dict[str, Any]) -> dict[
 def active(folder: str) -> list[tuple[str, int]]:
     """(device, port) of the first active port of each device."""
     ports = {name: transports.active(f"{folder}/{name}") for name in names(folder)}
-    active_ports = {name: [port for port in own if port.isdigit()] for name, own in ports.items()}
-    return [(clean(name, 64), int(own[0])) for name, own in active_ports.items() if own]
+    numbers = {name: [int(port) for port in row if port.isdigit()] for name, row in ports.items()}
+    return [(clean(name, 64), row[0]) for name, row in numbers.items() if row]
 
 
 def parse_average(printed: str) -> float | None:

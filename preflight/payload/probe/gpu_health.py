@@ -93,13 +93,13 @@ def _cluster(info: Any) -> str:
     import ctypes
 
     # The bytes themselves: an array of characters would end at the first zero.
-    at = ctypes.addressof(info) + type(info).clusterUuid.offset
-    text = ctypes.string_at(at, 16).hex()
+    address = ctypes.addressof(info) + type(info).clusterUuid.offset
+    text = ctypes.string_at(address, 16).hex()
     return "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
 
 
 def _trouble(mask: int) -> list[str]:
-    troubles = [words for at, words in _AGAINST if mask >> at & 3 == 1]
+    troubles = [words for bit, words in _AGAINST if mask >> bit & 3 == 1]
     setup = mask >> _WRONG_SETUP_AT & _WRONG_SETUP_MASK
     return troubles + ([_WRONG_SETUP[setup]] if setup in _WRONG_SETUP else [])
 
@@ -228,11 +228,11 @@ def _memory_errors(reader: Reader) -> None:
     names = {"remapped_corrected": int, "remapped_uncorrected": int, "remap_pending": bool,
              "remap_failed": bool}  # fmt: skip
     answer = reader.nvml.ask_by_name("nvmlDeviceGetRemappedRows", reader.handle)
-    for at, (name, via) in enumerate(names.items()):
+    for index, (name, via) in enumerate(names.items()):
         if answer is None:
             reader.refuse(name, reader.nvml.refusal or 0)
         else:
-            reader.values[name] = via(answer[at])
+            reader.values[name] = via(answer[index])
     histogram = "nvmlDeviceGetRowRemapperHistogram"
     reader.take("banks_without_spares", histogram, via=lambda banks: banks.none)
     pending = "nvmlDeviceGetRetiredPagesPendingStatus"

@@ -155,18 +155,18 @@ class Instant:
         self._interfaces: dict[str, Document] | None = answer["ports"] if answer else None
         self._rdma: dict[str, Document] | None = patience.answer_of("RDMA ports", ports, READ_S)
 
-    def of(self, pid: int) -> Document:
+    def counters_of(self, pid: int) -> Document:
         """Return the counters of a process; only its state, as it was found, if none were read."""
         return self._moments.get(str(pid)) or {"state": _GONE}
 
     def alive(self, pid: int) -> bool:
         """Whether the process still runs."""
-        return self.of(pid)["state"] not in ("zombie", _GONE)
+        return self.counters_of(pid)["state"] not in ("zombie", _GONE)
 
     def row(self, rank: Document, before: Instant) -> Document:
         """Return a `RankLook` of the document as of now, without its stacks."""
         pid = rank["pid"]
-        then, now = before.of(pid), self.of(pid)
+        then, now = before.counters_of(pid), self.counters_of(pid)
         row = {name: rank[name] for name in _STATIC if rank.get(name) is not None}
         row.update(look_s=round(self.at - before.at, 3), state=now["state"])
         row.update({name: now[name] for name in _CURRENT if name in now})

@@ -177,10 +177,10 @@ class Gpus:
             return None
         return Gpu(self._nvml, index, handle)
 
-    def _ask(self, what: str, *arguments: Any) -> Any:
-        """Return the result of nvmlDeviceGet`what`; None on any error, and without a driver."""
+    def _ask(self, call: str, *arguments: Any) -> Any:
+        """Return the result of nvmlDeviceGet`call`; None on any error, and without a driver."""
         nvml = self._nvml
-        return None if nvml is None else nvml.ask_by_name("nvmlDeviceGet" + what, *arguments)
+        return None if nvml is None else nvml.ask_by_name("nvmlDeviceGet" + call, *arguments)
 
 
 class Gpu:
@@ -238,9 +238,9 @@ class Gpu:
             if refusal is None and 0 <= value <= nvml_calls.MOST
         }
 
-    def ask(self, what: str, *arguments: Any) -> Any:
-        """Return the result of nvmlDeviceGet`what`; None on any error."""
-        return self._nvml.ask_by_name("nvmlDeviceGet" + what, self._handle, *arguments)
+    def ask(self, call: str, *arguments: Any) -> Any:
+        """Return the result of nvmlDeviceGet`call`; None on any error."""
+        return self._nvml.ask_by_name("nvmlDeviceGet" + call, self._handle, *arguments)
 
 
 def _index_of(uuids: dict[int, str], start: str) -> int | None:
@@ -351,10 +351,10 @@ class Watch:
     def since(self, before: dict[str, Any], transport: Transport) -> dict[str, Any]:
         """Return an account's fields on counters: which `moved`, and why some are `unread`."""
         after = before if "unread" in before else self.read(transport.question())
-        why = [transport.unplaced, after.get("unread", "")]
+        reasons = [transport.unplaced, after.get("unread", "")]
         return {
             "moved": [] if "unread" in after else changes(before, after, transport),
-            "unread": "; ".join(filter(None, why)),
+            "unread": "; ".join(filter(None, reasons)),
         }
 
     def _replace(self) -> None:

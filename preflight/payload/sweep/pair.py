@@ -151,8 +151,8 @@ class Ladder:
 
     def _foreseen_s(self, rung: plan.Rung) -> float:
         """Expected time of one operation of that size; the smallest sizes are only latency."""
-        below = [timing for timing in self.timings if timing["size_bytes"] <= rung.size_bytes]
-        best = max(below or self.timings, key=lambda timing: int(timing["size_bytes"]))
+        smaller = [timing for timing in self.timings if timing["size_bytes"] <= rung.size_bytes]
+        best = max(smaller or self.timings, key=lambda timing: int(timing["size_bytes"]))
         times_us: list[float] = sorted(best["times_us"])
         size_bytes: int = best["size_bytes"]
         growth = rung.size_bytes / size_bytes if size_bytes >= _WIRE_BOUND else 1.0
@@ -273,8 +273,8 @@ class Context:
         try:
             group = process_groups.connect(self.torch, store, rank, self.rail, size)
         except RuntimeError as error:
-            why = because(short(error), self.transport.reason())
-            raise NotMeasured("no_connect", why) from error
+            reason = because(short(error), self.transport.reason())
+            raise NotMeasured("no_connect", reason) from error
         self.connected.append(group)
         return group
 
@@ -355,12 +355,12 @@ def climb_ladder(
 def _agree(context: Context, turn: plan.PairOfRound, name: str) -> None:
     """Check that both ends follow the same plan; NotMeasured otherwise."""
     go = context.rail.go
-    same = context.rendezvous.agree(name, turn.rank, plan.digest(go, turn), go.meet_s)
+    agrees = context.rendezvous.agree(name, turn.rank, plan.digest(go, turn), go.meet_s)
     partner = turn.a if turn.rank else turn.b
-    if same is None:
+    if agrees is None:
         error = f"{partner} did not come to their pair within {go.meet_s:g} s"
         raise NotMeasured("no_connect", error)
-    if not same:
+    if not agrees:
         raise NotMeasured("absent", f"{partner} follows another plan than this node")
 
 

@@ -75,8 +75,8 @@ class _Exit:
         self._thread.join(within_s)
         if not self._thread.is_alive():
             return ""
-        where = ", in D state" if clocks.in_d_state(self._pid) else ""
-        return f"its killed measuring process is still there after {within_s:.0f} s{where}"
+        state = ", in D state" if clocks.in_d_state(self._pid) else ""
+        return f"its killed measuring process is still there after {within_s:.0f} s{state}"
 
 
 def _reap(pid: int, within_s: float) -> None:
