@@ -64,9 +64,9 @@ def judge_allreduce(pair: Pair) -> Verdict:
         return flaky(pair.events, pair.operations, pair.why, **_blame(pair), **evidence)
     if pair.bad or pair.doubt:
         return _slow_or_broken(pair, evidence)
-    if pair.busbw_gbs is None or pair.latency_us is None or pair.limit_gbs is None or pair.unheld:
+    if pair.busbw_gbs is None or pair.latency_us is None or pair.limit_gbs is None or pair.no_limit:
         return unknown(
-            pair.short or pair.unheld,
+            pair.short or pair.no_limit,
             advice=f"look for loss and errors on the links of {pair.a} and {pair.b} (ip -s link)"
             if pair.short
             else "set nic_gbits (400, ...) or allreduce_min_gbs in the inventory",
@@ -111,9 +111,9 @@ def judge_intra_node(
     if inside.state == "trouble":
         advice = inside.advice or f"read the output of {name}, run again, or exclude {name}"
         return unknown(inside.reason, advice=advice, cause="sweep")
-    from preflight.fabric.node_allreduce import held_to_nvlink
+    from preflight.fabric.node_allreduce import judge_by_nvlink
 
-    return _intra_node_verdict(held_to_nvlink(inside, gpus or (), limit("nvlink.inside_share")))
+    return _intra_node_verdict(judge_by_nvlink(inside, gpus or (), limit("nvlink.inside_share")))
 
 
 def _intra_node_verdict(inside: Inside) -> Verdict:
@@ -162,10 +162,10 @@ def judge_nvlink_domain(
         return unknown(
             f"{name} fell out of the sweep: {domain.reason}", advice=advice, cause="sweep"
         )
-    from preflight.fabric.nvlink_domain import over_nvlink
+    from preflight.fabric.nvlink_domain import judge_domain_by_nvlink
 
     return _nvlink_domain_verdict(
-        name, over_nvlink(domain, gpus or (), limit("nvlink.inside_share"))
+        name, judge_domain_by_nvlink(domain, gpus or (), limit("nvlink.inside_share"))
     )
 
 

@@ -62,7 +62,7 @@ class EventCollector:
         self._events: list[Event] = []
         self._event_keys: set[tuple[object, ...]] = set()
 
-    def take(self, event: Event) -> None:
+    def add(self, event: Event) -> None:
         """Add an event; WireError if it repeats another, or names a device that does not exist."""
         if len(self._events) >= MOST_EVENTS:
             raise WireError(f"its burn-in sent more than {MOST_EVENTS:,} events")

@@ -197,7 +197,7 @@ _LEAST_LOOKS = 2
 
 
 def looks_under_load(clocks: Clocks | None) -> tuple[Look, ...]:
-    """The looks during the load; the first look was before it."""
+    """NVML's readings during the load; the first one was before it."""
     return () if clocks is None else tuple(look for look in clocks.looks[1:] if _is_readable(look))
 
 
@@ -313,7 +313,7 @@ def _lower_middle(ordered: Sequence[float]) -> float:
 
 
 def _share(values: Sequence[float], middle: float, effect: float, scatter: float) -> float:
-    """The share of their middle below which a value is beyond their scatter and `effect`."""
+    """The share of the middle below which a value is slow, by the values' scatter and `effect`."""
     mad = median([abs(math.log(value / middle)) for value in values])
     return healthy_share(mad, effect=effect, scatter=scatter)
 

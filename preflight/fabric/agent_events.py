@@ -18,7 +18,7 @@ _Small = Annotated[int, Meta(ge=0, le=2**16)]
 
 
 class Ready(Struct, frozen=True, tag_field="event", tag="ready"):
-    """Its Python has torch."""
+    """The node's Python has torch."""
 
     torch: Annotated[str, Meta(max_length=64)]
     cuda: bool
@@ -37,7 +37,7 @@ class Taken(Struct, frozen=True, tag_field="event", tag="taken"):
 
 
 class Store(Struct, frozen=True, tag_field="event", tag="store"):
-    """It hosts the store, on this port."""
+    """The node hosts the store, on this port."""
 
     port: Annotated[int, Meta(ge=1, le=65535)]
 
@@ -91,11 +91,11 @@ class Trouble(Struct, frozen=True, tag_field="event", tag="trouble"):
 
 
 class Rest(Struct, frozen=True, tag_field="event", tag="rest"):
-    """All its rails have finished what was ordered, and wait for more."""
+    """All rails of the node have finished what was ordered, and wait for more."""
 
 
 class Lapsed(Struct, frozen=True, tag_field="event", tag="lapsed"):
-    """It stops, because the sweep's store did not answer for the length of the lease."""
+    """The agent stops, because the store did not answer for the length of the lease."""
 
     error: _Error
 

@@ -210,7 +210,7 @@ class SweepAccounts:
         return [name for name in self._roster.names if name not in self.finished | self.lost]
 
     def has_open_pairs(self) -> bool:
-        """Whether a pair of two nodes that still work has no account yet.
+        """Whether a pair of two nodes that still measure has no account yet.
 
         Or such a node's account of its inside, or of its NVLink domain, is missing.
         """
@@ -295,7 +295,7 @@ class SweepAccounts:
                 self._clock_sentence.append(LastMessage(name, "silent", reason))
 
     def _nodes_with_missing_accounts(self) -> set[str]:
-        """Nodes whose account is missing of a pair whose other end has not broken off."""
+        """Nodes with a missing account of a pair whose other end has not failed."""
         broken_off = self.lost | self.stuck
         return {
             name
@@ -344,7 +344,7 @@ class SweepAccounts:
         return tuple(pairs) if self.cut else ()
 
     def breakdown(self) -> Breakdown:
-        """Return which nodes broke off, and which only waited for them."""
+        """Return which nodes failed, and which only waited for them."""
         if not self._roster.names:  # the time was up before anyone was ready
             return Breakdown()
         ends = (end for accounts in self._pairs.ends.values() for end in accounts.values())

@@ -182,7 +182,7 @@ def floor_of(
 def _expected_reference(
     pair: PairJudgement, expected: Mapping[str, Expected]
 ) -> tuple[float, str, DecidedBy] | None:
-    """Return the lower of both ends' expected values, as the slower end decides; else floors."""
+    """Return the lower of both ends' expected values, else of their platforms' floors."""
     ends = [expected[name] for name in pair.nodes if name in expected]
     expected_values = [
         (end.allreduce_min_gbs, f"expected by {end.origin or 'the inventory'}")
@@ -258,17 +258,17 @@ class PairJudgement(Meeting, frozen=True, kw_only=True):
 
     @property
     def bad(self) -> bool:
-        """Whether a part must be blamed for it."""
+        """Whether a part must be blamed for the pair."""
         not_at_fault = self.lost or self.hung_once or self.state in ("measured", "not_run")
         return bool(self.slow) or not not_at_fault
 
     @property
     def good(self) -> bool:
-        """Whether it proves both of its ends good."""
+        """Whether the pair proves both of its ends good."""
         return self.state == "measured" and not self.slow and self.bound.gbs is not None
 
     def times_slower(self, how: Slow) -> float | None:
-        """Return how many times slower it is than its peers; None if unknown."""
+        """Return how many times slower the pair is than its peers; None if unknown."""
         slow_value, fast_value = self.bound.peers_gbs, self.busbw_gbs
         if how == "latency":
             slow_value, fast_value = self.latency_us, self.peers_latency_us
@@ -348,7 +348,7 @@ def _judge_pair(
 
 
 def _stopped_early(pair: PairJudgement, at_bytes: int, yardstick: Yardstick) -> bool:
-    """Whether its time was up at a size that others passed: any below what is judged, else most."""
+    """Whether a pair's time was up at a size that any peer (if it is small), or most, passed."""
     if at_bytes >= yardstick.top_bytes:
         return False
     further, peers = yardstick.peers.count_further(pair, at_bytes)
@@ -358,7 +358,7 @@ def _stopped_early(pair: PairJudgement, at_bytes: int, yardstick: Yardstick) -> 
 
 
 def _how_far(pair: PairSamples, reached: int, top: int) -> str:
-    """Say how far it got, and within which time, at the end that took longer."""
+    """Say which size a pair reached, and within which time, at the end that took longer."""
     if reached >= top:
         return ""
     spent_s = max(map(_spent_s, pair.ends))

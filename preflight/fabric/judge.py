@@ -312,7 +312,7 @@ def _blames_and_doubts(
 
 
 def _explained_by_fallback(culprit: Culprit, fallbacks: Sequence[Blame]) -> bool:
-    """Whether all parts that it may mean are slow because their data went another way."""
+    """Whether all parts of a culprit are slow because their data went another way."""
     names = {name for blame in fallbacks for name in (blame.node, *blame.culprits)}
     if culprit.component is None and culprit.symptom != "corrupt":
         names.update(name for blame in fallbacks for name in blame.suspects)

@@ -85,7 +85,7 @@ def sweep(
     deadline_s: float,
     hooks: Hooks = QUIET,
 ) -> Sweep:
-    """Measure the plan's pairs among `hosts` (those cleared to take part) and return everything.
+    """Measure the plan's pairs among `hosts` (those that may take part) and return everything.
 
     `start(host, request)` starts the payload's entry `sweep`; it must respect the request's
     `deadline_s`. Returns by the deadline at the latest, whatever the nodes do.
@@ -246,7 +246,7 @@ class _RunningSweep:
             self._collect(accounts)
 
     def _last_nodes_s(self, accounts: SweepAccounts) -> float | None:
-        """Return how long the last nodes get, once only they are left; None before."""
+        """Return the time for the last nodes, once only they are unfinished; None before."""
         roster, limits = self._roster, self._roster.limits
         if roster.host in accounts.lost:  # the store is gone with it: no node can go on
             return _STORELESS_S

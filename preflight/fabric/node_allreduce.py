@@ -65,7 +65,7 @@ class Events(Struct, frozen=True):
 
     @property
     def rail(self) -> int | None:
-        """The rail that explains most of them, if there is one."""
+        """The rail that explains most of the events, if there is one."""
         most = max(self.late, key=self.late.__getitem__, default=None)
         return most if most is not None and self.late[most] * 4 >= self.count * 3 else None
 
@@ -313,7 +313,7 @@ def judge_inside(
     return judgements
 
 
-def held_to_nvlink(inside: Inside, gpus: Sequence[Gpu], share: float) -> Inside:
+def judge_by_nvlink(inside: Inside, gpus: Sequence[Gpu], share: float) -> Inside:
     """Blame a node whose GPUs NVLinks join, according to NVML, if they did not carry the data.
 
     It needs no peer, and nothing in the inventory: PCIe and host memory are far below what NVLinks
@@ -391,7 +391,7 @@ def _judge_node(
 
 
 def _judge_failure(base: Inside, node: NodeAllreduce, samples: InsideSamples) -> Inside:
-    """Judge a node without a result: blame the rail that reports a fault of its own, else it."""
+    """Judge a node without a result: blame the rail that reports its own fault, else the node."""
     errors = {
         rail: NEVER if end is None else end.error
         for rail, end in samples.numbered.items()
@@ -430,7 +430,7 @@ def _failed_itself(error: str) -> bool:
 
 
 def _bandwidth_words(node: NodeAllreduce, bound: Bound, further: int) -> str:
-    """Judge its fastest operation: a slow link slows all, a busy machine only some."""
+    """Judge a node's fastest operation: a slow link slows all, a busy machine only some."""
     top = node.sizes[-1]
     if further:
         reached, peers_reached = size(top.size_bytes), size(further)
@@ -453,13 +453,13 @@ def _latency_words(node: NodeAllreduce, peers: PeerNodes) -> str:
 
 
 def _way_words(node: NodeAllreduce, peers: PeerNodes) -> str:
-    """Say what carried its data and that of its peers; "" if it was the same."""
+    """Say what carried a node's data and that of its peers; "" if it was the same."""
     usual = peers.usual_way(node) or node.net
     return f"; carried by {node.net}, at its peers by {usual}" if node.net != usual else ""
 
 
 def _judge_events(compared: Inside, node: NodeAllreduce, peers: PeerNodes) -> Inside:
-    """Compare its events with the worst peer's: all machines have some."""
+    """Compare a node's events with the worst peer's: all machines have some."""
     events, usual = node.events, peers.worst_events(node)
     if usual is None or events.count < _LEAST_EVENTS:
         return compared

@@ -88,7 +88,7 @@ def judge_domains(
     return judgements
 
 
-def over_nvlink(domain: OverNvlink, gpus: Sequence[Gpu], share: float) -> OverNvlink:
+def judge_domain_by_nvlink(domain: OverNvlink, gpus: Sequence[Gpu], share: float) -> OverNvlink:
     """Blame a node that reached less than this share of what its NVLinks carry."""
     shortfall = below_nvlinks(domain.best_gbs, domain.at_bytes, nvlink_gbs(gpus, len(gpus)), share)
     if domain.why or not shortfall:

@@ -142,14 +142,14 @@ def _parts(kind: str, names: tuple[str, ...]) -> tuple[Component, ...]:
 
 
 def _pairs_on_rails_at_fault(pairs: Sequence[PairJudgement]) -> list[PairJudgement]:
-    """Return a node's bad pairs, without rails that are bad with few partners: those are theirs."""
+    """Return a node's bad pairs on the rails that are bad with most partners."""
     partners = Counter(pair.rail for pair in pairs)
     most = max(partners.values())
     return [pair for pair in pairs if 2 * partners[pair.rail] > most]
 
 
 def _ends(worst: PairJudgement, sweep: Sweep, name: str) -> list[End]:
-    """Return both ends' accounts of that pair and rail, the worst last; if equal, that node's."""
+    """Return both ends' accounts of a pair on a rail, the worst last; if equal, that of `name`."""
     ends = [end for pair in sweep.pairs if pair.path == worst.path for end in pair.ends]
     return sorted(
         ends, key=lambda end: (end.state != "measured", bool(end.error), end.node == name)
@@ -227,7 +227,7 @@ def _observation(worst: PairJudgement, name: str, troubles: Mapping[str, str], w
 
 
 def _fault_kind(culprit: Culprit, bad: Sequence[PairJudgement]) -> str:
-    """What the worst of a node's pairs has: faults of different kinds share no cause."""
+    """Name the kind of a node's fault, by its worst pair: different kinds share no cause."""
     worst = _worst_pair([pair for pair in bad if pair.nodes in culprit.pairs])
     return ("slow" if worst.slow else worst.state) if culprit.node else ""
 

@@ -31,7 +31,7 @@ WORST_FIRST: tuple[PairState, ...] = (
 
 
 def wire_from(backend: str) -> int:
-    """Return the size, bytes, from which on the wire decides, so that bandwidth is judged.
+    """Return the least size, bytes, at which bandwidth is judged: the wire decides the time.
 
     With NCCL 1 MiB takes 23 us at 46 GB/s, as long as its latency; 16 MiB takes 365 us.
     """
@@ -161,7 +161,7 @@ class Pair(Struct, frozen=True, kw_only=True):
 
     @property
     def bad(self) -> bool:
-        """Whether it was measured, or tried, and is not fine."""
+        """Whether the pair was measured, or tried, and is not fine."""
         if self.lost:
             return False
         return bool(self.slow or self.blamed) or self.state not in ("measured", "not_run")
@@ -178,7 +178,7 @@ class Pair(Struct, frozen=True, kw_only=True):
         return once + (f"; on {self.rails} rails: {self.partial}" if self.partial else "")
 
     @property
-    def unheld(self) -> str:
+    def no_limit(self) -> str:
         """Why its bandwidth was measured and not judged; "" if it was judged."""
         if self.limit_gbs is None or self.busbw_gbs is None:
             return "no peers, no expected value and no floor to compare with"

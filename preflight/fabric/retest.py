@@ -189,7 +189,7 @@ def _paths_of_one_round(findings: Findings, observed: Observed) -> list[Componen
 
 
 def _unique_paths(parts: Sequence[Component]) -> list[Component]:
-    """Keep each path once, whatever its rails: a round measures all of them."""
+    """Keep one of the paths between two nodes: a round measures all rails."""
     by_key: dict[tuple[object, ...], Component] = {}
     for part in parts:
         key = ("path", frozenset(part.nodes)) if part.kind == "path" else (part,)
@@ -219,7 +219,7 @@ def _pairs(part: Component, cleared: Sequence[str], nodes: Sequence[str]) -> Ite
 
 
 def _rounds(pairs_by_part: Sequence[Sequence[Pairing]]) -> Rounds:
-    """Lay them out so that no node is in two pairs at once."""
+    """Lay out the pairs of all parts so that no node is in two pairs of a round."""
     rounds: list[list[Pairing]] = []
     for round_pairs in zip_longest(*pairs_by_part):
         for pair in (pair for pair in round_pairs if pair is not None):

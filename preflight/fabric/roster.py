@@ -142,7 +142,7 @@ def host_first(names: Sequence[str], failed: Links) -> tuple[str, ...]:
 
 
 def cut_off(host: str, names: Sequence[str], cut: Links) -> frozenset[str]:
-    """Return nodes that cannot connect to the store's host: they would wait in vain."""
+    """Return the nodes that cannot connect to the store's host."""
     return frozenset(name for name in names if (name, host) in cut)
 
 

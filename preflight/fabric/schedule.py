@@ -282,7 +282,7 @@ def cover_unpaired(rounds: Rounds, nodes: Sequence[str]) -> Rounds:
 def _pair_up(
     names: Sequence[str], pairs: Collection[Pairing], place: Mapping[str, int]
 ) -> list[Pairing]:
-    """Pair names, in order, with the next one that they have not been paired with."""
+    """Pair each name, in order, with the next one that it has not been paired with."""
     matches: list[Pairing] = []
     waiting = list(names)
     while waiting:

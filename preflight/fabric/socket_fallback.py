@@ -92,7 +92,7 @@ def expected_words(expectation: Expected, rails: Iterable[int]) -> str:
 
 
 def _is_fallback(way: str, expectation: Expected, rail: int) -> bool:
-    """Whether it used sockets, or a device that is expected on another rail."""
+    """Whether an end used sockets, or a device that is expected on another rail."""
     ways = way.split(_SEPARATOR)
     if any(carrier.startswith(_SOCKETS) for carrier in ways):
         return True
@@ -101,7 +101,7 @@ def _is_fallback(way: str, expectation: Expected, rail: int) -> bool:
 
 
 def _devices(way: str) -> set[str]:
-    """Return its device, or those that NCCL merged: "NET/IB mlx5_0+mlx5_1 RoCE GDRDMA"."""
+    """Return the device of a way, or those that NCCL merged: "NET/IB mlx5_0+mlx5_1 RoCE GDRDMA"."""
     return {*way.split()[1].split("+")} - _NO_DEVICE if way.startswith(_IB) else set()
 
 

@@ -132,7 +132,7 @@ def _blame(
 
 
 def _pairs_that_show(culprit: Culprit, observed: Observed) -> Sequence[Pairing]:
-    """Return the pairs that show it, without clean ones between a suspect and a third node."""
+    """Return the pairs that show a culprit, without clean ones of a suspect and a third node."""
     if culprit.symptom == "corrupt":
         wrong = {result.nodes for result in observed.tried if result.state == "corrupt"}
         return [pair for pair in culprit.pairs if pair in wrong] or culprit.pairs
@@ -358,7 +358,7 @@ def _transient_blame(
 
 
 def _is_slower(reading: PairJudgement, effect: float) -> bool:
-    """Whether it is slower than its peers by enough to matter."""
+    """Whether a pair is slower than its peers by enough to matter."""
     return 0.0 < (reading.busbw_gbs or 0.0) < (1 - effect) * (reading.bound.peers_gbs or 0.0)
 
 

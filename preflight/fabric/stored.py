@@ -174,7 +174,7 @@ def read_stored(path: Path) -> StoredSamples:
 
 
 def stored_in(path: Path, content: bytes) -> StoredSamples:
-    """Do the same for content that was already read from `path`."""
+    """Read samples, as `read_stored` does, from content that was already read from `path`."""
     try:
         document = _decode(content, Document)
         return _stored_samples(path, content, document.form, document)
@@ -217,7 +217,7 @@ class _EarlierResult(PairResult, frozen=True, kw_only=True):
 
     @property
     def upgraded(self) -> PairResult:
-        """Return it with each end's error."""
+        """Return the result with an error for each end."""
         fields = {name: getattr(self, name) for name in PairResult.__struct_fields__}
         ways = ((self.a,), (self.b,), self.nodes) if self.state == "not_run" else ()
         lost = next((names for names in ways if self.text == lost_sentence(names)), ())
@@ -242,7 +242,7 @@ class _Earlier(Observed, frozen=True, kw_only=True):
 
     @property
     def upgraded(self) -> Observed:
-        """Return it in today's form."""
+        """Return the short form with such results converted."""
         fields = {name: getattr(self, name) for name in Observed.__struct_fields__}
         return Observed(**{**fields, "tried": tuple(result.upgraded for result in self.tried)})
 
@@ -259,7 +259,7 @@ def _decode(content: bytes, kind: type[T]) -> T:
 
 
 def _describe_damage(content: bytes, reason: str) -> str:
-    """Say where it is not JSON, and how much before that is valid."""
+    """Say where the content is not JSON, and how much before that is valid."""
     place = _BYTE.search(reason)
     offset = int(place[1]) if place else len(content)
     pairs = content[:offset].count(b'"a":') - 1  # the last of them may be damaged
@@ -307,7 +307,7 @@ def _pair(result: PairResult, timed: Collection[MeetingKey], backend: Backend) -
 
 
 def _state_of(result: PairResult, timed: Collection[MeetingKey]) -> tuple[PairState, str]:
-    """Return its state, from the other end if an account is missing; and why it has no times."""
+    """Return a pair's state, by the other end if an account is missing; and why it has no times."""
     if result.lost:
         return "measured", ""
     if result.state in ("measured", "not_run") and result.key not in timed:

@@ -88,7 +88,7 @@ def interface_mismatches(fleet: Fleet, facts: Mapping[str, Facts]) -> Mismatches
 
 
 def add_mismatches(sweep: Sweep, mismatches: Mismatches) -> Sweep:
-    """Add why these nodes took no part, so that it is a finding and not a pass."""
+    """Add to a sweep why these nodes took no part, so that this is a finding and not a pass."""
     return replace(
         sweep,
         troubles={**sweep.troubles, **mismatches.reasons},

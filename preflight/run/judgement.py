@@ -162,7 +162,7 @@ class Judgement:
             self.__dict__.pop(derived, None)
 
     def verdict(self, check_id: str, names: Names) -> Verdict:
-        """Judge one subject by one check, or say why it cannot be."""
+        """Judge one subject by one check, or say why that is not possible."""
         key = (check_id, names)
         verdict = self._verdicts.get(key)
         if verdict is None:
@@ -186,7 +186,7 @@ class Judgement:
         return next(iter(reasons.values())) if names else f"{check_id} is switched off for all"
 
     def skip(self, check_id: str, names: Names, verdict: Verdict) -> None:
-        """Settle a subject that will not be judged, unless it was judged already."""
+        """Set the verdict of a subject that will not be judged, unless it was judged already."""
         self._verdicts.setdefault((check_id, names), verdict)
 
     def verdicts(self) -> dict[tuple[str, Names], Verdict]:

@@ -53,12 +53,12 @@ class Measured(Struct, frozen=True, kw_only=True):
     """Stages that were not run, and the verdict that every subject gets instead."""
 
     def encode(self) -> bytes:
-        """Write it for another process of the same run, or for judging it again later."""
+        """Encode the results, for another process of the same run or for a later replay."""
         return msgspec.json.encode(self)
 
     @classmethod
     def decode(cls, content: bytes) -> Measured:
-        """Read what `encode` wrote; ValueError if it is malformed or holds an invalid node name."""
+        """Decode what `encode` wrote; ValueError if it is malformed or has an invalid node name."""
         measured = msgspec.json.decode(content, type=cls)
         check_names(chain.from_iterable(getattr(measured, table) for table in _BY_NODE))
         rounds = measured.planned.rounds if measured.planned else ()
@@ -66,7 +66,7 @@ class Measured(Struct, frozen=True, kw_only=True):
         return measured
 
     def restrict(self, names: AbstractSet[str]) -> Measured:
-        """The part that concerns these nodes and pairs of them: a replay may leave nodes out."""
+        """Keep the results of these nodes and of pairs of them: a replay may leave nodes out."""
         ports = {
             name: replace(report, attempts=tuple(a for a in report.attempts if a.target in names))
             for name, report in self.ports.items()

@@ -60,7 +60,7 @@ class _StepTime:
 
     @property
     def was_cut(self) -> bool:
-        """Whether the step failed because the run's time was over, and not by itself before."""
+        """Whether the step failed because the run's time was over."""
         return self._short and time.monotonic() > self._ends - _SLACK_S
 
 

@@ -70,7 +70,7 @@ class Nodes(NamedTuple):
 
 
 class _Stage(ABC):
-    """One session per node, in a thread; a node that hangs or lies does not affect the others."""
+    """One session per node, each in a thread: a node that hangs does not affect the others."""
 
     def __init__(self, nodes: Nodes) -> None:
         self._hosts = {host.name: host for host in nodes.hosts}
@@ -140,7 +140,7 @@ class BurnStage(_Stage):
         return min(done, total - 1), total
 
     def _final_results(self) -> dict[str, Burned]:
-        """A node that is late is at fault if others are done; if all are late, none is."""
+        """Return all results. A late node is at fault if others are done, not if all are late."""
         with self._changed:
             results = dict(self._burned)
             finished = [name for name, burn in results.items() if burn.done]
@@ -215,7 +215,7 @@ class BurnStage(_Stage):
         if isinstance(event, Ready):
             session.watch()  # not before: while its Python imports torch it may be silent
         with self._changed:
-            collected.take(event)
+            collected.add(event)
             self._changed.notify_all()
 
     def _seconds(self) -> float:

@@ -77,7 +77,7 @@ class RetestComparison:
         self.retests = count_events(retests, least_us)
 
     def remaining(self, culprit: Culprit) -> Culprit | None:
-        """Return a culprit by events, judged by all samples; None: the retest clears it.
+        """Judge a culprit that has events by its retest, too; None if the retest clears it.
 
         A retest clears it only if it clears all suspects: none is named because others are cleared.
         """
@@ -94,7 +94,7 @@ class RetestComparison:
         )
 
     def _doubt(self, part: Component, culprit: Culprit) -> RetestDoubt:
-        """Say why its retest does not clear it; "" if it does."""
+        """Say why a part's retest does not clear it; "" if it does."""
         first, retests = self._count_both(part, culprit)
         if not retests.operations or not first.operations:
             return "none"
@@ -187,7 +187,7 @@ _UNPROVEN = 0.3
 
 
 def check_partners(culprit: Culprit, observed: Observed, trials: Trials) -> Culprit:
-    """Count its cleared partners; with fewer than two partners, or none cleared, name the set.
+    """Count a culprit's cleared partners; if these are too few, suspect partners and paths, too.
 
     A partner is cleared if it was fine with another node that has no fault.
     """

@@ -170,7 +170,7 @@ def _symptom(culprit: Culprit, states: Collection[PairState]) -> Symptom:
 
 
 def without_effects(culprits: Sequence[Culprit], pairs: Sequence[PairJudgement]) -> list[Culprit]:
-    """Drop outright bad paths, and sets, that only show what the samples prove of a node."""
+    """Drop outright bad paths and sets whose pairs are bad because of a proven culprit."""
     bad = [pair for pair in pairs if pair.bad and pair.state != "corrupt"]
     proven = [culprit for culprit in culprits if culprit.node and culprit.symptom not in FAILURES]
     return [

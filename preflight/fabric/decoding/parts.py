@@ -123,7 +123,7 @@ class Parts:
         return through
 
     def _part_rows(self, key: Key, through: list[int]) -> list[int]:
-        """Return the observations of a node that go through a part of it, or through its path."""
+        """Return those observations of a node that go through its endpoint or path `key`."""
         if key.rail == WHOLE_NODE:
             return [row for row in through if self.on_all_rails(row)]
         if key.kind == "node":

@@ -118,7 +118,7 @@ class Shifts(Model):
         return shift, gain
 
     def uncapped_gain(self, through: Sequence[int]) -> float:
-        """Return the same gain: a median has no bursts."""
+        """Return the gain of `fit`, which has no limit: a median has no bursts."""
         return self.fit(through)[1]
 
     def fits_fault(self, rows: Sequence[int], strength: float, through: Sequence[int]) -> bool:
@@ -134,7 +134,7 @@ class Shifts(Model):
         return gain > 0
 
     def accept(self, through: Sequence[int], strength: float) -> None:
-        """Expect the shift of its slowest part in each observation."""
+        """Expect this shift in these observations, unless a slower part is already expected."""
         for row in through:
             self._expected[row] = max(self._expected[row], strength)
         rest = [

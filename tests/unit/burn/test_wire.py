@@ -61,16 +61,16 @@ def test_events_with_strange_fields(tag: str, samples: object, device: object) -
 def test_what_it_cannot_have_seen_is_refused(event: object) -> None:
     """A repeated result would count twice in a vote; so would one of a device that is not there."""
     collected = EventCollector()
-    collected.take(READY)
-    collected.take(GEMM)
+    collected.add(READY)
+    collected.add(GEMM)
     with pytest.raises(WireError):
-        collected.take(event)  # type: ignore[arg-type]
+        collected.add(event)  # type: ignore[arg-type]
 
 
 def test_devices_before_their_number_are_refused() -> None:
     """A result before `ready` is refused."""
     with pytest.raises(WireError):
-        EventCollector().take(proofs(0)[0])
+        EventCollector().add(proofs(0)[0])
 
 
 def test_a_burn_in_is_kept_whole() -> None:
