@@ -39,6 +39,102 @@ if TYPE_CHECKING:
     """Returns the results of a series in earlier nights."""
 
 
+_TORCH = "give preflight the job's own Python (--preflight-python), with a torch built for CUDA"
+
+
+def judge_burn(
+    fleet: Mapping[str, Burned],
+    hosts: Sequence[Host],
+    facts: Mapping[str, Facts],
+    units_past: Mapping[str, Sequence[float]] | None = None,
+) -> dict[str, Burn]:
+    """Judge every node of the burn-in, by name.
+
+    `units_past`: earlier nights' results of devices without peers, by `units.history_key`.
+    """
+    by_name = {host.name: host for host in hosts}
+
+    def earlier(raw: RawSeries) -> Sequence[float]:
+        return (units_past or {}).get(history_key(raw, fleet[raw.node], facts.get(raw.node)), ())
+
+    raws = [
+        raw
+        for name, burned in fleet.items()
+        if name in by_name
+        for raw in series_of_node(name, burned, facts.get(name))
+    ]
+    judged = compare_units(raws, by_name, earlier)
+    digests = majority_digests(fleet)
+    return {
+        name: _judge_node(burned, facts.get(name), judged.get(name, ()), digests, by_name[name])
+        for name, burned in fleet.items()
+        if name in by_name
+    }
+
+
+def _judge_node(
+    burned: Burned,
+    facts: Facts | None,
+    judged: Sequence[Unit],
+    digests: Mapping[_ProofKey, str],
+    host: Host,
+) -> Burn:
+    if burned.left_out:
+        return Burn(state="not_run", reason=burned.left_out)
+    # Where preflight's own time was up, the node is not at fault.
+    unfinished: BurnState = "not_run" if burned.stopped else "trouble"
+    why, advice, stopped = burned.trouble, burned.advice, burned.stopped
+    if burned.ready is None:
+        return Burn(state=unfinished, reason=why, advice=advice, stopped=stopped)
+    gpus = host.expected.gpus or (len(facts.gpus or ()) if facts is not None else 0)
+    if burned.ready.kind == "cpu" and gpus:
+        reason = f"torch {burned.ready.torch} in its Python sees 0 of {count(gpus, 'GPU')}"
+        return Burn(state="no_cuda", reason=reason, advice=_TORCH)
+    names, on_gpus = Names(burned, facts), burned.ready.kind == "cuda"
+    return Burn(
+        state="measured" if burned.done else unfinished,
+        kind=burned.ready.kind,
+        devices=burned.ready.devices,
+        unseen=max(0, gpus - burned.ready.devices) if on_gpus else 0,
+        unplaced=sum(not device.bus_id for device in burned.opened) if on_gpus else 0,
+        reason="" if burned.done else why,
+        advice=advice,
+        stopped=stopped,
+        units=tuple(judged),
+        lost=tuple(_failures(burned, names)),
+        wrong=tuple(_wrong_proofs(burned, names, digests)),
+        proofs=sum(proof.rounds for proof in burned.proofs),
+        proven=_count_proven(burned),
+        throttled=_throttles(burned, names, host),
+        clocks=sum(bool(looks_under_load(clocks)) for clocks in burned.clocks),
+        nic_absent=next((part.error for part in burned.absent if part.what == "nic"), ""),
+        nics_no_time=tuple(name for part in burned.no_time for name in part.names),
+        troubles=tuple(f"{trouble.what} {trouble.error}" for trouble in burned.troubles),
+        seconds=burned.seconds,
+    )
+
+
+def _failures(burned: Burned, names: Names) -> Iterator[Flaw]:
+    for loss in burned.lost:
+        problem = f"{_WORDS['end'][loss.how]} in {_WORDS['phase'][loss.phase]}: {loss.error}"
+        name = names.of(loss.device, loss.to)
+        cause = names.of(loss.device) if loss.to is None else ""
+        used_by_others = loss.how == "held"
+        yield Flaw(name=name, what=problem, cause=cause, starved=loss.starved, held=used_by_others)
+
+
+def _count_proven(burned: Burned) -> int:
+    """Count the devices that reported both proofs, right or wrong."""
+    proven = grouped((proof.what, proof.device) for proof in burned.proofs)
+    return len({*proven.get("product", ())} & {*proven.get("memory", ())})
+
+
+def _throttles(burned: Burned, names: Names, host: Host) -> tuple[Throttle, ...]:
+    limit = Thresholds(host.expected.limits)
+    throttles = [find_throttle(names.of(clocks.device), clocks, limit) for clocks in burned.clocks]
+    return tuple(row for row in throttles if row is not None)
+
+
 _LEAST_WINDOWS = 8
 """A sustained load with fewer samples than this is not compared with its own first quarter."""
 
@@ -203,99 +299,3 @@ def _other_digest(proof: Proof, majority: str) -> str:
         return ""
     digests = f"digest {proof.digest}, most devices have {majority}"
     return f"{_WORDS['proof'][proof.what]}, the same each time: {digests}"
-
-
-_TORCH = "give preflight the job's own Python (--preflight-python), with a torch built for CUDA"
-
-
-def judge_burn(
-    fleet: Mapping[str, Burned],
-    hosts: Sequence[Host],
-    facts: Mapping[str, Facts],
-    units_past: Mapping[str, Sequence[float]] | None = None,
-) -> dict[str, Burn]:
-    """Judge every node of the burn-in, by name.
-
-    `units_past`: earlier nights' results of devices without peers, by `units.history_key`.
-    """
-    by_name = {host.name: host for host in hosts}
-
-    def earlier(raw: RawSeries) -> Sequence[float]:
-        return (units_past or {}).get(history_key(raw, fleet[raw.node], facts.get(raw.node)), ())
-
-    raws = [
-        raw
-        for name, burned in fleet.items()
-        if name in by_name
-        for raw in series_of_node(name, burned, facts.get(name))
-    ]
-    judged = compare_units(raws, by_name, earlier)
-    digests = majority_digests(fleet)
-    return {
-        name: _judge_node(burned, facts.get(name), judged.get(name, ()), digests, by_name[name])
-        for name, burned in fleet.items()
-        if name in by_name
-    }
-
-
-def _judge_node(
-    burned: Burned,
-    facts: Facts | None,
-    judged: Sequence[Unit],
-    digests: Mapping[_ProofKey, str],
-    host: Host,
-) -> Burn:
-    if burned.left_out:
-        return Burn(state="not_run", reason=burned.left_out)
-    # Where preflight's own time was up, the node is not at fault.
-    unfinished: BurnState = "not_run" if burned.stopped else "trouble"
-    why, advice, stopped = burned.trouble, burned.advice, burned.stopped
-    if burned.ready is None:
-        return Burn(state=unfinished, reason=why, advice=advice, stopped=stopped)
-    gpus = host.expected.gpus or (len(facts.gpus or ()) if facts is not None else 0)
-    if burned.ready.kind == "cpu" and gpus:
-        reason = f"torch {burned.ready.torch} in its Python sees 0 of {count(gpus, 'GPU')}"
-        return Burn(state="no_cuda", reason=reason, advice=_TORCH)
-    names, on_gpus = Names(burned, facts), burned.ready.kind == "cuda"
-    return Burn(
-        state="measured" if burned.done else unfinished,
-        kind=burned.ready.kind,
-        devices=burned.ready.devices,
-        unseen=max(0, gpus - burned.ready.devices) if on_gpus else 0,
-        unplaced=sum(not device.bus_id for device in burned.opened) if on_gpus else 0,
-        reason="" if burned.done else why,
-        advice=advice,
-        stopped=stopped,
-        units=tuple(judged),
-        lost=tuple(_failures(burned, names)),
-        wrong=tuple(_wrong_proofs(burned, names, digests)),
-        proofs=sum(proof.rounds for proof in burned.proofs),
-        proven=_count_proven(burned),
-        throttled=_throttles(burned, names, host),
-        clocks=sum(bool(looks_under_load(clocks)) for clocks in burned.clocks),
-        nic_absent=next((part.error for part in burned.absent if part.what == "nic"), ""),
-        nics_no_time=tuple(name for part in burned.no_time for name in part.names),
-        troubles=tuple(f"{trouble.what} {trouble.error}" for trouble in burned.troubles),
-        seconds=burned.seconds,
-    )
-
-
-def _failures(burned: Burned, names: Names) -> Iterator[Flaw]:
-    for loss in burned.lost:
-        problem = f"{_WORDS['end'][loss.how]} in {_WORDS['phase'][loss.phase]}: {loss.error}"
-        name = names.of(loss.device, loss.to)
-        cause = names.of(loss.device) if loss.to is None else ""
-        used_by_others = loss.how == "held"
-        yield Flaw(name=name, what=problem, cause=cause, starved=loss.starved, held=used_by_others)
-
-
-def _count_proven(burned: Burned) -> int:
-    """Count the devices that reported both proofs, right or wrong."""
-    proven = grouped((proof.what, proof.device) for proof in burned.proofs)
-    return len({*proven.get("product", ())} & {*proven.get("memory", ())})
-
-
-def _throttles(burned: Burned, names: Names, host: Host) -> tuple[Throttle, ...]:
-    limit = Thresholds(host.expected.limits)
-    throttles = [find_throttle(names.of(clocks.device), clocks, limit) for clocks in burned.clocks]
-    return tuple(row for row in throttles if row is not None)

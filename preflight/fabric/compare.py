@@ -31,66 +31,6 @@ if TYPE_CHECKING:
     from preflight.fleet.model import Expected, Host
 
 
-INDEPENDENT = "peers' median"
-
-
-class Peers:
-    """Medians over the pairs that share no node with the one in question."""
-
-    def __init__(self, measured: Sequence[PairJudgement]) -> None:
-        self._measured = measured
-        by_size = grouped(
-            (digest.size_bytes, (digest, pair.nodes)) for pair in measured for digest in pair.sizes
-        )
-        self._speeds = {
-            size_bytes: LeaveOut((digest.busbw_gbs, nodes) for digest, nodes in rows)
-            for size_bytes, rows in by_size.items()
-        }
-        self._times = {
-            size_bytes: LeaveOut((digest.p50_us, nodes) for digest, nodes in rows)
-            for size_bytes, rows in by_size.items()
-        }
-
-    def busbw(self, pair: PairJudgement, size_bytes: int) -> tuple[float | None, str]:
-        """Return the GB/s to compare with, and what they are."""
-        speeds = self._speeds[size_bytes]
-        ends = pair.nodes
-        # One of two peers may be bad itself: compare with the better one.
-        gbs = speeds.median(ends, position=1.0)
-        if gbs is not None:
-            return gbs, INDEPENDENT
-        rails: list[float] = []
-        pairs: list[float] = []
-        for other in self._measured:
-            digests = (digest for digest in other.sizes if digest.size_bytes == size_bytes)
-            if other is not pair and (digest := next(digests, None)) is not None:
-                (rails if other.nodes == ends else pairs).append(digest.busbw_gbs)
-        if len(rails) > 1:
-            return median(rails), "other rails' median"
-        # A slow node of three is in two of three pairs: their median is no reference.
-        if len(pairs) > 1:
-            return max(pairs), "fastest other pair"
-        return None, ""
-
-    def count_further(self, pair: PairJudgement, size_bytes: int) -> tuple[int, int]:
-        """Return how many peers reached a larger size, and how many peers there are."""
-        ends = {*pair.nodes}
-        further = [
-            bool(other.sizes and other.sizes[-1].size_bytes > size_bytes)
-            for other in self._measured
-            if ends.isdisjoint(other.nodes)
-        ]
-        return sum(further), len(further)
-
-    def latency(self, pair: PairJudgement, size_bytes: int) -> float | None:
-        """Median of the peers' median times, us."""
-        return self._times[size_bytes].median(pair.nodes, position=0.0)
-
-
-_ABSOLUTE_FROM = 1 << 20
-_FEW_RUNS = 3
-_MOST_BELOW, _FAST_QUANTILE = 0.75, 0.75
-
 DecidedBy = Literal["", "peers", "inventory", "platform", "history", "least"]
 """`least`: the shipped floor of any network, if nothing is known of this one."""
 
@@ -112,119 +52,8 @@ class Bound(Struct, frozen=True):
         return f"{peers}limit {gbs(self.gbs or 0.0)} ({self.origin})"
 
 
-class Yardstick(NamedTuple):
-    """What pairs are compared with."""
-
-    peers: Peers
-    expected: Mapping[str, Expected]
-    top_bytes: int
-    """The ladder's largest size."""
-    floor_gbs: float
-    earlier: Mapping[str, Sequence[float]]
-    limit: Callable[[str], float]
-
-
-def bound_of(pair: PairJudgement, digest: Digest, yardstick: Yardstick) -> Bound:
-    """Return the stricter of a share of what peers reached and of an absolute limit.
-
-    The absolute limit is the inventory's; else the floor of the expected platform; without peers
-    that share no node with it also what the pair reached in earlier runs; else the floor of any
-    network. Sizes below `wire_from` are not judged by bandwidth; absolute limits apply to the
-    largest size, or to the largest that a pair reached if it was too slow for that.
-    """
-    limit = yardstick.limit
-    if digest.size_bytes < wire_from(pair.backend):
-        return Bound()
-    bounds: list[tuple[float, str, DecidedBy]] = []
-    peers_gbs, peers_are = yardstick.peers.busbw(pair, digest.size_bytes)
-    ratio = limit("peers_ratio")
-    if peers_gbs is not None:
-        bounds.append((peers_gbs * ratio, f"{ratio:g} of the {peers_are}", "peers"))
-    if digest.size_bytes >= _ABSOLUTE_FROM or digest.size_bytes < yardstick.top_bytes:
-        reference = _expected_reference(pair, yardstick.expected)
-        if reference is None and peers_are != INDEPENDENT:
-            reference = _history_reference(pair, digest, yardstick.earlier, limit)
-        if reference is not None:
-            bounds.append(reference)
-        if reference is None or reference[2] == "history":
-            words = f"shipped floor for {pair.backend}"
-            bounds.append((yardstick.floor_gbs, words, "least"))
-    if not bounds:
-        return Bound(peers_gbs=peers_gbs, peers_are=peers_are)
-    gbs, origin, decided_by = max(bounds)
-    return Bound(gbs, origin, peers_gbs, decided_by, peers_are)
-
-
-def latency_limit_us(limit: Callable[[str], float], peers_us: float | None) -> float | None:
-    """Return how long a small operation's median may take, from the peers'; None without them."""
-    ratio, effect_us = limit("latency_ratio"), limit("latency_effect_us")
-    return None if peers_us is None else max(peers_us * ratio, peers_us + effect_us)
-
-
-def floor_of(
-    measured: Sequence[PairJudgement], backend: str, limit: Callable[[str], float]
-) -> float:
-    """Return the shipped floor, lowered if even the fast pairs are near it.
-
-    On a slow machine a pair must also be slower than the others; but if most pairs are below the
-    floor, it is not lowered: that fabric is not good.
-    """
-    largest = [pair.sizes[-1] for pair in measured if pair.sizes]
-    speeds = [digest.best_gbs for digest in largest if digest.size_bytes >= wire_from(backend)]
-    if not speeds:
-        return 0.0
-    floor = limit("floor_gbs")
-    fast = nearest_rank(speeds, _FAST_QUANTILE) * (1 - limit("slow_effect"))
-    below = sum(speed < floor for speed in speeds)
-    return floor if below > _MOST_BELOW * len(speeds) else min(floor, fast)
-
-
-def _expected_reference(
-    pair: PairJudgement, expected: Mapping[str, Expected]
-) -> tuple[float, str, DecidedBy] | None:
-    """Return the lower of both ends' expected values, else of their platforms' floors."""
-    ends = [expected[name] for name in pair.nodes if name in expected]
-    expected_values = [
-        (end.allreduce_min_gbs, f"expected by {end.origin or 'the inventory'}")
-        for end in ends
-        if end.allreduce_min_gbs is not None
-    ]
-    if expected_values:
-        return (*min(expected_values), "inventory")
-    floors = [floor for end in ends if (floor := rail_floor(end)) is not None]
-    # A floor is known if both ends' NICs are; gloo over TCP does not reach a NIC's rate.
-    if pair.backend != "nccl" or len(floors) < len(pair.nodes):
-        return None
-    floor = min(floors, key=lambda floor: floor.value)
-    return floor.value, floor.origin, "platform"
-
-
-def _history_reference(
-    pair: PairJudgement,
-    digest: Digest,
-    earlier: Mapping[str, Sequence[float]],
-    limit: Callable[[str], float],
-) -> tuple[float, str, DecidedBy] | None:
-    """Return a share of what the pair reached before, if it was measured often enough."""
-    speeds = earlier.get(speed_key(pair, digest.size_bytes), ())
-    ratio = limit("history_ratio")
-    if len(speeds) < _FEW_RUNS:
-        return None
-    words = f"{ratio:g} of its median in {len(speeds)} earlier runs, no peers"
-    return median(speeds) * ratio, words, "history"
-
-
-def speed_key(pair: PairJudgement | PairSamples, size_bytes: int) -> str:
-    """Return the key under which the history keeps a pair's bandwidth."""
-    return f"{pair.a} {pair.b} {pair.rail} {pair.backend} {size_bytes}"
-
-
 Slow = Literal["", "bandwidth", "latency", "reach"]
 """`reach`: its time was up at sizes too small to judge, or at a size that most peers passed."""
-
-
-_FEW_PEERS, _MOST_PEERS = 3, 0.75
-"""A pair that stopped is slow if at least this share of at least so many peers got further."""
 
 
 class PairJudgement(Meeting, frozen=True, kw_only=True):
@@ -347,6 +176,10 @@ def _judge_pair(
     )
 
 
+_FEW_PEERS, _MOST_PEERS = 3, 0.75
+"""A pair that stopped is slow if at least this share of at least so many peers got further."""
+
+
 def _stopped_early(pair: PairJudgement, at_bytes: int, yardstick: Yardstick) -> bool:
     """Whether a pair's time was up at a size that any peer (if it is small), or most, passed."""
     if at_bytes >= yardstick.top_bytes:
@@ -368,3 +201,171 @@ def _how_far(pair: PairSamples, reached: int, top: int) -> str:
 
 def _spent_s(end: End) -> float:
     return sum(sum(timing.times_us) + sum(timing.gaps_us) for timing in end.timings) / 1e6
+
+
+INDEPENDENT = "peers' median"
+
+
+class Peers:
+    """Medians over the pairs that share no node with the one in question."""
+
+    def __init__(self, measured: Sequence[PairJudgement]) -> None:
+        self._measured = measured
+        by_size = grouped(
+            (digest.size_bytes, (digest, pair.nodes)) for pair in measured for digest in pair.sizes
+        )
+        self._speeds = {
+            size_bytes: LeaveOut((digest.busbw_gbs, nodes) for digest, nodes in rows)
+            for size_bytes, rows in by_size.items()
+        }
+        self._times = {
+            size_bytes: LeaveOut((digest.p50_us, nodes) for digest, nodes in rows)
+            for size_bytes, rows in by_size.items()
+        }
+
+    def busbw(self, pair: PairJudgement, size_bytes: int) -> tuple[float | None, str]:
+        """Return the GB/s to compare with, and what they are."""
+        speeds = self._speeds[size_bytes]
+        ends = pair.nodes
+        # One of two peers may be bad itself: compare with the better one.
+        gbs = speeds.median(ends, position=1.0)
+        if gbs is not None:
+            return gbs, INDEPENDENT
+        rails: list[float] = []
+        pairs: list[float] = []
+        for other in self._measured:
+            digests = (digest for digest in other.sizes if digest.size_bytes == size_bytes)
+            if other is not pair and (digest := next(digests, None)) is not None:
+                (rails if other.nodes == ends else pairs).append(digest.busbw_gbs)
+        if len(rails) > 1:
+            return median(rails), "other rails' median"
+        # A slow node of three is in two of three pairs: their median is no reference.
+        if len(pairs) > 1:
+            return max(pairs), "fastest other pair"
+        return None, ""
+
+    def count_further(self, pair: PairJudgement, size_bytes: int) -> tuple[int, int]:
+        """Return how many peers reached a larger size, and how many peers there are."""
+        ends = {*pair.nodes}
+        further = [
+            bool(other.sizes and other.sizes[-1].size_bytes > size_bytes)
+            for other in self._measured
+            if ends.isdisjoint(other.nodes)
+        ]
+        return sum(further), len(further)
+
+    def latency(self, pair: PairJudgement, size_bytes: int) -> float | None:
+        """Median of the peers' median times, us."""
+        return self._times[size_bytes].median(pair.nodes, position=0.0)
+
+
+_ABSOLUTE_FROM = 1 << 20
+_FEW_RUNS = 3
+_MOST_BELOW, _FAST_QUANTILE = 0.75, 0.75
+
+
+class Yardstick(NamedTuple):
+    """What pairs are compared with."""
+
+    peers: Peers
+    expected: Mapping[str, Expected]
+    top_bytes: int
+    """The ladder's largest size."""
+    floor_gbs: float
+    earlier: Mapping[str, Sequence[float]]
+    limit: Callable[[str], float]
+
+
+def bound_of(pair: PairJudgement, digest: Digest, yardstick: Yardstick) -> Bound:
+    """Return the stricter of a share of what peers reached and of an absolute limit.
+
+    The absolute limit is the inventory's; else the floor of the expected platform; without peers
+    that share no node with it also what the pair reached in earlier runs; else the floor of any
+    network. Sizes below `wire_from` are not judged by bandwidth; absolute limits apply to the
+    largest size, or to the largest that a pair reached if it was too slow for that.
+    """
+    limit = yardstick.limit
+    if digest.size_bytes < wire_from(pair.backend):
+        return Bound()
+    bounds: list[tuple[float, str, DecidedBy]] = []
+    peers_gbs, peers_are = yardstick.peers.busbw(pair, digest.size_bytes)
+    ratio = limit("peers_ratio")
+    if peers_gbs is not None:
+        bounds.append((peers_gbs * ratio, f"{ratio:g} of the {peers_are}", "peers"))
+    if digest.size_bytes >= _ABSOLUTE_FROM or digest.size_bytes < yardstick.top_bytes:
+        reference = _expected_reference(pair, yardstick.expected)
+        if reference is None and peers_are != INDEPENDENT:
+            reference = _history_reference(pair, digest, yardstick.earlier, limit)
+        if reference is not None:
+            bounds.append(reference)
+        if reference is None or reference[2] == "history":
+            words = f"shipped floor for {pair.backend}"
+            bounds.append((yardstick.floor_gbs, words, "least"))
+    if not bounds:
+        return Bound(peers_gbs=peers_gbs, peers_are=peers_are)
+    gbs, origin, decided_by = max(bounds)
+    return Bound(gbs, origin, peers_gbs, decided_by, peers_are)
+
+
+def latency_limit_us(limit: Callable[[str], float], peers_us: float | None) -> float | None:
+    """Return how long a small operation's median may take, from the peers'; None without them."""
+    ratio, effect_us = limit("latency_ratio"), limit("latency_effect_us")
+    return None if peers_us is None else max(peers_us * ratio, peers_us + effect_us)
+
+
+def floor_of(
+    measured: Sequence[PairJudgement], backend: str, limit: Callable[[str], float]
+) -> float:
+    """Return the shipped floor, lowered if even the fast pairs are near it.
+
+    On a slow machine a pair must also be slower than the others; but if most pairs are below the
+    floor, it is not lowered: that fabric is not good.
+    """
+    largest = [pair.sizes[-1] for pair in measured if pair.sizes]
+    speeds = [digest.best_gbs for digest in largest if digest.size_bytes >= wire_from(backend)]
+    if not speeds:
+        return 0.0
+    floor = limit("floor_gbs")
+    fast = nearest_rank(speeds, _FAST_QUANTILE) * (1 - limit("slow_effect"))
+    below = sum(speed < floor for speed in speeds)
+    return floor if below > _MOST_BELOW * len(speeds) else min(floor, fast)
+
+
+def _expected_reference(
+    pair: PairJudgement, expected: Mapping[str, Expected]
+) -> tuple[float, str, DecidedBy] | None:
+    """Return the lower of both ends' expected values, else of their platforms' floors."""
+    ends = [expected[name] for name in pair.nodes if name in expected]
+    expected_values = [
+        (end.allreduce_min_gbs, f"expected by {end.origin or 'the inventory'}")
+        for end in ends
+        if end.allreduce_min_gbs is not None
+    ]
+    if expected_values:
+        return (*min(expected_values), "inventory")
+    floors = [floor for end in ends if (floor := rail_floor(end)) is not None]
+    # A floor is known if both ends' NICs are; gloo over TCP does not reach a NIC's rate.
+    if pair.backend != "nccl" or len(floors) < len(pair.nodes):
+        return None
+    floor = min(floors, key=lambda floor: floor.value)
+    return floor.value, floor.origin, "platform"
+
+
+def _history_reference(
+    pair: PairJudgement,
+    digest: Digest,
+    earlier: Mapping[str, Sequence[float]],
+    limit: Callable[[str], float],
+) -> tuple[float, str, DecidedBy] | None:
+    """Return a share of what the pair reached before, if it was measured often enough."""
+    speeds = earlier.get(speed_key(pair, digest.size_bytes), ())
+    ratio = limit("history_ratio")
+    if len(speeds) < _FEW_RUNS:
+        return None
+    words = f"{ratio:g} of its median in {len(speeds)} earlier runs, no peers"
+    return median(speeds) * ratio, words, "history"
+
+
+def speed_key(pair: PairJudgement | PairSamples, size_bytes: int) -> str:
+    """Return the key under which the history keeps a pair's bandwidth."""
+    return f"{pair.a} {pair.b} {pair.rail} {pair.backend} {size_bytes}"

@@ -43,82 +43,6 @@ Names = tuple[str, ...]
 Key = tuple[str, Names]
 """(check id, subject) of one expected verdict."""
 
-_WAIVABLE = (Outcome.FAIL, Outcome.FLAKY, Outcome.UNKNOWN, Outcome.WARN)
-
-
-def switched_off(check: str, hosts: Sequence[Host]) -> dict[str, str]:
-    """The nodes for which a check is switched off, and why it is not run there."""
-    return {
-        host.name: f"switched off for {host.name} in {host.off[check]}"
-        for host in hosts
-        if check in host.off
-    }
-
-
-def with_site_numbers(verdict: Verdict, used: Mapping[str, Override]) -> Verdict:
-    """Append the site's numbers that decided in place of shipped ones."""
-    if not used or verdict.outcome in (Outcome.NOT_RUN, Outcome.BROKEN):
-        return verdict
-    listing = "; ".join(describe_override(name, limit) for name, limit in sorted(used.items()))
-    numbers = {name: {"value": limit.value, "by": limit.where} for name, limit in used.items()}
-    return replace(
-        verdict,
-        sentence=f"{verdict.sentence} ({listing})",
-        evidence={**verdict.evidence, "numbers": numbers},
-    )
-
-
-def is_corruption(check: str, verdict: Verdict) -> bool:
-    """Whether the verdict reports corrupted data, which no waiver may accept."""
-    wrong = verdict.evidence.get("state") == "corrupt" or verdict.evidence.get("corrupt") is True
-    return check in UNWAIVABLE or wrong
-
-
-def waive(
-    check: str, names: Names, verdict: Verdict, waivers: Sequence[Waiver], fleet: Collection[str]
-) -> Verdict:
-    """Turn a failure into a waived one if the waivers cover all nodes that it counts against.
-
-    Of several culprits those without a waiver stay. Corrupted data are never waived. `waivers`:
-    those that have not expired.
-    """
-    if verdict.outcome not in _WAIVABLE:
-        return verdict
-    of_check = [waiver for waiver in waivers if waiver.check == check]
-    at_fault = _at_fault(names, verdict, fleet)
-    covering = [waiver for waiver in of_check if not at_fault.isdisjoint(waiver.nodes)]
-    if not covering:
-        return verdict
-    nodes = {name for waiver in covering for name in waiver.nodes}
-    if is_corruption(check, verdict):
-        note = "it is waived, but a waiver never hides corrupted data"
-        return replace(verdict, sentence=f"{verdict.sentence}; {note}")
-    until = "; ".join(f"until {waiver.until}: {waiver.reason}" for waiver in covering)
-    if at_fault <= nodes:
-        return replace(
-            verdict,
-            outcome=Outcome.WAIVED,
-            sentence=f"{verdict.sentence} (waived {until})",
-            evidence={**verdict.evidence, "waived": str(verdict.outcome)},
-            cause="",
-        )
-    remaining = tuple(name for name in verdict.culprits if name not in nodes)
-    if len(remaining) == len(verdict.culprits) or not remaining:
-        return verdict
-    waived = ", ".join(name for name in verdict.culprits if name in nodes)
-    sentence = f"{verdict.sentence} (for {waived} waived {until})"
-    return replace(verdict, sentence=sentence, culprits=remaining)
-
-
-def _at_fault(names: Names, verdict: Verdict, fleet: Collection[str]) -> set[str]:
-    """The nodes that a verdict makes not ready, as `readiness` counts them."""
-    nodes = {*verdict.culprits, *verdict.suspects}
-    if nodes:
-        return nodes
-    if verdict.blame in fleet:
-        return {verdict.blame}
-    return set(names or fleet)
-
 
 _NO_FACTS = Facts(
     wire=WIRE,
@@ -413,3 +337,80 @@ def stages_needed(registry: Registry, check_ids: Iterable[str]) -> set[Stage]:
                 # The gates of all checks of a stage decide which nodes take part in it.
                 todo += [gate for check in _gating(registry, stage) for gate in check.requires]
     return needed
+
+
+_WAIVABLE = (Outcome.FAIL, Outcome.FLAKY, Outcome.UNKNOWN, Outcome.WARN)
+
+
+def switched_off(check: str, hosts: Sequence[Host]) -> dict[str, str]:
+    """The nodes for which a check is switched off, and why it is not run there."""
+    return {
+        host.name: f"switched off for {host.name} in {host.off[check]}"
+        for host in hosts
+        if check in host.off
+    }
+
+
+def with_site_numbers(verdict: Verdict, used: Mapping[str, Override]) -> Verdict:
+    """Append the site's numbers that decided in place of shipped ones."""
+    if not used or verdict.outcome in (Outcome.NOT_RUN, Outcome.BROKEN):
+        return verdict
+    listing = "; ".join(describe_override(name, limit) for name, limit in sorted(used.items()))
+    numbers = {name: {"value": limit.value, "by": limit.where} for name, limit in used.items()}
+    return replace(
+        verdict,
+        sentence=f"{verdict.sentence} ({listing})",
+        evidence={**verdict.evidence, "numbers": numbers},
+    )
+
+
+def is_corruption(check: str, verdict: Verdict) -> bool:
+    """Whether the verdict reports corrupted data, which no waiver may accept."""
+    wrong = verdict.evidence.get("state") == "corrupt" or verdict.evidence.get("corrupt") is True
+    return check in UNWAIVABLE or wrong
+
+
+def waive(
+    check: str, names: Names, verdict: Verdict, waivers: Sequence[Waiver], fleet: Collection[str]
+) -> Verdict:
+    """Turn a failure into a waived one if the waivers cover all nodes that it counts against.
+
+    Of several culprits those without a waiver stay. Corrupted data are never waived. `waivers`:
+    those that have not expired.
+    """
+    if verdict.outcome not in _WAIVABLE:
+        return verdict
+    of_check = [waiver for waiver in waivers if waiver.check == check]
+    at_fault = _at_fault(names, verdict, fleet)
+    covering = [waiver for waiver in of_check if not at_fault.isdisjoint(waiver.nodes)]
+    if not covering:
+        return verdict
+    nodes = {name for waiver in covering for name in waiver.nodes}
+    if is_corruption(check, verdict):
+        note = "it is waived, but a waiver never hides corrupted data"
+        return replace(verdict, sentence=f"{verdict.sentence}; {note}")
+    until = "; ".join(f"until {waiver.until}: {waiver.reason}" for waiver in covering)
+    if at_fault <= nodes:
+        return replace(
+            verdict,
+            outcome=Outcome.WAIVED,
+            sentence=f"{verdict.sentence} (waived {until})",
+            evidence={**verdict.evidence, "waived": str(verdict.outcome)},
+            cause="",
+        )
+    remaining = tuple(name for name in verdict.culprits if name not in nodes)
+    if len(remaining) == len(verdict.culprits) or not remaining:
+        return verdict
+    waived = ", ".join(name for name in verdict.culprits if name in nodes)
+    sentence = f"{verdict.sentence} (for {waived} waived {until})"
+    return replace(verdict, sentence=sentence, culprits=remaining)
+
+
+def _at_fault(names: Names, verdict: Verdict, fleet: Collection[str]) -> set[str]:
+    """The nodes that a verdict makes not ready, as `readiness` counts them."""
+    nodes = {*verdict.culprits, *verdict.suspects}
+    if nodes:
+        return nodes
+    if verdict.blame in fleet:
+        return {verdict.blame}
+    return set(names or fleet)

@@ -63,57 +63,6 @@ if TYPE_CHECKING:
     from preflight.verdict import Verdict
 
 
-NVLINK_DOMAIN = "fabric.nvlink_domain"
-
-
-class InterruptedStage:
-    """Judges the selected subjects that a stage had measured before it was interrupted."""
-
-    def __init__(self, registry: Registry, judgement: Judgement) -> None:
-        self._registry = registry
-        self._judgement = judgement
-
-    def judge_probed(self, arrived: Container[str], selected: Iterable[Key]) -> None:
-        """Judge the nodes that had answered."""
-        for check_id, nodes in selected:
-            first_stages = self._check(check_id).stage in ("reach", "facts")
-            if first_stages and nodes and all(name in arrived for name in nodes):
-                self._judgement.verdict(check_id, nodes)
-
-    def judge_burned(self, selected: Iterable[Key]) -> None:
-        """Judge the checks that need no peers, as those may be missing.
-
-        These are the checks that drain: they judge a node by its own answers alone.
-        """
-        for check_id, nodes in selected:
-            check = self._check(check_id)
-            burn = self._judgement.burn.get(nodes[0]) if len(nodes) == 1 else None
-            if burn is None or check.stage != "local" or not check.drains:
-                continue
-            if burn.state == "measured" or burn.wrong or burn.lost:
-                self._judgement.verdict(check_id, nodes)
-
-    def judge_swept(self, selected: Iterable[Key]) -> None:
-        """Judge the pairs, the insides of nodes and NVLink between them that were measured."""
-        for check_id, nodes in selected:
-            if self._check(check_id).stage == "fabric" and self._was_swept(check_id, nodes):
-                self._judgement.verdict(check_id, nodes)
-
-    def _check(self, check_id: str) -> Check:
-        return self._registry[check_id].check
-
-    def _was_swept(self, check_id: str, nodes: Names) -> bool:
-        decoded = self._judgement.sweep
-        if check_id == NVLINK_DOMAIN:
-            over_nvlink = decoded.over_nvlink.get(nodes[0])
-            return over_nvlink is None or over_nvlink.state != "not_run"
-        if len(nodes) == 1:
-            inside = decoded.inside.get(nodes[0])
-            return inside is not None and inside.state != "not_run"
-        pair = decoded.pairs.get((nodes[0], nodes[1])) if nodes else None
-        return pair is not None and (pair.state != "not_run" or bool(pair.trouble))
-
-
 STOPPED_AT_FIRST = not_run("stopped after the first finding (fail-fast)", stopped=True)
 _FINE = (Outcome.OK, Outcome.NOT_RUN, Outcome.WAIVED)
 _CONTINUE = "to go on: --preflight-fail-fast=never"
@@ -436,3 +385,54 @@ class Run:
 
     def _update(self, **parts: object) -> None:
         self.judgement.advance(msgspec.structs.replace(self.judgement.measured, **parts))
+
+
+NVLINK_DOMAIN = "fabric.nvlink_domain"
+
+
+class InterruptedStage:
+    """Judges the selected subjects that a stage had measured before it was interrupted."""
+
+    def __init__(self, registry: Registry, judgement: Judgement) -> None:
+        self._registry = registry
+        self._judgement = judgement
+
+    def judge_probed(self, arrived: Container[str], selected: Iterable[Key]) -> None:
+        """Judge the nodes that had answered."""
+        for check_id, nodes in selected:
+            first_stages = self._check(check_id).stage in ("reach", "facts")
+            if first_stages and nodes and all(name in arrived for name in nodes):
+                self._judgement.verdict(check_id, nodes)
+
+    def judge_burned(self, selected: Iterable[Key]) -> None:
+        """Judge the checks that need no peers, as those may be missing.
+
+        These are the checks that drain: they judge a node by its own answers alone.
+        """
+        for check_id, nodes in selected:
+            check = self._check(check_id)
+            burn = self._judgement.burn.get(nodes[0]) if len(nodes) == 1 else None
+            if burn is None or check.stage != "local" or not check.drains:
+                continue
+            if burn.state == "measured" or burn.wrong or burn.lost:
+                self._judgement.verdict(check_id, nodes)
+
+    def judge_swept(self, selected: Iterable[Key]) -> None:
+        """Judge the pairs, the insides of nodes and NVLink between them that were measured."""
+        for check_id, nodes in selected:
+            if self._check(check_id).stage == "fabric" and self._was_swept(check_id, nodes):
+                self._judgement.verdict(check_id, nodes)
+
+    def _check(self, check_id: str) -> Check:
+        return self._registry[check_id].check
+
+    def _was_swept(self, check_id: str, nodes: Names) -> bool:
+        decoded = self._judgement.sweep
+        if check_id == NVLINK_DOMAIN:
+            over_nvlink = decoded.over_nvlink.get(nodes[0])
+            return over_nvlink is None or over_nvlink.state != "not_run"
+        if len(nodes) == 1:
+            inside = decoded.inside.get(nodes[0])
+            return inside is not None and inside.state != "not_run"
+        pair = decoded.pairs.get((nodes[0], nodes[1])) if nodes else None
+        return pair is not None and (pair.state != "not_run" or bool(pair.trouble))

@@ -53,6 +53,189 @@ if TYPE_CHECKING:
     Limit = Callable[[str], float]
 
 
+class Findings(Struct, frozen=True, kw_only=True):
+    """The faults of a fabric, worst first within each kind of symptom."""
+
+    culprits: tuple[Culprit, ...] = ()
+    systemic: str = ""
+    """Why so many faults at once probably have one cause; "" if there are few."""
+    doubted: tuple[Component, ...] = ()
+    """Parts that are suspected without proof: worth a retest."""
+
+    @property
+    def nodes(self) -> frozenset[str]:
+        """Every node that is named, or whose rail is."""
+        return frozenset(culprit.node for culprit in self.culprits if culprit.node)
+
+    @property
+    def lossy(self) -> frozenset[str]:
+        """Nodes that are named for lost or delayed data: all their pairs may suffer."""
+        return frozenset(
+            culprit.node for culprit in self.culprits if culprit.node and culprit.symptom in EVENTS
+        )
+
+
+@gc_paused()
+def find(
+    observed: Observed,
+    thresholds: Thresholds = SHIPPED,
+    judgements: Sequence[PairJudgement] | None = None,
+) -> Findings:
+    """Name the parts at fault, or the sets among which they lie: outright failures come first.
+
+    `judgements`: of every pair by itself; a pair that is slow beyond doubt then counts as failed.
+    """
+    limit = thresholds.for_backend(observed.backend)
+    meetings = read_meetings(observed)
+    searches = list(_searches(observed, meetings, limit))
+    outright = bad_by_themselves(
+        observed.tried if judgements is None else judgements, observed.silent
+    )
+    culprits = _add_culprits(outright, searches)
+    doubted = [
+        search.parts.component(key) for search in searches for key in search.explained.doubted
+    ]
+    if observed.retested:
+        culprits = _without_cleared(culprits, observed, meetings, limit)
+    trials = _trials(culprits, observed)
+    culprits = [
+        culprit
+        if judgements is not None and culprit in outright
+        else _with_pairs(check_partners(culprit, observed, trials), trials)
+        for culprit in culprits
+    ]
+    if judgements is not None:
+        culprits = without_effects(culprits, judgements)
+    return Findings(
+        culprits=tuple(culprits),
+        systemic=_systemic(culprits, observed),
+        doubted=tuple(dict.fromkeys(doubted)),
+    )
+
+
+def _searches(observed: Observed, meetings: Meetings, limit: Limit) -> Iterator[_Search]:
+    """Search for wrong sums, shifts, then events: earlier findings explain later ones."""
+    sums = _wrong_sums(observed)
+    yield _run_search("corrupt", sums, observed, Rates(sums, never=True), math.inf)
+    for symptom in SHIFTS:
+        model = shifts_of(meetings, observed, symptom, limit)
+        yield _run_search(symptom, model.timed, observed, model)
+    yield from _events(count_events(meetings, limit("spike_us")), observed, limit)
+
+
+def _events(counts: EventCounts, observed: Observed, limit: Limit) -> Iterator[_Search]:
+    """Search late hosts first: their partners wait, which can look like the wire's fault."""
+    late = rates_of(counts.late, limit, alone=True)
+    yield _run_search("late", counts.late, observed, late)
+    yield _run_search("spikes", counts.wire, observed, rates_of(counts.wire, limit))
+
+
+class _Search(NamedTuple):
+    """What one model found, and the counts if it counts events."""
+
+    symptom: Symptom
+    explained: SearchResult
+    parts: Parts
+    counted: Exposures | None = None
+
+
+def _run_search(
+    symptom: Symptom,
+    rows: Exposures | LogTimes,
+    observed: Observed,
+    model: Rates | Shifts,
+    false_alarm: float = SYMPTOM_SHARE,
+) -> _Search:
+    parts = Parts(rows.places, observed.leaves)
+    explained = explain(parts, parts.suspects(model.outliers()), model, false_alarm)
+    return _Search(symptom, explained, parts, rows if isinstance(rows, Exposures) else None)
+
+
+def _wrong_sums(observed: Observed) -> Exposures:
+    """Count wrong sums per pair, rail and round that was measured."""
+    results = [result for result in observed.tried if result.state in ("measured", "corrupt")]
+    if all(result.state == "measured" for result in results):
+        return Exposures()
+    return Exposures(
+        places=[Place(result.a, result.b, result.rail) for result in results],
+        operations=[1] * len(results),
+        loaded_s=[0.0] * len(results),
+        events=[int(result.state == "corrupt") for result in results],
+        worst_us=[0.0] * len(results),
+    )
+
+
+def _add_culprits(culprits: list[Culprit], searches: Iterable[_Search]) -> list[Culprit]:
+    """Add the culprits of these searches that earlier culprits do not explain."""
+    for search in searches:
+        for fault in search.explained.accepted:
+            culprit = _culprit(search, fault)
+            culprits = [other for other in culprits if not explains_path(culprit, other)]
+            if not is_explained(culprit, culprits):
+                culprits.append(culprit)
+    return culprits
+
+
+def _culprit(search: _Search, fault: Fault) -> Culprit:
+    parts, exposures = search.parts, search.counted
+    culprit = Culprit(
+        among=tuple(parts.component(key) for key in (fault.key, *fault.ties)),
+        symptom=search.symptom,
+        confidence=round(1 - math.exp(-max(0.05, fault.margin)), 3),
+        pairs=parts.pairs(fault.through),
+        strength=fault.strength,
+    )
+    if exposures is None:
+        return culprit
+    events = sum(exposures.events[row] for row in fault.through)
+    operations = sum(exposures.operations[row] for row in fault.through)
+    others = sum(exposures.operations) - operations
+    return replace(
+        culprit,
+        events=events,
+        operations=operations,
+        worst_us=max(exposures.worst_us[row] for row in fault.through),
+        elsewhere=(sum(exposures.events) - events) / max(1, others),
+    )
+
+
+def _without_cleared(
+    culprits: Sequence[Culprit], observed: Observed, meetings: Meetings, limit: Limit
+) -> list[Culprit]:
+    """Keep the events of the scheduled rounds, unless a retest has cleared them."""
+    comparison = RetestComparison(observed, meetings, limit("spike_us"))
+    current = list(culprits)
+    # With these events the scheduled rounds alone would have named a part.
+    for culprit in _add_culprits([], _events(comparison.first, observed, limit)):
+        remaining, among = comparison.remaining(culprit), set(culprit.among)
+        if remaining is None:
+            current = [
+                other
+                for other in current
+                if other.component
+                or other.symptom != culprit.symptom
+                or not among.issuperset(other.among)
+            ]
+        elif not is_explained(remaining, current) and not any(
+            _same_events(culprit, other) for other in current
+        ):
+            current = [other for other in current if not explains_path(remaining, other)]
+            current.append(remaining)
+    return current + [
+        culprit
+        for culprit in _repeated_events(comparison, observed, limit)
+        if not is_explained(culprit, current)
+    ]
+
+
+def _same_events(culprit: Culprit, other: Culprit) -> bool:
+    """Whether all rounds together already suspect the same part, or one within it."""
+    if culprit.symptom != other.symptom:
+        return False
+    inner = other.component
+    return any(part in other.among or (inner and is_within(inner, part)) for part in culprit.among)
+
+
 POWER = 0.99
 """The probability with which the retest would have shown a fault of the rate first seen."""
 
@@ -151,6 +334,15 @@ def _at_most(events: int, mean: float) -> float:
     return math.fsum(terms)
 
 
+def _repeated_events(compared: RetestComparison, observed: Observed, limit: Limit) -> list[Culprit]:
+    """Return paths whose events came again in their retests."""
+    columns = zip(astuple(compared.first.wire), astuple(compared.retests.wire), strict=True)
+    exposures = Exposures(*(scheduled + retests for scheduled, retests in columns))
+    rates, parts = rates_of(exposures, limit), Parts(exposures.places, observed.leaves)
+    accepted = paths_proven_by_retests(parts, rates, len(compared.first.wire.places))
+    return _add_culprits([], [_Search("spikes", SearchResult(accepted, []), parts, exposures)])
+
+
 def paths_proven_by_retests(parts: Parts, rates: Rates, first_retest: int) -> list[Fault]:
     """Return paths proven by their retests, strongest first; `first_retest`: that row."""
     suspects = parts.suspects(rates.outliers())
@@ -205,123 +397,6 @@ def check_partners(culprit: Culprit, observed: Observed, trials: Trials) -> Culp
     return replace(culprit, among=among, confidence=_UNPROVEN, cleared_partners=len(cleared))
 
 
-class Findings(Struct, frozen=True, kw_only=True):
-    """The faults of a fabric, worst first within each kind of symptom."""
-
-    culprits: tuple[Culprit, ...] = ()
-    systemic: str = ""
-    """Why so many faults at once probably have one cause; "" if there are few."""
-    doubted: tuple[Component, ...] = ()
-    """Parts that are suspected without proof: worth a retest."""
-
-    @property
-    def nodes(self) -> frozenset[str]:
-        """Every node that is named, or whose rail is."""
-        return frozenset(culprit.node for culprit in self.culprits if culprit.node)
-
-    @property
-    def lossy(self) -> frozenset[str]:
-        """Nodes that are named for lost or delayed data: all their pairs may suffer."""
-        return frozenset(
-            culprit.node for culprit in self.culprits if culprit.node and culprit.symptom in EVENTS
-        )
-
-
-@gc_paused()
-def find(
-    observed: Observed,
-    thresholds: Thresholds = SHIPPED,
-    judgements: Sequence[PairJudgement] | None = None,
-) -> Findings:
-    """Name the parts at fault, or the sets among which they lie: outright failures come first.
-
-    `judgements`: of every pair by itself; a pair that is slow beyond doubt then counts as failed.
-    """
-    limit = thresholds.for_backend(observed.backend)
-    meetings = read_meetings(observed)
-    searches = list(_searches(observed, meetings, limit))
-    outright = bad_by_themselves(
-        observed.tried if judgements is None else judgements, observed.silent
-    )
-    culprits = _add_culprits(outright, searches)
-    doubted = [
-        search.parts.component(key) for search in searches for key in search.explained.doubted
-    ]
-    if observed.retested:
-        culprits = _without_cleared(culprits, observed, meetings, limit)
-    trials = _trials(culprits, observed)
-    culprits = [
-        culprit
-        if judgements is not None and culprit in outright
-        else _with_pairs(check_partners(culprit, observed, trials), trials)
-        for culprit in culprits
-    ]
-    if judgements is not None:
-        culprits = without_effects(culprits, judgements)
-    return Findings(
-        culprits=tuple(culprits),
-        systemic=_systemic(culprits, observed),
-        doubted=tuple(dict.fromkeys(doubted)),
-    )
-
-
-def _without_cleared(
-    culprits: Sequence[Culprit], observed: Observed, meetings: Meetings, limit: Limit
-) -> list[Culprit]:
-    """Keep the events of the scheduled rounds, unless a retest has cleared them."""
-    comparison = RetestComparison(observed, meetings, limit("spike_us"))
-    current = list(culprits)
-    # With these events the scheduled rounds alone would have named a part.
-    for culprit in _add_culprits([], _events(comparison.first, observed, limit)):
-        remaining, among = comparison.remaining(culprit), set(culprit.among)
-        if remaining is None:
-            current = [
-                other
-                for other in current
-                if other.component
-                or other.symptom != culprit.symptom
-                or not among.issuperset(other.among)
-            ]
-        elif not is_explained(remaining, current) and not any(
-            _same_events(culprit, other) for other in current
-        ):
-            current = [other for other in current if not explains_path(remaining, other)]
-            current.append(remaining)
-    return current + [
-        culprit
-        for culprit in _repeated_events(comparison, observed, limit)
-        if not is_explained(culprit, current)
-    ]
-
-
-def _same_events(culprit: Culprit, other: Culprit) -> bool:
-    """Whether all rounds together already suspect the same part, or one within it."""
-    if culprit.symptom != other.symptom:
-        return False
-    inner = other.component
-    return any(part in other.among or (inner and is_within(inner, part)) for part in culprit.among)
-
-
-def _repeated_events(compared: RetestComparison, observed: Observed, limit: Limit) -> list[Culprit]:
-    """Return paths whose events came again in their retests."""
-    columns = zip(astuple(compared.first.wire), astuple(compared.retests.wire), strict=True)
-    exposures = Exposures(*(scheduled + retests for scheduled, retests in columns))
-    rates, parts = rates_of(exposures, limit), Parts(exposures.places, observed.leaves)
-    accepted = paths_proven_by_retests(parts, rates, len(compared.first.wire.places))
-    return _add_culprits([], [_Search("spikes", SearchResult(accepted, []), parts, exposures)])
-
-
-def _add_culprits(culprits: list[Culprit], searches: Iterable[_Search]) -> list[Culprit]:
-    """Add the culprits of these searches that earlier culprits do not explain."""
-    for search in searches:
-        for fault in search.explained.accepted:
-            culprit = _culprit(search, fault)
-            culprits = [other for other in culprits if not explains_path(culprit, other)]
-            if not is_explained(culprit, culprits):
-                culprits.append(culprit)
-    return culprits
-
-
 def _trials(culprits: Sequence[Culprit], observed: Observed) -> Trials:
     return Trials(
         observed,
@@ -341,81 +416,6 @@ def _with_pairs(culprit: Culprit, trials: Trials) -> Culprit:
         for trial in trials.of_node(name, part.rail)
     }
     return replace(culprit, pairs=tuple(waited))
-
-
-class _Search(NamedTuple):
-    """What one model found, and the counts if it counts events."""
-
-    symptom: Symptom
-    explained: SearchResult
-    parts: Parts
-    counted: Exposures | None = None
-
-
-def _searches(observed: Observed, meetings: Meetings, limit: Limit) -> Iterator[_Search]:
-    """Search for wrong sums, shifts, then events: earlier findings explain later ones."""
-    sums = _wrong_sums(observed)
-    yield _run_search("corrupt", sums, observed, Rates(sums, never=True), math.inf)
-    for symptom in SHIFTS:
-        model = shifts_of(meetings, observed, symptom, limit)
-        yield _run_search(symptom, model.timed, observed, model)
-    yield from _events(count_events(meetings, limit("spike_us")), observed, limit)
-
-
-def _events(counts: EventCounts, observed: Observed, limit: Limit) -> Iterator[_Search]:
-    """Search late hosts first: their partners wait, which can look like the wire's fault."""
-    late = rates_of(counts.late, limit, alone=True)
-    yield _run_search("late", counts.late, observed, late)
-    yield _run_search("spikes", counts.wire, observed, rates_of(counts.wire, limit))
-
-
-def _run_search(
-    symptom: Symptom,
-    rows: Exposures | LogTimes,
-    observed: Observed,
-    model: Rates | Shifts,
-    false_alarm: float = SYMPTOM_SHARE,
-) -> _Search:
-    parts = Parts(rows.places, observed.leaves)
-    explained = explain(parts, parts.suspects(model.outliers()), model, false_alarm)
-    return _Search(symptom, explained, parts, rows if isinstance(rows, Exposures) else None)
-
-
-def _wrong_sums(observed: Observed) -> Exposures:
-    """Count wrong sums per pair, rail and round that was measured."""
-    results = [result for result in observed.tried if result.state in ("measured", "corrupt")]
-    if all(result.state == "measured" for result in results):
-        return Exposures()
-    return Exposures(
-        places=[Place(result.a, result.b, result.rail) for result in results],
-        operations=[1] * len(results),
-        loaded_s=[0.0] * len(results),
-        events=[int(result.state == "corrupt") for result in results],
-        worst_us=[0.0] * len(results),
-    )
-
-
-def _culprit(search: _Search, fault: Fault) -> Culprit:
-    parts, exposures = search.parts, search.counted
-    culprit = Culprit(
-        among=tuple(parts.component(key) for key in (fault.key, *fault.ties)),
-        symptom=search.symptom,
-        confidence=round(1 - math.exp(-max(0.05, fault.margin)), 3),
-        pairs=parts.pairs(fault.through),
-        strength=fault.strength,
-    )
-    if exposures is None:
-        return culprit
-    events = sum(exposures.events[row] for row in fault.through)
-    operations = sum(exposures.operations[row] for row in fault.through)
-    others = sum(exposures.operations) - operations
-    return replace(
-        culprit,
-        events=events,
-        operations=operations,
-        worst_us=max(exposures.worst_us[row] for row in fault.through),
-        elsewhere=(sum(exposures.events) - events) / max(1, others),
-    )
 
 
 def _systemic(culprits: Sequence[Culprit], observed: Observed) -> str:
