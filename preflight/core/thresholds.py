@@ -41,7 +41,7 @@ class Override(Struct, frozen=True):
 
     @property
     def where(self) -> str:
-        """Its source, as a sentence names it."""
+        """The source of the number, as a sentence names it."""
         return f"{self.origin}, learned {self.learned}" if self.learned else self.origin
 
 
@@ -93,11 +93,11 @@ class Thresholds:
         return override.value
 
     def get(self, name: str) -> float | None:
-        """The same; None if preflight ships none of that name."""
+        """The number of that name; None if preflight ships none of that name."""
         return self(name) if name in shipped() else None
 
     def for_backend(self, backend: str) -> Callable[[str], float]:
-        """The numbers of a backend; NCCL's, the stricter ones, where nothing was measured."""
+        """Return a function from a short name to a backend's number; "" means NCCL, as stricter."""
         return lambda name: self(f"{backend or 'nccl'}.{name}")
 
 

@@ -221,7 +221,7 @@ def gpu_codes(facts: Facts) -> Codes | None:
 
 
 def reported_codes(facts: Facts) -> Codes:
-    """The same matrix, but only the pairs whose connection NVML reports."""
+    """The matrix of `gpu_codes`, but only the pairs whose connection NVML reports."""
     gpus = facts.gpus or ()
     ends = link_ends(gpus)
     # Where other GPUs have NVLinks, one without a list of links or a bus ID may be at their ends.

@@ -39,7 +39,7 @@ class _Event(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_
 
 
 class Ready(_Event, frozen=True, kw_only=True, tag="ready"):
-    """Its Python has torch, which sees `devices` devices."""
+    """The node's Python has torch, which sees `devices` devices."""
 
     torch: _Name
     kind: Kind
@@ -47,7 +47,7 @@ class Ready(_Event, frozen=True, kw_only=True, tag="ready"):
 
 
 class NoTorch(_Event, frozen=True, kw_only=True, tag="no_torch"):
-    """Its Python has none, or one that cannot be loaded."""
+    """The node's Python has no torch, or one that cannot be loaded."""
 
     error: _Error
 
@@ -59,7 +59,7 @@ class Busy(_Event, frozen=True, kw_only=True, tag="busy"):
 
 
 class Step(_Event, frozen=True, kw_only=True, tag="step"):
-    """It begins a phase."""
+    """The burn-in begins a phase, after `done` of all `of` phases."""
 
     phase: _Name
     done: Index
@@ -130,7 +130,7 @@ class Lost(_Event, frozen=True, kw_only=True, tag="lost"):
     """`held`: another process uses it exclusively, which is no fault of the device."""
     error: _Error
     starved: bool = False
-    """Its process mostly waited for a CPU: the device may be fine."""
+    """The process that loaded the device mostly waited for a CPU: the device may be fine."""
 
 
 class Absent(_Event, frozen=True, kw_only=True, tag="absent"):

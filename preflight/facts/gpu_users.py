@@ -57,7 +57,7 @@ _MOST_OF_A_DAEMON_MIB: Final = 4096
 
 
 def is_daemon(proc: Process) -> bool:
-    """Whether it is a driver daemon, monitor or desktop, which belongs to no job.
+    """Whether a process is a driver daemon, monitor or desktop, which belongs to no job.
 
     A user can give any process such a name, so more than a daemon's memory counts as a job's.
     """
@@ -70,7 +70,7 @@ def is_daemon(proc: Process) -> bool:
 
 
 def is_orphan(proc: Process, others: Collection[Process]) -> bool:
-    """Whether the launcher that started it is gone. `others`: the other known processes.
+    """Whether the launcher that started a rank is gone. `others`: the other known processes.
 
     A child of a rank (a data loader, a wrapper) is no orphan.
     """
@@ -169,7 +169,7 @@ def _stuck_processes(notable: Sequence[Process], limit: Thresholds) -> Iterator[
 
 
 def _is_kernel_thread(proc: Process) -> bool:
-    """Whether it is a kernel thread, which often waits for disks."""
+    """Whether a process is a kernel thread, which often waits for disks."""
     return proc.ppid == _KTHREADD or proc.command.startswith("[")
 
 

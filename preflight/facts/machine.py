@@ -164,7 +164,7 @@ class Machine(Struct, frozen=True, forbid_unknown_fields=True):
     limits: Limits | None = None
     """Of our own login (or of the job's process, where preflight runs inside the job)."""
     locks_any: bool | None = None
-    """Whether it may lock memory beyond its limit: root of the machine, CAP_IPC_LOCK."""
+    """Whether our login may lock memory beyond its limit: root of the machine, CAP_IPC_LOCK."""
     launchers: Annotated[tuple[Launcher, ...], Meta(max_length=8)] | None = None
     stack: Stack | None = None
     serial: Line | None = None
@@ -219,7 +219,7 @@ class Torch(Struct, frozen=True, forbid_unknown_fields=True):
     cuda: Line | None = None
     """The CUDA it is built for, "12.4"; None for a build without CUDA."""
     hip: Line | None = None
-    """The same for ROCm."""
+    """The ROCm it is built for; None for a build without ROCm."""
     archs: Lines | None = None
     """Targets of its kernels, in cuobjdump's words: "sm_90" is code, "compute_90" PTX.
 

@@ -279,7 +279,7 @@ class Facts(Struct, frozen=True, forbid_unknown_fields=True, dict=True):
 
     @property
     def interfaces(self) -> tuple[Interface, ...]:
-        """Its network interfaces; also empty where they could not be read."""
+        """The node's network interfaces; also empty where they could not be read."""
         return (self.network.interfaces if self.network else None) or ()
 
     def section(self, section_id: str) -> Extra:
@@ -333,7 +333,7 @@ class MasterPort(Struct, frozen=True, forbid_unknown_fields=True):
     lingering: Count = 0
     """Connections of the port in TIME_WAIT or other closing states."""
     free_again: bool | None = None
-    """Whether it could be bound again after our listener closed. None if never bound."""
+    """Whether the port could be bound again after our listener closed. None if never bound."""
 
 
 class Ports(Struct, frozen=True, forbid_unknown_fields=True):

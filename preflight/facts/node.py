@@ -70,7 +70,7 @@ class Majority(Struct, Generic[T], frozen=True):
 
     @property
     def decides(self) -> bool:
-        """Whether it is more than half of the votes, and at least two."""
+        """Whether more than half of the votes, and at least two, are for the value."""
         return self.votes > 1 and self.votes * 2 > self.of
 
     @property
@@ -103,7 +103,7 @@ class Group:
     def median(self, read: Callable[[Facts], float | None]) -> float | None:
         """The (upper) median over the group; None where fewer than two nodes have the value.
 
-        `read` must be a named function, as above.
+        `read` must be a named function, as in `majority`.
         """
         ranked = self._sorted_values(read)
         return ranked[len(ranked) // 2] if len(ranked) > 1 else None
@@ -168,7 +168,7 @@ class Node:
 
 
 def decided(usual: Majority[T] | None) -> Majority[T] | None:
-    """The majority, if it is large enough to compare a node with."""
+    """The majority if it is large enough to compare a node with, else None."""
     return usual if usual is not None and usual.decides else None
 
 
@@ -201,7 +201,7 @@ def parse_address(text: str) -> Interface | None:
 
 
 def is_loopback(text: str) -> bool:
-    """Whether it is an address of the loopback: 127.0.1.1, ::1."""
+    """Whether a text is an address of the loopback: 127.0.1.1, ::1."""
     address = parse_address(text)
     return address is not None and address.ip.is_loopback
 

@@ -180,7 +180,7 @@ def _header_with_row(lines: Sequence[Line], number: int) -> Line:
 
 
 def _is_p2p_row(line: Line) -> bool:
-    """Whether it is a row of `topo -p2p`: what two GPUs can do, not how they are joined."""
+    """Whether a line is a row of `topo -p2p`: what two GPUs can do, not how they are joined."""
     return not _P2P_CODES.isdisjoint(line[1:])
 
 

@@ -214,7 +214,7 @@ class Waiver(Struct, frozen=True, kw_only=True):
     origin: str
 
     def expired(self, today: date) -> bool:
-        """Whether it has ended."""
+        """Whether the waiver has ended."""
         return today > self.until
 
 

@@ -282,7 +282,7 @@ def split_pair(text: str, names: Collection[str]) -> tuple[str, str] | None:
 
 
 def is_address(text: str) -> bool:
-    """Whether it is an IPv4 or IPv6 address, written out."""
+    """Whether a text is an IPv4 or IPv6 address, written out."""
     try:
         ipaddress.ip_address(text)
     except ValueError:

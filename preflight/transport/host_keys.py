@@ -78,7 +78,7 @@ class _Hashed(Struct, frozen=True):
     negated: bool = False
 
     def matches(self, name: str) -> bool:
-        """Whether it is the hash of that name."""
+        """Whether this is the hash of that name."""
         return hmac.compare_digest(hmac.digest(self.salt, name.encode(), "sha1"), self.digest)
 
 

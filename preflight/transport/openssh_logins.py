@@ -135,7 +135,7 @@ class JumpHosts:
     """The jump hosts of a run; the first node that needs one logs in to it."""
 
     def __init__(self, log_in: Callable[[Host, float, tuple[str, ...]], Master]) -> None:
-        """`log_in(host, ends, before)` logs in to a jump host through the others before it."""
+        """`log_in(host, deadline, jumps)` logs in to a jump host through those before it."""
         self._log_in = log_in
         self._logins: FetchOnce[_JumpPath, JumpHost] = FetchOnce()
 
@@ -195,7 +195,7 @@ class Master:
     def __init__(self, argv: Sequence[str], path: Path) -> None:
         self.socket = path
         self.log = b""
-        """Its log until it had logged in (`ssh -v`)."""
+        """What `ssh -v` logged until the login was complete."""
         self._process = subprocess.Popen(
             argv,
             stdin=subprocess.DEVNULL,
@@ -213,7 +213,7 @@ class Master:
 
     @property
     def serves(self) -> bool:
-        """Whether it still takes commands; before it ends it closes its socket."""
+        """Whether the login still takes commands; before ssh ends, it closes its socket."""
         with socket.socket(socket.AF_UNIX) as client:
             client.settimeout(TICK_S)
             try:
@@ -226,7 +226,7 @@ class Master:
 
     @property
     def stderr(self) -> FileIO:
-        """Its standard error, unbuffered."""
+        """The standard error of ssh, unbuffered."""
         assert isinstance(self._process.stderr, FileIO)
         return self._process.stderr
 

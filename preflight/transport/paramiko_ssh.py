@@ -212,7 +212,7 @@ WEAK = {
 """Algorithms that paramiko still offers and OpenSSH no longer does."""
 
 CHEAP = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
-"""They need no MAC, which paramiko compares byte by byte in Python."""
+"""Ciphers that need no MAC, which paramiko compares byte by byte in Python."""
 
 POLL_S = 0.5
 """How often an idle connection's thread wakes; paramiko's own 0.1 s costs 400 of them 7 % CPU."""

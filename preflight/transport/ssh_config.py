@@ -50,11 +50,11 @@ class SshSettings(Struct, frozen=True):
     settings: dict[str, tuple[str, ...]] = {}
 
     def first(self, key: str) -> str:
-        """Return its first value, or nothing."""
+        """Return the first value of a setting, or "" if it has none."""
         return next(iter(self.settings.get(key, ())), "")
 
     def values(self, key: str) -> tuple[str, ...]:
-        """Return all its values."""
+        """Return all values of a setting."""
         return self.settings.get(key, ())
 
 
@@ -63,7 +63,7 @@ V = TypeVar("V")
 
 
 class FetchOnce(Generic[K, V]):
-    """A cache whose first caller fetches a value while the others wait for it."""
+    """A cache for threads: the first caller of a key fetches its value, the others wait for it."""
 
     def __init__(self) -> None:
         self._answers: dict[K, Future[V]] = {}

@@ -252,7 +252,7 @@ class Member(Struct, frozen=True, kw_only=True):
 
     @property
     def is_regular(self) -> bool:
-        """Whether it runs on the node of its number: torchrun numbers ranks node by node."""
+        """Whether the rank runs on the node of its number: torchrun numbers ranks by node."""
         return self.present is None or self.present.group == self.group
 
 
