@@ -232,7 +232,8 @@ def reports_failure(line: str) -> bool:
 
 _GRAVE_LEVEL = re.compile(rb"\b(?:ERROR|FATAL|CRITICAL)\b")
 _GRAVE_WORD = re.compile(
-    rb"^[\W_]{0,8}(?:[\w./-]{1,40}: )?(?i:error|fatal|panic|abort(?:ed|ing)?)\b"
+    rb"^(?:\(\w[^)]{1,80}\) )?[\W_]{0,8}(?:[\w./-]{1,40}: )?"
+    rb"(?i:error|fatal|panic|abort(?:ed|ing)?)\b"
 )
 _LAST_LINES = 15
 

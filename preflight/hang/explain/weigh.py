@@ -455,9 +455,10 @@ def _follows(hit: Hit, ends: tuple[float, float, float]) -> bool:
 
 
 def _before(strong_signs: Sequence[Hit], errors: Sequence[LoggedException]) -> bool:
-    """Whether a sign is in the exception itself or came earlier."""
+    """Whether a sign is in the exception, in the next lines of its message, or came earlier."""
     first = min(errors, key=lambda error: error.order)
-    return any(sign.order <= first.order for sign in strong_signs)
+    end = first.order + AT_END * first.message.endswith(":")
+    return any(sign.order <= end for sign in strong_signs)
 
 
 def _of_signs(
