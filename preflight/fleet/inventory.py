@@ -52,6 +52,50 @@ _MULTILINE_KEYS = ("nodes", "launch")
 """Keys whose text may have several lines."""
 
 
+def open_inventory(path: Path) -> AnyInventory:
+    """Read an inventory of any kind; UsageError that names the path and what to change.
+
+    It decides where preflight logs in and what runs there and here, so root refuses a file that
+    another user can change.
+
+    TOML is preflight's; YAML is preflight's unless it has Ansible's layout; JSON is the output of
+    `ansible-inventory --list`; Ansible reads a folder, a script and anything else.
+    """
+    from preflight.fleet.ansible import read_ansible, read_ansible_json
+
+    path = refuse_untrusted(path, is_run=os.access(path, os.X_OK))
+    suffix = path.suffix.lower()
+    if suffix == ".toml":
+        return read_inventory(path)
+    if path.is_dir():
+        return read_ansible(path)
+    _refuse_unreadable(path)
+    if suffix in (".yaml", ".yml"):
+        return read_ansible(path) if _has_ansible_layout(path) else read_inventory(path)
+    return read_ansible_json(path) if suffix == ".json" else read_ansible(path)
+
+
+def read_inventory(path: Path) -> Inventory:
+    """Read a TOML or YAML inventory; UsageError that names the file and what to change."""
+    advice = "give --preflight-inventory a readable TOML or YAML file"
+    return inventory_of(path, read_text(path, LARGEST, f"the inventory {path}", advice))
+
+
+def inventory_of(path: Path, text: str) -> Inventory:
+    """Parse an inventory's text; UsageError names `path`."""
+    try:
+        content = parse(path, text)
+        refuse_unknown_keys(content)
+        return Inventory(path, msgspec.convert(content, FileTable))
+    except msgspec.ValidationError as error:
+        raise UsageError(f"{path}: {schema_reason(str(error))}: correct it") from error
+    except UsageError as error:
+        message = str(error)
+        raise (
+            error if message.startswith(str(path)) else UsageError(f"{path}: {message}")
+        ) from error
+
+
 def parse(path: Path, text: str) -> Any:
     """Parse TOML, or YAML if the file's suffix says so; UsageError says what to correct."""
     is_yaml = path.suffix.lower() in (".yaml", ".yml")
@@ -304,27 +348,6 @@ class Inventory:
         return str(self.path.parent / typed_path(file))
 
 
-def read_inventory(path: Path) -> Inventory:
-    """Read a TOML or YAML inventory; UsageError that names the file and what to change."""
-    advice = "give --preflight-inventory a readable TOML or YAML file"
-    return inventory_of(path, read_text(path, LARGEST, f"the inventory {path}", advice))
-
-
-def inventory_of(path: Path, text: str) -> Inventory:
-    """Parse an inventory's text; UsageError names `path`."""
-    try:
-        content = parse(path, text)
-        refuse_unknown_keys(content)
-        return Inventory(path, msgspec.convert(content, FileTable))
-    except msgspec.ValidationError as error:
-        raise UsageError(f"{path}: {schema_reason(str(error))}: correct it") from error
-    except UsageError as error:
-        message = str(error)
-        raise (
-            error if message.startswith(str(path)) else UsageError(f"{path}: {message}")
-        ) from error
-
-
 def _groups(tables: dict[str, GroupTable]) -> dict[str, str]:
     """Return the group of each node; UsageError if a node is in two."""
     group_of: dict[str, str] = {}
@@ -365,29 +388,6 @@ _ANSIBLE_GROUP: Final = re.compile(
 if TYPE_CHECKING:
     AnyInventory = Inventory | AnsibleInventory
     """An inventory in any notation."""
-
-
-def open_inventory(path: Path) -> AnyInventory:
-    """Read an inventory of any kind; UsageError that names the path and what to change.
-
-    It decides where preflight logs in and what runs there and here, so root refuses a file that
-    another user can change.
-
-    TOML is preflight's; YAML is preflight's unless it has Ansible's layout; JSON is the output of
-    `ansible-inventory --list`; Ansible reads a folder, a script and anything else.
-    """
-    from preflight.fleet.ansible import read_ansible, read_ansible_json
-
-    path = refuse_untrusted(path, is_run=os.access(path, os.X_OK))
-    suffix = path.suffix.lower()
-    if suffix == ".toml":
-        return read_inventory(path)
-    if path.is_dir():
-        return read_ansible(path)
-    _refuse_unreadable(path)
-    if suffix in (".yaml", ".yml"):
-        return read_ansible(path) if _has_ansible_layout(path) else read_inventory(path)
-    return read_ansible_json(path) if suffix == ".json" else read_ansible(path)
 
 
 def _refuse_unreadable(path: Path) -> None:

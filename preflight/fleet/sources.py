@@ -44,6 +44,114 @@ if TYPE_CHECKING:
     from preflight.fleet.inventory import AnyInventory
 
 
+class SiteNodes(Struct, frozen=True, kw_only=True):
+    """The nodes that a site's hook named, with their settings if it gave `hosts`."""
+
+    names: tuple[str, ...]
+    hosts: dict[str, Host] = {}
+    origin: str
+
+
+class FleetRequest(Struct, frozen=True, kw_only=True):
+    """What the operator asked for by option, ini file and environment; None = not given."""
+
+    nodes: str | None = None
+    inventory: str | None = None
+    exclude: str | None = None
+    transport: str | None = None
+    python: str | None = None
+    env_file: str | None = None
+    launch: str | None = None
+    script: str | None = None
+    interface: str | None = None
+    topology: str | None = None
+    ask_slurm: bool = True
+    """Whether to ask Slurm for its switches; one process of a run does."""
+    logs_in: bool = True
+    """Whether nodes are contacted; if a run is only judged again, ssh files may be missing."""
+    site: SiteNodes | None = None
+    ini_nodes: str | None = None
+    ini_inventory: str | None = None
+    environ: dict[str, str] = {}
+    ranked: RankedJob | None = None
+    """The nodes of torchrun's ranks; they win over every other source."""
+
+
+def resolve(request: FleetRequest) -> Fleet:
+    """Return this run's fleet; UsageError if a source names no node or cannot be read."""
+    fleet = _find_fleet(request)
+    if request.logs_in:
+        _refuse_untrusted_files(fleet.hosts)
+    by_hook = request.site and request.site.hosts and request.site.origin == fleet.origin
+    leaf_origin = fleet.origin if by_hook else "the inventory"
+    environ = request.environ if request.ask_slurm else {}
+    return with_leaves(fleet, request.topology, environ, leaf_origin=leaf_origin)
+
+
+def _find_fleet(request: FleetRequest) -> Fleet:
+    inventory = _inventory(request)
+    if request.ranked is not None:
+        return _rank_fleet(request, request.ranked, inventory)
+    names, origin = _find_names(request, inventory)
+    local = origin == THIS_MACHINE
+    names = _without_excluded(names, request.exclude, inventory)
+    site_hosts = request.site.hosts if request.site and request.site.origin == origin else {}
+    chosen = [site_hosts[n] for n in names] if site_hosts else _hosts(names, inventory, local=local)
+    hosts = tuple(_with_options(host, request) for host in chosen)
+    if not site_hosts:
+        hosts = with_srun(hosts, inventory, request)
+    refuse_shared_addresses(hosts)
+    table = inventory.job if inventory else JobTable()
+    launch_line = request.launch if request.launch is not None else table.launch
+    launch = read_launch(launch_line) if launch_line is not None else None
+    job = _job(request, hosts, inventory, launch, local=local)
+    fleet = Fleet(hosts=hosts, origin=origin, job=job)
+    return _complete(fleet, _interface(request, inventory, hosts), inventory)
+
+
+def _rank_fleet(request: FleetRequest, ranked: RankedJob, inventory: AnyInventory | None) -> Fleet:
+    """Return the nodes of torchrun's ranks; an inventory says what is expected of them."""
+    all_hosts = ranked.hosts(inventory)
+    names = set(_without_excluded(tuple(h.name for h in all_hosts), request.exclude, inventory))
+    hosts = tuple(host for host in all_hosts if host.name in names)
+    environ = ranked.environs(all_hosts)
+    master, remark = choose_master(
+        hosts, launch=None, environ=environ[""].get("MASTER_ADDR"), table=None
+    )
+    port, origin = _master_port(None, environ[""], JobTable())
+    uneven = {
+        host.name: node.uneven
+        for host, node in zip(all_hosts, ranked.nodes, strict=True)
+        if node.uneven
+    }
+    job = Job(
+        master=master,
+        master_port=port,
+        master_port_origin=origin + remark,
+        nproc_per_node=ranked.per_node,
+        environ=environ,
+        uneven=uneven,
+        environ_origin=RANK_ORIGIN,
+        script=_script(request),
+    )
+    ranks, restarts = ranked.ranks, ranked.restarts
+    fleet = Fleet(hosts=hosts, origin=TORCHRUN, job=job, ranks=ranks, restarts=restarts)
+    return _complete(fleet, _interface(request, inventory, hosts), inventory)
+
+
+def _complete(
+    fleet: Fleet, interface: tuple[str | None, str], inventory: AnyInventory | None
+) -> Fleet:
+    """Add the sweep's network interface, and what the inventory waives and mentions."""
+    name, origin = interface
+    fleet = msgspec.structs.replace(fleet, interface=name, interface_origin=origin)
+    if inventory is None:
+        return fleet
+    waived = [(waiver.check, waiver.origin) for waiver in inventory.waivers]
+    mentioned = (*inventory.switched_checks(), *waived)
+    return msgspec.structs.replace(fleet, waivers=inventory.waivers, mentioned_checks=mentioned)
+
+
 def refuse_parallel_tasks(environ: Mapping[str, str]) -> None:
     """Refuse to run as one of several tasks of a step: each would check, and load, the whole fleet.
 
@@ -154,50 +262,6 @@ def refuse_shared_addresses(hosts: Iterable[Host]) -> None:
 _WORD_ENDS = re.compile(r"[\s=:;,'\"()]+|^-\w(?=/)")
 
 
-class SiteNodes(Struct, frozen=True, kw_only=True):
-    """The nodes that a site's hook named, with their settings if it gave `hosts`."""
-
-    names: tuple[str, ...]
-    hosts: dict[str, Host] = {}
-    origin: str
-
-
-class FleetRequest(Struct, frozen=True, kw_only=True):
-    """What the operator asked for by option, ini file and environment; None = not given."""
-
-    nodes: str | None = None
-    inventory: str | None = None
-    exclude: str | None = None
-    transport: str | None = None
-    python: str | None = None
-    env_file: str | None = None
-    launch: str | None = None
-    script: str | None = None
-    interface: str | None = None
-    topology: str | None = None
-    ask_slurm: bool = True
-    """Whether to ask Slurm for its switches; one process of a run does."""
-    logs_in: bool = True
-    """Whether nodes are contacted; if a run is only judged again, ssh files may be missing."""
-    site: SiteNodes | None = None
-    ini_nodes: str | None = None
-    ini_inventory: str | None = None
-    environ: dict[str, str] = {}
-    ranked: RankedJob | None = None
-    """The nodes of torchrun's ranks; they win over every other source."""
-
-
-def resolve(request: FleetRequest) -> Fleet:
-    """Return this run's fleet; UsageError if a source names no node or cannot be read."""
-    fleet = _find_fleet(request)
-    if request.logs_in:
-        _refuse_untrusted_files(fleet.hosts)
-    by_hook = request.site and request.site.hosts and request.site.origin == fleet.origin
-    leaf_origin = fleet.origin if by_hook else "the inventory"
-    environ = request.environ if request.ask_slurm else {}
-    return with_leaves(fleet, request.topology, environ, leaf_origin=leaf_origin)
-
-
 def _refuse_untrusted_files(hosts: Sequence[Host]) -> None:
     """As root: UsageError for another user's file that names code, is executed or trusts hosts.
 
@@ -225,70 +289,6 @@ def _named_files(python: tuple[str, ...]) -> list[str]:
     joined = (str(Path(base, part)) for base in ("", *parts) for part in parts)
     files += filter(os.path.lexists, joined)
     return [file for file in files if Path(file).parent != Path(sys.executable).parent]
-
-
-def _find_fleet(request: FleetRequest) -> Fleet:
-    inventory = _inventory(request)
-    if request.ranked is not None:
-        return _rank_fleet(request, request.ranked, inventory)
-    names, origin = _find_names(request, inventory)
-    local = origin == THIS_MACHINE
-    names = _without_excluded(names, request.exclude, inventory)
-    site_hosts = request.site.hosts if request.site and request.site.origin == origin else {}
-    chosen = [site_hosts[n] for n in names] if site_hosts else _hosts(names, inventory, local=local)
-    hosts = tuple(_with_options(host, request) for host in chosen)
-    if not site_hosts:
-        hosts = with_srun(hosts, inventory, request)
-    refuse_shared_addresses(hosts)
-    table = inventory.job if inventory else JobTable()
-    launch_line = request.launch if request.launch is not None else table.launch
-    launch = read_launch(launch_line) if launch_line is not None else None
-    job = _job(request, hosts, inventory, launch, local=local)
-    fleet = Fleet(hosts=hosts, origin=origin, job=job)
-    return _complete(fleet, _interface(request, inventory, hosts), inventory)
-
-
-def _rank_fleet(request: FleetRequest, ranked: RankedJob, inventory: AnyInventory | None) -> Fleet:
-    """Return the nodes of torchrun's ranks; an inventory says what is expected of them."""
-    all_hosts = ranked.hosts(inventory)
-    names = set(_without_excluded(tuple(h.name for h in all_hosts), request.exclude, inventory))
-    hosts = tuple(host for host in all_hosts if host.name in names)
-    environ = ranked.environs(all_hosts)
-    master, remark = choose_master(
-        hosts, launch=None, environ=environ[""].get("MASTER_ADDR"), table=None
-    )
-    port, origin = _master_port(None, environ[""], JobTable())
-    uneven = {
-        host.name: node.uneven
-        for host, node in zip(all_hosts, ranked.nodes, strict=True)
-        if node.uneven
-    }
-    job = Job(
-        master=master,
-        master_port=port,
-        master_port_origin=origin + remark,
-        nproc_per_node=ranked.per_node,
-        environ=environ,
-        uneven=uneven,
-        environ_origin=RANK_ORIGIN,
-        script=_script(request),
-    )
-    ranks, restarts = ranked.ranks, ranked.restarts
-    fleet = Fleet(hosts=hosts, origin=TORCHRUN, job=job, ranks=ranks, restarts=restarts)
-    return _complete(fleet, _interface(request, inventory, hosts), inventory)
-
-
-def _complete(
-    fleet: Fleet, interface: tuple[str | None, str], inventory: AnyInventory | None
-) -> Fleet:
-    """Add the sweep's network interface, and what the inventory waives and mentions."""
-    name, origin = interface
-    fleet = msgspec.structs.replace(fleet, interface=name, interface_origin=origin)
-    if inventory is None:
-        return fleet
-    waived = [(waiver.check, waiver.origin) for waiver in inventory.waivers]
-    mentioned = (*inventory.switched_checks(), *waived)
-    return msgspec.structs.replace(fleet, waivers=inventory.waivers, mentioned_checks=mentioned)
 
 
 def _interface(

@@ -122,6 +122,82 @@ def has_authority(files: Sequence[str], names: Sequence[str]) -> bool:
     return False
 
 
+def known_kinds(known_hosts: Sequence[KnownHost]) -> tuple[str, ...]:
+    """Return the key types to ask the host for first, so that its key can be compared."""
+    return tuple(dict.fromkeys(line.kind for line in known_hosts if not line.marker))
+
+
+class HostKey(Struct, frozen=True):
+    """The host key that a node showed: its type, and its SHA256 as ssh-keygen prints it."""
+
+    kind: str
+    fingerprint: str
+
+
+def verify(known_hosts: Sequence[KnownHost], kind: str, blob: bytes, route: Route) -> None:
+    """Return if the key is known for the host, else raise ReachError("hostkey").
+
+    `known_hosts`: the lines about the host. `kind`, `blob`: its key. Of the route's names for it, a
+    later one counts only if no line has the exact one, which comes first.
+    """
+    if not any(line.marker == REVOKED and line.blob == blob for line in known_hosts):
+        plain = [line for line in known_hosts if not line.marker]
+        exact = [line for line in plain if line.is_about(route.known_names[0])]
+        if any(line.kind == kind and line.blob == blob for line in exact or plain):
+            return
+    shown = HostKey(kind, fingerprint(blob))
+    raise refusal(known_hosts, shown, route, knows_certificates=False)
+
+
+def refusal(
+    known_hosts: Sequence[KnownHost],
+    shown: HostKey,
+    route: Route,
+    *,
+    knows_certificates: bool = True,
+) -> ReachError:
+    """Say why a key is not accepted.
+
+    `knows_certificates`: whether the SSH client that refused the key can verify certificates.
+    """
+    name, files = route.known_names[0], route.known_hosts
+    for line in known_hosts:
+        if line.marker == REVOKED and line.fingerprint == shown.fingerprint:
+            key = f"it shows the {shown.kind} key {shown.fingerprint}"
+            sentence = f"{key}, which {line.file} line {line.line} revokes"
+            return reach_error("revoked", sentence=sentence)
+    # At sshd's default path of the key's public half.
+    file = f"/etc/ssh/ssh_host_{_key_family(shown)}_key.pub"
+    compare = f"compare with `ssh-keygen -lf {file}` on its console"
+    exact = [line for line in known_hosts if not line.marker and line.is_about(name)]
+    if exact:
+        old = next((line for line in exact if line.kind == shown.kind), exact[0])
+        add = _add_command(shown, route, old.file)
+        forget = shlex.join(("ssh-keygen", "-R", name, "-f", old.file))
+        return reach_error("changed", shown=shown, old=old, compare=compare, forget=forget, add=add)
+    authorities = [line for line in known_hosts if line.marker == AUTHORITY]
+    if authorities and knows_certificates:
+        line = authorities[0]
+        add = _add_command(shown, route, line.file)
+        return reach_error("no_certificate", line=line, shown=shown, compare=compare, add=add)
+    if authorities:
+        return reach_error("certificate_for_paramiko", line=authorities[0])
+    add = _add_command(shown, route, files[0] if files else "known_hosts")
+    where = " or ".join(files) or "any known_hosts file"
+    return reach_error("unknown_key", shown=shown, where=where, compare=compare, add=add)
+
+
+def _add_command(shown: HostKey, route: Route, file: str) -> str:
+    scan = ("ssh-keyscan", "-t", _key_family(shown), "-p", str(route.port), "--", route.hostname)
+    alias = f" | sed {shlex.quote(f's/[^ ]*/{route.alias}/')}" if route.alias else ""
+    return f"add it: `{shlex.join((*route.through, *scan))}{alias} >> {shlex.quote(file)}`"
+
+
+def _key_family(shown: HostKey) -> str:
+    kind = shown.kind.removesuffix("-cert-v01@openssh.com")
+    return {"ssh-ed25519": "ed25519", "ssh-rsa": "rsa"}.get(kind, "ecdsa")
+
+
 def _lines_about(file: str, names: Sequence[str], marker: str) -> list[KnownHost]:
     path = Path(file)
     try:
@@ -241,79 +317,3 @@ def _find(part: str, name: str, start: int) -> int:
         return name.find(part, start)
     places = range(start, len(name) - len(part) + 1)
     return next((at for at in places if _fits(part, name, at)), -1)
-
-
-class HostKey(Struct, frozen=True):
-    """The host key that a node showed: its type, and its SHA256 as ssh-keygen prints it."""
-
-    kind: str
-    fingerprint: str
-
-
-def verify(known_hosts: Sequence[KnownHost], kind: str, blob: bytes, route: Route) -> None:
-    """Return if the key is known for the host, else raise ReachError("hostkey").
-
-    `known_hosts`: the lines about the host. `kind`, `blob`: its key. Of the route's names for it, a
-    later one counts only if no line has the exact one, which comes first.
-    """
-    if not any(line.marker == REVOKED and line.blob == blob for line in known_hosts):
-        plain = [line for line in known_hosts if not line.marker]
-        exact = [line for line in plain if line.is_about(route.known_names[0])]
-        if any(line.kind == kind and line.blob == blob for line in exact or plain):
-            return
-    shown = HostKey(kind, fingerprint(blob))
-    raise refusal(known_hosts, shown, route, knows_certificates=False)
-
-
-def refusal(
-    known_hosts: Sequence[KnownHost],
-    shown: HostKey,
-    route: Route,
-    *,
-    knows_certificates: bool = True,
-) -> ReachError:
-    """Say why a key is not accepted.
-
-    `knows_certificates`: whether the SSH client that refused the key can verify certificates.
-    """
-    name, files = route.known_names[0], route.known_hosts
-    for line in known_hosts:
-        if line.marker == REVOKED and line.fingerprint == shown.fingerprint:
-            key = f"it shows the {shown.kind} key {shown.fingerprint}"
-            sentence = f"{key}, which {line.file} line {line.line} revokes"
-            return reach_error("revoked", sentence=sentence)
-    # At sshd's default path of the key's public half.
-    file = f"/etc/ssh/ssh_host_{_key_family(shown)}_key.pub"
-    compare = f"compare with `ssh-keygen -lf {file}` on its console"
-    exact = [line for line in known_hosts if not line.marker and line.is_about(name)]
-    if exact:
-        old = next((line for line in exact if line.kind == shown.kind), exact[0])
-        add = _add_command(shown, route, old.file)
-        forget = shlex.join(("ssh-keygen", "-R", name, "-f", old.file))
-        return reach_error("changed", shown=shown, old=old, compare=compare, forget=forget, add=add)
-    authorities = [line for line in known_hosts if line.marker == AUTHORITY]
-    if authorities and knows_certificates:
-        line = authorities[0]
-        add = _add_command(shown, route, line.file)
-        return reach_error("no_certificate", line=line, shown=shown, compare=compare, add=add)
-    if authorities:
-        return reach_error("certificate_for_paramiko", line=authorities[0])
-    add = _add_command(shown, route, files[0] if files else "known_hosts")
-    where = " or ".join(files) or "any known_hosts file"
-    return reach_error("unknown_key", shown=shown, where=where, compare=compare, add=add)
-
-
-def known_kinds(known_hosts: Sequence[KnownHost]) -> tuple[str, ...]:
-    """Return the key types to ask the host for first, so that its key can be compared."""
-    return tuple(dict.fromkeys(line.kind for line in known_hosts if not line.marker))
-
-
-def _add_command(shown: HostKey, route: Route, file: str) -> str:
-    scan = ("ssh-keyscan", "-t", _key_family(shown), "-p", str(route.port), "--", route.hostname)
-    alias = f" | sed {shlex.quote(f's/[^ ]*/{route.alias}/')}" if route.alias else ""
-    return f"add it: `{shlex.join((*route.through, *scan))}{alias} >> {shlex.quote(file)}`"
-
-
-def _key_family(shown: HostKey) -> str:
-    kind = shown.kind.removesuffix("-cert-v01@openssh.com")
-    return {"ssh-ed25519": "ed25519", "ssh-rsa": "rsa"}.get(kind, "ecdsa")

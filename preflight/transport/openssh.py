@@ -33,6 +33,139 @@ if TYPE_CHECKING:
     from preflight.transport.ssh_config import SshSettings
 
 
+class OpenSSHTransport:
+    """Starts one ssh per node, which the node's commands share; see `Master`."""
+
+    name = "openssh"
+
+    def __init__(self, settings: SettingsCache | None = None) -> None:
+        self._settings = settings or SettingsCache()
+        self._jumps = JumpHosts(self._log_in)
+        self._masters: set[Master] = set()
+        self._sockets: Sockets | None = None
+        self._closed = False
+        self._lock = threading.Lock()
+
+    def connect(self, host: Host, timeout_s: float) -> OpenSSHConnection:
+        """Log in within that time; ReachError says at which step it failed."""
+        master = self._log_in(host, time.monotonic() + timeout_s)
+        master.close_log()
+        return OpenSSHConnection(master)
+
+    def close(self) -> None:
+        """End every login, also those in progress. Never raises."""
+        with self._lock:
+            self._closed = True
+            masters, self._masters = self._masters, set()
+            sockets, self._sockets = self._sockets, None
+        for master in masters:
+            master.hang_up()
+        for master in masters:
+            master.end()
+        if sockets is not None:
+            sockets.close()
+        atexit.unregister(self.close)
+
+    def _log_in(self, host: Host, deadline: float, jumps: tuple[str, ...] = ()) -> Master:
+        """Log in; `jumps`: jump hosts to go through, if the configuration names none."""
+        started_at = time.monotonic()
+        config = self._settings.get(host, max(0.1, deadline - started_at))
+        hops = jumps or _hops(config)
+        loops = not jumps and _is_own_jump_host(host, config, hops)
+        jump = self._jumps.reach(hops, host.ssh_config, deadline) if hops and not loops else None
+        proxy = "none" if loops else proxy_through(_ssh(), jump.master.socket) if jump else ""
+        master = self._start_master(host, config, proxy, deadline)
+        try:
+            if master.wait_for_login(deadline):
+                return master
+            timed_out = master.alive
+        finally:
+            if not master.socket.exists():
+                self._discard(master)
+        log, seconds = master.log.decode("utf-8", "replace"), time.monotonic() - started_at
+        route = replace(route_to(host, config), via=jump.name if jump else "")
+        jump_error = jump.connect_error(log, route, seconds) if jump else None
+        raise jump_error or login_error(log, route, seconds, timed_out=timed_out)
+
+    def _start_master(self, host: Host, config: SshSettings, proxy: str, deadline: float) -> Master:
+        ssh = _ssh()
+        with self._lock:
+            if self._closed:
+                raise ReachError("answer", "the run ended before its turn came", "run again")
+            if self._sockets is None:
+                self._sockets = Sockets()
+                atexit.register(self.close)
+            socket = self._sockets.new()
+            left_s = deadline - time.monotonic()
+            argv = master_argv(ssh, host, config, socket, left_s=left_s, proxy=proxy)
+            master = Master(argv, socket)
+            self._masters.add(master)
+        return master
+
+    def _discard(self, master: Master) -> None:
+        with self._lock:
+            self._masters.discard(master)
+        master.end()
+
+
+class OpenSSHConnection:
+    """One login; each command is a separate ssh that uses it."""
+
+    def __init__(self, master: Master) -> None:
+        self._master = master
+
+    def start(
+        self, argv: Sequence[str], *, timeout_s: float, limit: int = OUTPUT_LIMIT
+    ) -> OpenSSHRemote:
+        """Start it through the user's shell, every word quoted; ReachError if the node is lost."""
+        if not self._master.serves:
+            raise reach_error("lost")
+        mark = f"@preflight-{secrets.token_hex(8)}"
+        command = shlex.join(with_status_report(with_deadline(argv, timeout_s), mark))
+        ssh = shutil.which("ssh") or "ssh"
+        try:
+            process = spawn(client_argv(ssh, self._master.socket, "--", "node", command))
+        except OSError as error:
+            raise reach_error("no_process", reason=error.strerror) from error
+        return OpenSSHRemote(process, timeout_s, limit, mark=mark, master=self._master)
+
+    def close(self) -> None:
+        """Hang up; commands that still run lose their channels."""
+        self._master.hang_up()
+
+
+class OpenSSHRemote(PipeRemote):
+    """One command through a master: a local ssh process, with the status that the node reports."""
+
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        timeout_s: float,
+        limit: int,
+        *,
+        mark: str,
+        master: Master,
+    ) -> None:
+        super().__init__(process, timeout_s, limit)
+        self._mark = re.compile(re.escape(mark.encode()) + rb" (\d{1,3})\n")
+        self._master = master
+        self._node_status: int | None = None
+
+    def _add_stderr(self, data: bytes) -> None:
+        super()._add_stderr(data)
+        if self._node_status is None and (match := self._buffer.cut_stderr(self._mark)):
+            self._node_status = int(match[1])
+
+    def _exited(self, wait_s: float) -> bool:
+        return self._node_status is not None or super()._exited(wait_s)
+
+    def _release_once(self) -> int | None:
+        status = super()._release_once()
+        if self._node_status is not None or status != SSH_FAILED:
+            return status if self._node_status is None else self._node_status
+        return SIGNALLED if self._master.serves else None
+
+
 _MASTER_OPTIONS: Final = {
     "AddKeysToAgent": "no",
     "BatchMode": "yes",
@@ -121,38 +254,6 @@ def with_status_report(argv: Sequence[str], mark: str) -> list[str]:
     return ["sh", "-c", _REPORT_STATUS, mark, *argv]
 
 
-class OpenSSHRemote(PipeRemote):
-    """One command through a master: a local ssh process, with the status that the node reports."""
-
-    def __init__(
-        self,
-        process: subprocess.Popen[bytes],
-        timeout_s: float,
-        limit: int,
-        *,
-        mark: str,
-        master: Master,
-    ) -> None:
-        super().__init__(process, timeout_s, limit)
-        self._mark = re.compile(re.escape(mark.encode()) + rb" (\d{1,3})\n")
-        self._master = master
-        self._node_status: int | None = None
-
-    def _add_stderr(self, data: bytes) -> None:
-        super()._add_stderr(data)
-        if self._node_status is None and (match := self._buffer.cut_stderr(self._mark)):
-            self._node_status = int(match[1])
-
-    def _exited(self, wait_s: float) -> bool:
-        return self._node_status is not None or super()._exited(wait_s)
-
-    def _release_once(self) -> int | None:
-        status = super()._release_once()
-        if self._node_status is not None or status != SSH_FAILED:
-            return status if self._node_status is None else self._node_status
-        return SIGNALLED if self._master.serves else None
-
-
 LONGEST_SOCKET: Final = 104
 """Bytes of the longest Unix socket path that every system allows, its final NUL included."""
 
@@ -224,81 +325,6 @@ def _private_folder() -> Path:
     raise reach_error("no_folder", troubles="; ".join(troubles))
 
 
-class OpenSSHTransport:
-    """Starts one ssh per node, which the node's commands share; see `Master`."""
-
-    name = "openssh"
-
-    def __init__(self, settings: SettingsCache | None = None) -> None:
-        self._settings = settings or SettingsCache()
-        self._jumps = JumpHosts(self._log_in)
-        self._masters: set[Master] = set()
-        self._sockets: Sockets | None = None
-        self._closed = False
-        self._lock = threading.Lock()
-
-    def connect(self, host: Host, timeout_s: float) -> OpenSSHConnection:
-        """Log in within that time; ReachError says at which step it failed."""
-        master = self._log_in(host, time.monotonic() + timeout_s)
-        master.close_log()
-        return OpenSSHConnection(master)
-
-    def close(self) -> None:
-        """End every login, also those in progress. Never raises."""
-        with self._lock:
-            self._closed = True
-            masters, self._masters = self._masters, set()
-            sockets, self._sockets = self._sockets, None
-        for master in masters:
-            master.hang_up()
-        for master in masters:
-            master.end()
-        if sockets is not None:
-            sockets.close()
-        atexit.unregister(self.close)
-
-    def _log_in(self, host: Host, deadline: float, jumps: tuple[str, ...] = ()) -> Master:
-        """Log in; `jumps`: jump hosts to go through, if the configuration names none."""
-        started_at = time.monotonic()
-        config = self._settings.get(host, max(0.1, deadline - started_at))
-        hops = jumps or _hops(config)
-        loops = not jumps and _is_own_jump_host(host, config, hops)
-        jump = self._jumps.reach(hops, host.ssh_config, deadline) if hops and not loops else None
-        proxy = "none" if loops else proxy_through(_ssh(), jump.master.socket) if jump else ""
-        master = self._start_master(host, config, proxy, deadline)
-        try:
-            if master.wait_for_login(deadline):
-                return master
-            timed_out = master.alive
-        finally:
-            if not master.socket.exists():
-                self._discard(master)
-        log, seconds = master.log.decode("utf-8", "replace"), time.monotonic() - started_at
-        route = replace(route_to(host, config), via=jump.name if jump else "")
-        jump_error = jump.connect_error(log, route, seconds) if jump else None
-        raise jump_error or login_error(log, route, seconds, timed_out=timed_out)
-
-    def _start_master(self, host: Host, config: SshSettings, proxy: str, deadline: float) -> Master:
-        ssh = _ssh()
-        with self._lock:
-            if self._closed:
-                raise ReachError("answer", "the run ended before its turn came", "run again")
-            if self._sockets is None:
-                self._sockets = Sockets()
-                atexit.register(self.close)
-            socket = self._sockets.new()
-            left_s = deadline - time.monotonic()
-            argv = master_argv(ssh, host, config, socket, left_s=left_s, proxy=proxy)
-            master = Master(argv, socket)
-            self._masters.add(master)
-        return master
-
-    def _discard(self, master: Master) -> None:
-        with self._lock:
-            self._masters.discard(master)
-        master.end()
-
-
 def _ssh() -> str:
     ssh = shutil.which("ssh")
     if ssh is None:
@@ -315,29 +341,3 @@ def _is_own_jump_host(host: Host, config: SshSettings, hops: tuple[str, ...]) ->
     """Whether a `Host *` meant for other nodes makes a node its own jump host: ssh would loop."""
     jump = hop(hops[-1], None) if hops else None
     return jump is not None and jump.address in (host.address, config.first("hostname"))
-
-
-class OpenSSHConnection:
-    """One login; each command is a separate ssh that uses it."""
-
-    def __init__(self, master: Master) -> None:
-        self._master = master
-
-    def start(
-        self, argv: Sequence[str], *, timeout_s: float, limit: int = OUTPUT_LIMIT
-    ) -> OpenSSHRemote:
-        """Start it through the user's shell, every word quoted; ReachError if the node is lost."""
-        if not self._master.serves:
-            raise reach_error("lost")
-        mark = f"@preflight-{secrets.token_hex(8)}"
-        command = shlex.join(with_status_report(with_deadline(argv, timeout_s), mark))
-        ssh = shutil.which("ssh") or "ssh"
-        try:
-            process = spawn(client_argv(ssh, self._master.socket, "--", "node", command))
-        except OSError as error:
-            raise reach_error("no_process", reason=error.strerror) from error
-        return OpenSSHRemote(process, timeout_s, limit, mark=mark, master=self._master)
-
-    def close(self) -> None:
-        """Hang up; commands that still run lose their channels."""
-        self._master.hang_up()

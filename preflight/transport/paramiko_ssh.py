@@ -51,6 +51,125 @@ LONGEST_ANSWER, MOST_LISTED = 256 << 10, 2048
 """Bytes of an agent's answer, and keys in it: OpenSSH has the same limits."""
 
 
+class ParamikoTransport:
+    """Logs in with keys to hosts whose keys are known; see `dial` and `log_in`."""
+
+    name = "paramiko"
+
+    def __init__(self, settings: SettingsCache | None = None) -> None:
+        self._settings = settings or SettingsCache()
+
+    def connect(self, host: Host, timeout_s: float) -> ParamikoConnection:
+        """Log in within that time; ReachError says at which step it failed."""
+        deadline = time.monotonic() + timeout_s
+        config = self._settings.get(host, timeout_s)
+        refuse_jump_hosts(config)
+        route = route_to(host, config)
+        transport = dial(route, deadline)
+        try:
+            log_in(transport, route, deadline)
+        except BaseException:
+            hang_up(transport)
+            raise
+        return ParamikoConnection(transport)
+
+    def close(self) -> None:
+        """Nothing is shared between nodes."""
+
+
+class ParamikoConnection:
+    """One login; each command gets a channel of its own."""
+
+    def __init__(self, transport: paramiko.Transport) -> None:
+        self._transport = transport
+
+    def start(
+        self, argv: Sequence[str], *, timeout_s: float, limit: int = OUTPUT_LIMIT
+    ) -> ParamikoRemote:
+        """Start it through the user's shell, every word quoted; ReachError if the node refuses."""
+        import paramiko
+
+        try:
+            channel = self._transport.open_session(timeout=OPEN_S)
+            with _exec_deadline(channel):
+                channel.exec_command(shlex.join(with_deadline(argv, timeout_s)))
+        except (paramiko.SSHException, EOFError, OSError) as error:
+            reason = excerpt(str(error)) or "connection lost"
+            raise reach_error("no_command", reason=reason) from error
+        return ParamikoRemote(channel, timeout_s, limit)
+
+    def close(self) -> None:
+        """Hang up; commands that still run lose their channels."""
+        hang_up(self._transport)
+
+
+class ParamikoRemote(Remote):
+    """One command on one channel."""
+
+    def __init__(self, channel: paramiko.Channel, timeout_s: float, limit: int) -> None:
+        super().__init__(timeout_s, limit)
+        self._channel = channel
+        self._arrival = threading.Event()
+        channel.settimeout(0.0)
+        channel.in_buffer.set_event(self._arrival)
+        channel.in_stderr_buffer.set_event(self._arrival)
+
+    def finish_input(self) -> None:
+        """Send an end of file, once everything sent before has gone out."""
+        with suppress(OSError, EOFError):
+            self._channel.shutdown_write()
+
+    def _write(self, data: memoryview) -> int:
+        try:
+            if not self._channel.send_ready():
+                return 0
+            sent = self._channel.send(bytes(data[:PACKET]))
+        except TimeoutError:
+            return 0
+        except EOFError as error:
+            raise BrokenPipeError from error
+        if not sent:
+            raise BrokenPipeError
+        return sent
+
+    def _transfer(self, wait_s: float, *, writing: bool) -> bool:
+        if self._drain():
+            return True
+        if writing:
+            time.sleep(min(wait_s, ROOM_TICK_S))
+        elif not self._buffer.ended:
+            self._arrival.wait(wait_s)
+        return self._drain()
+
+    def _drain(self) -> bool:
+        """Take all output that has arrived; return whether there was any."""
+        channel, buffer = self._channel, self._buffer
+        at_end = bool(channel.eof_received or channel.closed)  # read first: no data follows it
+        moved = False
+        with suppress(OSError, EOFError):
+            while channel.recv_ready() and not buffer.overflow:
+                buffer.add_stdout(channel.recv(CHUNK))
+                moved = True
+            while channel.recv_stderr_ready() and not buffer.overflow:
+                buffer.add_stderr(channel.recv_stderr(CHUNK))
+                moved = True
+        buffer.ended = buffer.ended or at_end
+        return moved
+
+    def _exited(self, wait_s: float) -> bool:
+        return self._channel.status_event.wait(wait_s)
+
+    def _release(self) -> int | None:
+        import paramiko
+
+        status = self._channel.exit_status
+        # -1 is paramiko's "no status": a signal if the node closed in order, else a lost line.
+        ended_there = status >= 0 or (self._channel.closed and bool(self._channel.eof_received))
+        with suppress(OSError, EOFError, paramiko.SSHException):
+            self._channel.close()
+        return status if ended_there else None
+
+
 @dataclass(frozen=True, slots=True)
 class _Key:
     label: str
@@ -316,32 +435,6 @@ ROOM_TICK_S = 0.005
 """How often to check for room to write: paramiko has no event for it."""
 
 
-class ParamikoTransport:
-    """Logs in with keys to hosts whose keys are known; see `dial` and `log_in`."""
-
-    name = "paramiko"
-
-    def __init__(self, settings: SettingsCache | None = None) -> None:
-        self._settings = settings or SettingsCache()
-
-    def connect(self, host: Host, timeout_s: float) -> ParamikoConnection:
-        """Log in within that time; ReachError says at which step it failed."""
-        deadline = time.monotonic() + timeout_s
-        config = self._settings.get(host, timeout_s)
-        refuse_jump_hosts(config)
-        route = route_to(host, config)
-        transport = dial(route, deadline)
-        try:
-            log_in(transport, route, deadline)
-        except BaseException:
-            hang_up(transport)
-            raise
-        return ParamikoConnection(transport)
-
-    def close(self) -> None:
-        """Nothing is shared between nodes."""
-
-
 class _Invoke:
     """A stand-in for invoke, which paramiko needs for `Match exec`: it loads on first use."""
 
@@ -359,99 +452,6 @@ def _import_paramiko() -> None:
     finally:
         sys.modules.pop("invoke", None)
     paramiko.config.invoke = _Invoke()  # type: ignore[attr-defined]
-
-
-class ParamikoConnection:
-    """One login; each command gets a channel of its own."""
-
-    def __init__(self, transport: paramiko.Transport) -> None:
-        self._transport = transport
-
-    def start(
-        self, argv: Sequence[str], *, timeout_s: float, limit: int = OUTPUT_LIMIT
-    ) -> ParamikoRemote:
-        """Start it through the user's shell, every word quoted; ReachError if the node refuses."""
-        import paramiko
-
-        try:
-            channel = self._transport.open_session(timeout=OPEN_S)
-            with _exec_deadline(channel):
-                channel.exec_command(shlex.join(with_deadline(argv, timeout_s)))
-        except (paramiko.SSHException, EOFError, OSError) as error:
-            reason = excerpt(str(error)) or "connection lost"
-            raise reach_error("no_command", reason=reason) from error
-        return ParamikoRemote(channel, timeout_s, limit)
-
-    def close(self) -> None:
-        """Hang up; commands that still run lose their channels."""
-        hang_up(self._transport)
-
-
-class ParamikoRemote(Remote):
-    """One command on one channel."""
-
-    def __init__(self, channel: paramiko.Channel, timeout_s: float, limit: int) -> None:
-        super().__init__(timeout_s, limit)
-        self._channel = channel
-        self._arrival = threading.Event()
-        channel.settimeout(0.0)
-        channel.in_buffer.set_event(self._arrival)
-        channel.in_stderr_buffer.set_event(self._arrival)
-
-    def finish_input(self) -> None:
-        """Send an end of file, once everything sent before has gone out."""
-        with suppress(OSError, EOFError):
-            self._channel.shutdown_write()
-
-    def _write(self, data: memoryview) -> int:
-        try:
-            if not self._channel.send_ready():
-                return 0
-            sent = self._channel.send(bytes(data[:PACKET]))
-        except TimeoutError:
-            return 0
-        except EOFError as error:
-            raise BrokenPipeError from error
-        if not sent:
-            raise BrokenPipeError
-        return sent
-
-    def _transfer(self, wait_s: float, *, writing: bool) -> bool:
-        if self._drain():
-            return True
-        if writing:
-            time.sleep(min(wait_s, ROOM_TICK_S))
-        elif not self._buffer.ended:
-            self._arrival.wait(wait_s)
-        return self._drain()
-
-    def _drain(self) -> bool:
-        """Take all output that has arrived; return whether there was any."""
-        channel, buffer = self._channel, self._buffer
-        at_end = bool(channel.eof_received or channel.closed)  # read first: no data follows it
-        moved = False
-        with suppress(OSError, EOFError):
-            while channel.recv_ready() and not buffer.overflow:
-                buffer.add_stdout(channel.recv(CHUNK))
-                moved = True
-            while channel.recv_stderr_ready() and not buffer.overflow:
-                buffer.add_stderr(channel.recv_stderr(CHUNK))
-                moved = True
-        buffer.ended = buffer.ended or at_end
-        return moved
-
-    def _exited(self, wait_s: float) -> bool:
-        return self._channel.status_event.wait(wait_s)
-
-    def _release(self) -> int | None:
-        import paramiko
-
-        status = self._channel.exit_status
-        # -1 is paramiko's "no status": a signal if the node closed in order, else a lost line.
-        ended_there = status >= 0 or (self._channel.closed and bool(self._channel.eof_received))
-        with suppress(OSError, EOFError, paramiko.SSHException):
-            self._channel.close()
-        return status if ended_there else None
 
 
 def refuse_jump_hosts(config: SshSettings) -> None:

@@ -62,86 +62,10 @@ class Transport(Protocol):
         """Close what was set up for the whole fleet. Never raises."""
 
 
-def transport_for(
-    name: str, hosts: Sequence[Host] = (), settings: SettingsCache | None = None
-) -> Transport:
-    """Return the transport of that name.
-
-    `hosts`: all the nodes that it will serve, for a transport that connects to all at once.
-    """
-    if name == "local":
-        return LocalTransport()
-    if name == "paramiko":
-        from preflight.transport.paramiko_ssh import ParamikoTransport
-
-        return ParamikoTransport(settings)
-    if name == "openssh":
-        from preflight.transport.openssh import OpenSSHTransport
-
-        return OpenSSHTransport(settings)
-    if name == "srun":
-        from preflight.transport.srun import SrunTransport
-
-        return SrunTransport(hosts)
-    raise UsageError(f"unknown transport {name[:40]!a}")  # every inventory checks it before
-
-
 ASK_S = 10.0
 """Deadline of `ssh -G` for one node; a `Match exec` of the configuration may be slow."""
 
 MOST_ASKED = 16
-
-
-_OFF = frozenset(("", "none", "no", "false"))
-
-KLIST_S = 2.0
-
-
-def why_openssh(host: Host, config: SshSettings) -> str:
-    """Name the feature of a node's login that only OpenSSH has; "" if paramiko can reach it.
-
-    `config`: the node's settings of `ssh -G`. Reads the key files, known_hosts and the ticket cache
-    that they name; opens no connection to the node.
-    """
-    return next(_reasons(host, config), "")
-
-
-def _reasons(host: Host, config: SshSettings) -> Iterator[str]:
-    """Yield the features of a node's login that only OpenSSH has, the cheap tests first."""
-    for label in BEYOND_PARAMIKO:
-        if config.first(label.lower()).lower() not in _OFF:
-            yield label
-    if config.first("addressfamily") not in ("", "any"):
-        yield "AddressFamily"
-    agent = config.first("identityagent")
-    if not host.identity_file and agent != "none" and agent_socket(agent) != agent_socket():
-        yield "IdentityAgent"
-    route = route_to(host, config)
-    for key_file in map(Path, route.identity_files):
-        if key_file.with_name(f"{key_file.name}-cert.pub").is_file():
-            yield "a user certificate"
-        if _is_on_token(key_file):
-            yield "a FIDO key"
-    if has_authority(route.known_hosts, route.known_names):
-        yield "@cert-authority"
-    if config.first("gssapiauthentication") == "yes" and has_ticket():
-        yield "Kerberos"
-
-
-def _is_on_token(key_file: Path) -> bool:
-    """Whether the private key is in a security key, according to its public half."""
-    try:
-        return read_key(f"{key_file}.pub").startswith(b"sk-")
-    except OSError:
-        return key_file.name.endswith("_sk")
-
-
-@lru_cache(maxsize=1)
-def has_ticket() -> bool:
-    """Whether the user has a Kerberos ticket; Debian's ssh enables Kerberos for everyone."""
-    klist = shutil.which("klist")
-    result = run_here([klist, "-s"], KLIST_S) if klist else None
-    return result is not None and result.returncode == 0
 
 
 class Choice(Struct, frozen=True):
@@ -211,6 +135,30 @@ class Ways:
             return self._open[name]
 
 
+def transport_for(
+    name: str, hosts: Sequence[Host] = (), settings: SettingsCache | None = None
+) -> Transport:
+    """Return the transport of that name.
+
+    `hosts`: all the nodes that it will serve, for a transport that connects to all at once.
+    """
+    if name == "local":
+        return LocalTransport()
+    if name == "paramiko":
+        from preflight.transport.paramiko_ssh import ParamikoTransport
+
+        return ParamikoTransport(settings)
+    if name == "openssh":
+        from preflight.transport.openssh import OpenSSHTransport
+
+        return OpenSSHTransport(settings)
+    if name == "srun":
+        from preflight.transport.srun import SrunTransport
+
+        return SrunTransport(hosts)
+    raise UsageError(f"unknown transport {name[:40]!a}")  # every inventory checks it before
+
+
 class LocalTransport:
     """Runs commands as local processes: no shell, no network, each in its own session."""
 
@@ -223,6 +171,58 @@ class LocalTransport:
 
     def close(self) -> None:
         """Do nothing."""
+
+
+_OFF = frozenset(("", "none", "no", "false"))
+
+KLIST_S = 2.0
+
+
+def why_openssh(host: Host, config: SshSettings) -> str:
+    """Name the feature of a node's login that only OpenSSH has; "" if paramiko can reach it.
+
+    `config`: the node's settings of `ssh -G`. Reads the key files, known_hosts and the ticket cache
+    that they name; opens no connection to the node.
+    """
+    return next(_reasons(host, config), "")
+
+
+def _reasons(host: Host, config: SshSettings) -> Iterator[str]:
+    """Yield the features of a node's login that only OpenSSH has, the cheap tests first."""
+    for label in BEYOND_PARAMIKO:
+        if config.first(label.lower()).lower() not in _OFF:
+            yield label
+    if config.first("addressfamily") not in ("", "any"):
+        yield "AddressFamily"
+    agent = config.first("identityagent")
+    if not host.identity_file and agent != "none" and agent_socket(agent) != agent_socket():
+        yield "IdentityAgent"
+    route = route_to(host, config)
+    for key_file in map(Path, route.identity_files):
+        if key_file.with_name(f"{key_file.name}-cert.pub").is_file():
+            yield "a user certificate"
+        if _is_on_token(key_file):
+            yield "a FIDO key"
+    if has_authority(route.known_hosts, route.known_names):
+        yield "@cert-authority"
+    if config.first("gssapiauthentication") == "yes" and has_ticket():
+        yield "Kerberos"
+
+
+def _is_on_token(key_file: Path) -> bool:
+    """Whether the private key is in a security key, according to its public half."""
+    try:
+        return read_key(f"{key_file}.pub").startswith(b"sk-")
+    except OSError:
+        return key_file.name.endswith("_sk")
+
+
+@lru_cache(maxsize=1)
+def has_ticket() -> bool:
+    """Whether the user has a Kerberos ticket; Debian's ssh enables Kerberos for everyone."""
+    klist = shutil.which("klist")
+    result = run_here([klist, "-s"], KLIST_S) if klist else None
+    return result is not None and result.returncode == 0
 
 
 T = TypeVar("T")
