@@ -136,7 +136,8 @@ def _read_unbounded(function: ast.AST) -> Iterator[str]:
 
 
 KERNELS = [
-    "probe/kernel_log.py: int(fields[2])", "probe/kernel_log.py: int(number[0])",
+    "burn/paths.py: int(port)", "probe/kernel_log.py: int(fields[2])",
+    "probe/kernel_log.py: int(number[0])",
     "probe/network.py: int(word)", "probe/node_files.py: int(ids[0])",
     "probe/node_files.py: int(text)", "probe/procfs.py: int(name)", "probe/procfs.py: int(uid)",
     "probe/rdma.py: int(name)", "sweep/main.py: int(os.environ.get('LOCAL_RANK', '0'))",
