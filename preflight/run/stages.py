@@ -170,7 +170,7 @@ class BurnStage(_Stage):
         except WireError as error:
             trouble, advice = str(error), _CHECK_LOAD
         except TimeoutError:
-            return  # `_whole` decides what that means
+            return  # `_final_results` decides what that means
         with self._changed:
             if self._closing:
                 return  # we have closed the session: however it ended, the node is not to blame

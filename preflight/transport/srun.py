@@ -276,8 +276,8 @@ class SrunStep:
         self._explain(not_started)
         self._is_failing = self._is_failing or bool(not_started)
         if not self._is_failing:  # else srun ends the others' tasks too
-            deadline = slurm.exited_nodes(text)
-            self._explain({name: self._no_python or reason for name, reason in deadline.items()})
+            exited = slurm.exited_nodes(text)
+            self._explain({name: self._no_python or reason for name, reason in exited.items()})
 
     def _explain(self, reasons: Mapping[str, ReachError]) -> None:
         """Keep the first error of each node of the step, and say where it comes from."""

@@ -78,10 +78,8 @@ _END_JOBS = {"scheduler", "time_limit", "preempted"}
 
 
 def _is_of_a_tool(error: LoggedException, scan: ScanResult) -> bool:
-    """Whether it has no line of the job's code (pip), and the job made its first step later."""
-    is_before = error.order < scan.first_step_line.get(error.place.source, 0)
-    is_bare = error.speaker == Speaker() and not (error.file or error.cut)
-    return is_before and is_bare and not any(map(_reports_end, scan.hits))
+    """Whether pip or the like raised it before the job's program made its first step."""
+    return error.is_of_tool and error.order < scan.first_step_line.get(error.place.source, 0)
 
 
 def is_one_process(scan: ScanResult) -> bool:
@@ -179,10 +177,8 @@ DOUBTED = 0.45
 BEFORE = "; an import of the same script failed before that"
 CONFIDENCE = {EARLIER: 0.65, _LATER: 0.65, BEFORE: 0.65}
 """Of one of several starts: two unlabelled ranks could have failed differently."""
-_GOES_ON, _FEW = 100, 5
+_GOES_ON, _FEW = 100, 3
 """Lines after an exception: more than a program prints that ends by it, or by a failed import."""
-_OFTEN = 3
-"""Times that one process raises an exception which may end it."""
 
 
 def perhaps_survived(hits: Sequence[Hit], scan: ScanResult) -> str:
@@ -199,7 +195,7 @@ def perhaps_survived(hits: Sequence[Hit], scan: ScanResult) -> str:
     counts = Counter(
         (error.speaker.pid, error.kind, error.file, error.line) for error in scan.exceptions
     )
-    often = any(times > _OFTEN for (pid, *_), times in counts.items() if pid is not None)
+    often = any(times > _FEW for (pid, *_), times in counts.items() if pid is not None)
     return _SEVERAL_TIMES if often and last < inf else ""
 
 

@@ -42,40 +42,35 @@ FAR = 2000
 """Lines, of all ranks, over which a traceback or a symptom of several lines may be woven."""
 _IGNORED = re.compile(
     r"^(?:Exception ignored (?:in|while)\b|Error in atexit\._run_exitfuncs)|--- Logging error ---$"
-    r"|Could not load bitsandbytes native library|bitsandbytes library load error"
 )
-"""Python prints such an exception and goes on: in `__del__`, when it ends. So does transformers."""
+"""Python prints such an exception and goes on: in `__del__`, when it ends."""
 _LOOSE = re.compile(r"Task exception was never retrieved|Exception in (?:ASGI application|thread )")
 """Announces the exception of one task, of one request, or of a thread beside the main one."""
 _OF_SPAWNED = re.compile(r"-- Process (\d{1,6}) terminated with the following error:")
 """Stands before the traceback of a process that torch.multiprocessing started."""
 ANNOUNCES = (
     *(b"--- Logging error", b"Exception ignored", b"Error in atexit", b"never retrieved"),
-    *(
-        b"bitsandbytes native library",
-        b"bitsandbytes library load error",
-        b"alling back",
-        b"fall back",
-    ),
+    b"alling back",
     *(b"Exception in ", b"During handling", b"The above exception"),
 )
 """In lines that say what the next traceback is."""
 _GATHERED = re.compile(r"\(most recent call last\): \(RANK (\d{1,6})\)")
 """Begins the traceback of another rank, which torch.distributed.checkpoint gathers."""
-_HAS_DETAILS = re.compile(
-    r":$|error\(s\) found\.$|^\d+ validation errors? for \S+$"
-    r"|^while (?:constructing|parsing|scanning) [^:]{1,80}(?: in \".{1,250})?$"
-)
+_OF_FIELDS = re.compile(r"\d+ validation errors? for \S+$")
+"""A message of pydantic, whose next line names a field."""
+_OF_YAML = re.compile(r"while (?:constructing|parsing|scanning) [^:]{1,80}(?: in \".{1,250})?$")
+_HAS_DETAILS = re.compile(rf":$|error\(s\) found\.$|^{_OF_FIELDS.pattern}|^{_OF_YAML.pattern}")
 """A message that the next line continues."""
-_GOES_ON = re.compile(
-    r"\s|\(\d|\w{0,60}(?:Error|Exception): |[a-z][\w.-]{1,80}(?:\[\w{1,60}\])?$"
-    r"|found |expected |could not "
-)
+_GOES_ON = re.compile(r"\s|\(\d|\w{0,60}(?:Error|Exception): ")
 """Begins a line that belongs to the message before it."""
-_CAUGHT = re.compile(
-    r"(?i)\bfall(?:s|ing)? back (?:to|on)\b|\b(?:continuing|going on|proceeding) (?:with|without)\b"
-)
-"""In the line after an exception that its program caught."""
+_FIELD = re.compile(r"[a-z][\w.-]{1,80}(?:\[\w{1,60}\])?$")
+_WHY_NOT_YAML = re.compile(r"\s|found |expected |could not ")
+_CAUGHT = re.compile(r"(?i)\bfalling back (?:to|on)\b")
+"""In the line after an exception that its program may have caught."""
+_NOT_CAUGHT = re.compile(r"(?i)\b(?:cannot|not|no|nothing|suppress)\b")
+_TOOLS = re.compile(r"/site-packages/(?:pip|setuptools|pkg_resources|conda)/")
+_CAN_DO_WITHOUT = "bitsandbytes/cextension.py"
+"""The outermost frame of an exception that is caught and printed there, if it is this file."""
 _LOGGED = re.compile(r"[EC](?<!\w.)(?:RROR|RITICAL)\b")
 """A logged error, whose traceback follows without the logger's prefix."""
 _HANDLED = re.compile(r"During handling of the above exception|The above exception was the dir")
@@ -136,7 +131,9 @@ class LoggedException(Struct, frozen=True, kw_only=True):
     headless: bool = False
     """The beginning of its traceback is cut off, which may say that the process goes on."""
     loose: bool = False
-    """It ended one task, request or thread: the process goes on."""
+    """It ended one task, request or thread, or may have been caught: the process goes on."""
+    is_of_tool: bool = False
+    """It was raised by pip or the like."""
 
 
 class _Running:
@@ -147,8 +144,9 @@ class _Running:
         self.own: tuple[str, int, str] = ("", 0, "")
         self.source = ""
         self.awaits_source = False
+        self.is_of_tool = False
         self.script = ""
-        self.cut = False
+        self.cut = self.has_frames = False
         self.chained = self.handled = False
         self.ignored = ignored
         self.loose = False
@@ -160,6 +158,9 @@ class _Running:
     def take(self, frame: re.Match[str]) -> None:
         """Take a frame."""
         self.ignored |= _AT_EXIT.fullmatch(frame["code"] or "") is not None
+        is_first, self.has_frames = not self.has_frames, True
+        self.ignored |= is_first and frame["file"].endswith(_CAN_DO_WITHOUT)
+        self.is_of_tool |= _TOOLS.search(frame["file"]) is not None
         self.awaits_source = not _LIBRARY.search(frame["file"])
         if self.awaits_source:
             outermost = not self.own[0] and frame["code"] == "<module>"
@@ -201,8 +202,6 @@ class Tracebacks:
         """The line after the last exception, and its speaker; 0 once that line is read."""
         self._continues = False
         """Whether that line may continue the message."""
-        self.caught = range(0)
-        """The lines of the last traceback whose exception the program caught, as the next shows."""
 
     @property
     def open(self) -> bool:
@@ -280,10 +279,9 @@ class Tracebacks:
         if (place.line, speaker) != self._ended:
             return
         last = self.exceptions[-1]
-        if _CAUGHT.search(line.bare):
-            del self.exceptions[-1]
-            self.caught = range(last.began, place.line)
-        elif may_continue and _GOES_ON.match(line.bare):
+        if _CAUGHT.search(line.bare) and not _NOT_CAUGHT.search(line.bare):
+            self.exceptions[-1] = replace(last, loose=True)
+        elif may_continue and _details_of(last.message).match(line.bare):
             message = f"{last.message} {line.bare.strip()}"[:_LONGEST_MESSAGE]
             self._end_at(place.line, replace(last, message=message))
 
@@ -298,7 +296,8 @@ class Tracebacks:
         if not self.exceptions or (last := self.exceptions[-1]).speaker != speaker:
             return False
         after, quoted = place.line - last.place.line, "Original Traceback" in line.text
-        return (quoted and after == 1) or (last.message.endswith(":") and after <= _NEAR)
+        most = _NEAR if last.message.endswith("in a subprocess:") else _BLANK
+        return (quoted and after == 1) or (last.message.endswith(":") and after <= most)
 
     def _outside(self, key: tuple[int | None, str], line: Line, place: Place, order: int) -> bool:
         """Take a line of no traceback: an end whose beginning is cut off (`KeyError: 'x'`)."""
@@ -343,9 +342,17 @@ class Tracebacks:
                 handled=running.handled,
                 headless=running.latest > 0,
                 loose=(kind, file, line) in self._of_tasks,
+                is_of_tool=running.is_of_tool,
             )
         )
         self._end_at(place.line, self.exceptions[-1])
+
+
+def _details_of(message: str) -> re.Pattern[str]:
+    """Match the line that continues this message."""
+    if _OF_FIELDS.match(message):
+        return _FIELD
+    return _WHY_NOT_YAML if _OF_YAML.match(message) else _GOES_ON
 
 
 _T = TypeVar("_T", Hit, LoggedException)

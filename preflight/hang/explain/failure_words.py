@@ -23,10 +23,11 @@ _NOTICE = re.compile(
     rb"(?i:\bwarn(?:ing)?\b|warning:|\binfo\b|\bdebug\b|\bnotice\b|\bretry|continuing"
     rb"|ignor(?:ed|ing)|skipp(?:ed|ing)|falling back|deprecat|\bon[_ -]?error|\bpassed\b"
     rb"|\bsub-?optimal\b|\btreat(?:ed|ing)? (?:it|them|this) as\b|\bgoing to \S{1,80} instead\b"
-    rb"|\b(?:no|0|zero|without|any) (?:xid )?(?:error|fail|corrupt|issue|problem)"
+    rb"|\b(?:no|0|zero|without|any) (?:xid )?(?:error|fail)|\b0 corrupt\b|\bno issue if\b"
     rb"|[,.;] using (?:the )?(?:default|\S{1,40}'s)\b"
     rb"|(?:error|abort(?:ed)?|fail(?:ed|ure)?|timeout)[_ -](?:bars?|rate|ratio|func|margin|norm)"
-    rb"|(?:error|fail(?:ed|ures?)?|killed)[_ ]?\w{0,20}[ =:]{1,40}0(?:\.0{0,9})?(?![.\w])"
+    rb"|(?:error|fail(?:ed|ures?)?|killed)[_ ]?(?:rate|\w{0,20}s)?[ =:]{1,40}0(?:\.0{0,9})?"
+    rb"(?![.\w]| of)(?!.{0,200}(?:abort|terminat|exit|died|dead|crash))"
     rb"|\bnot be (?:aborted|killed|stopped|terminated)"
     rb"|\bwatching for\b|\bhandles? xid\b|\b(?:will|would|may|might) (?:stop|fail) with no space\b"
     rb"|[a-z][ _]error[ =:]{1,3}\d{0,9}\.\d)"
@@ -51,7 +52,7 @@ _HARMLESS = re.compile(
     rb"|Cannot use FA version|accepting this combination|NCCL WARN Missing \""
     rb"|Ignoring this choice|dependency resolver does not|(?i:\b(?:errors?|xids?): (?:none|0)\b)"
     rb"|\bError is 0\.0|unable to parse websocket frame|\bI tensorflow/"
-    rb"|'MessageFactory' object has no"
+    rb"|'MessageFactory' object has no|Could not load bitsandbytes native library"
 )
 """What is no failure, at whatever level it is logged."""
 _CERTAIN = re.compile(

@@ -282,6 +282,8 @@ def unstructured(line: str) -> list[str]:
         return [line]
     if "stream_name" in record and line[0] in "[,":  # a notebook's log, one list
         begin, record = 0, {"message": record.get("data")}
+    elif line[end:]:
+        return [line]
     texts = [text for name in _MESSAGES if isinstance(text := record.get(name), str)]
     time, level = (
         next((str(record[name]) for name in names if name in record), "") for names in _HEADS

@@ -136,15 +136,15 @@ def _memory(hit: Hit, same: Sequence[Hit], scan: ScanResult) -> Meaning:
         foreign = total - own - free
         remark = f"; {foreign:.1f} GiB of it belongs to other processes"
         return Meaning("oom_one_rank", 0.9, remark)
-    if own and total and (pooled := _pooled(hit)) and own - pooled >= _FOREIGN * total:
-        remark = f"; {own - pooled:.1f} GiB of its own memory is not PyTorch's"
+    if own and total and "allocated" in hit.fields and own - _pooled(hit) >= _FOREIGN * total:
+        remark = f"; {own - _pooled(hit):.1f} GiB of its own memory is not PyTorch's"
         return Meaning("oom_one_rank", 0.9, remark, _OTHER_LIBRARY, _LIMIT_IT)
     doubted = "CUDA error: " in hit.place.text  # not torch's allocator: perhaps a faulty GPU
     return Meaning(hit.symptom.category, 0.75 if doubted else hit.symptom.confidence)
 
 
 def _pooled(hit: Hit) -> float:
-    """GiB that PyTorch's allocator holds; 0 if the line does not show it."""
+    """GiB that PyTorch's allocator holds, as the line shows it."""
     parts = [_gib(hit.fields.get(name)) for name in ("allocated", "cached")]
     return sum(part or 0 for part in parts)
 

@@ -387,9 +387,6 @@ class Scanner:
         for candidate in file.ended_with(line, number):
             self._close(candidate, file)
         ignored, result, began = file.tracebacks.feed(line, place, order), self._result, [*began]
-        first = result.first_failure
-        if first and first.source == file.source and first.line in file.tracebacks.caught:
-            result.first_failure = None
         if not ignored and result.first_failure is None and reports_failure(line.text):
             if TRIED_AGAIN.search(line.text):
                 self._tried = max(self._tried, (order, place), key=itemgetter(0))

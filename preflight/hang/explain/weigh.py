@@ -110,7 +110,9 @@ _LACKS = re.compile(
 _UNPREPARED, _PIPELINE = 0.7, 0.55
 _THEN = "; then {}"
 _LED = "; a program after it lacks what this one may have had to make ({})"
-_OF_GPU = re.compile(r"(?i)cuda|gpu|device|driver|nccl|bf16")
+_OF_GPU = re.compile(
+    r"(?i)cuda|gpu|(?<!left on )\bdevice(?!_map)|driver|nccl|bf16|_cpu\b|\bcpu\b|'half'|accelerator"
+)
 _INTERRUPT = "KeyboardInterrupt"
 _AT_ONCE = {"script_missing", "slurm_step", "usage", "port_in_use"}
 """Symptoms by which a program ends before it begins: a failure after it is of another start."""
@@ -170,7 +172,7 @@ def _evidence(scan: ScanResult) -> tuple[_Evidence, str]:
     errors = without_caught_imports(all_errors)
     causes, signs = _causes_and_signs(hits, errors, scan)
     left_out = [error for error in all_errors if error not in errors]
-    doubt = doubt or _of_imports(left_out, errors, causes)
+    doubt = doubt or _of_imports(left_out, errors, causes, scan)
     own_signs = [hit for hit in signs if not hit.retried and not hit.symptom.waits]
     strong_signs = [hit for hit in own_signs if hit.symptom.reads != "call"]
     last_start = _last_start([*causes, *strong_signs], errors, scan)
@@ -225,7 +227,10 @@ def _answer(evidence: _Evidence, doubt: str) -> tuple[Explanation, str]:
     elif stall is not None and stall.kind in ODD and not _follows(stall.proofs[0], _first(rivals)):
         answer = of_the_dead(stall, strong_signs, hits, scan) or of_watchdog(stall)
     else:
-        signs = [hit for hit in evidence.signs if not _is_passed_over(hit, scan)]
+        cancels = [hit for hit in hits if hit.symptom.id == "cancelled"]
+        of_jobs = (hit.order for hit in cancels if "*** JOB" in hit.place.text)
+        last_cancel = max(of_jobs, default=0)
+        signs = [hit for hit in evidence.signs if not _is_passed_over(hit, last_cancel, scan)]
         answer = _of_signs(strong_signs or own_signs, signs, hits, scan) or _of_rest(hits, scan)
     return answer, doubt or (perhaps_survived(hits, scan) if failures else "")
 
@@ -249,10 +254,11 @@ def _causes_and_signs(
     ends, deaths_alone = _first([*deaths, *errors]), _first(deaths)
     reports = [hit.order for hit in hits if hit.symptom.role == "echo" and "code" in hit.fields]
     causes: list[Hit] = []
-    others = [error for error in errors if not _OF_GPU.search(f"{error.kind}: {error.message}")]
+    others = [error for error in errors if not _OF_GPU.search(f"{error.message} {error.source}")]
     for hit in hits:
         # A warning about the GPU is no cause if the program failed for another reason.
-        is_passed = "level" in hit.fields and others == errors != []
+        goes_on = hit.order < scan.progress_line.get(hit.place.source, 0)
+        is_passed = "level" in hit.fields and (goes_on or others == errors != [])
         if hit.symptom.role == "cause" and not is_passed and not lesser(hit, scan):
             follows = hit.retried or (hit.symptom.follows and _follows(hit, ends))
             if hit.symptom.id in _AT_ONCE:  # of the next start, if a launcher has reported an end
@@ -316,7 +322,9 @@ def _of_preparation(evidence: _Evidence) -> Explanation | None:
     others = [
         error
         for error in evidence.earlier_errors
-        if error.order < first.order and error.script not in ("", first.script)
+        if error.order < first.order
+        and error.script not in ("", first.script)
+        and is_unsettled(error, evidence.scan)
     ]
     if not others:
         return None
@@ -335,17 +343,22 @@ def _of_imports(
     left_out: Sequence[LoggedException],
     errors: Sequence[LoggedException],
     causes: Sequence[Hit],
+    scan: ScanResult,
 ) -> str:
     """The doubt that imports leave which failed before another exception; "" without any."""
-    if not left_out or {*map(_line, causes)} & {*map(_line, left_out)}:
+    is_reported = scan.symptom_ids & _LAUNCHED and {*map(_line, causes)} & {*map(_line, left_out)}
+    if not left_out or is_reported:
         return ""
     scripts = {error.script for error in errors} - {""}
     return BEFORE if scripts.issuperset(error.script for error in left_out) else IMPORTED
 
 
-def _is_passed_over(sign: Hit, scan: ScanResult) -> bool:
-    """Whether a script did without what it could not download, install, submit or enter."""
-    if "cancelled" in scan.symptom_ids:  # the job lasted until then
+def _is_passed_over(sign: Hit, last_cancel: int, scan: ScanResult) -> bool:
+    """Whether a script did without what it could not download, install, submit or enter.
+
+    `last_cancel`: the line in which Slurm cancelled the job, which lasted until then.
+    """
+    if last_cancel > sign.order + AT_END:
         return sign.symptom.id in _OPTIONAL | _PREPARATIONS
     goes_on = scan.line_count - sign.order > AT_END or scan.first_step_line
     return sign.symptom.id in _OPTIONAL and bool(goes_on)

@@ -40,6 +40,7 @@ def test_the_cause_is_named(tmp_path: Path, name: str) -> None:
     answer = explained(tmp_path, case["log"])
     named = answer.category, case["words"] in answer.sentence
     assert named == (case["category"], True), answer.sentence
+    assert answer.confidence == case.get("confidence", answer.confidence)
 
 
 def test_a_rank_that_ended_before_the_others_time_outs_is_the_missing_one(tmp_path: Path) -> None:

@@ -127,7 +127,7 @@ def test_every_section_is_reported_whose_deadline_passed_meanwhile(
 
     for module, name in (
         (rdma, "read"), (rdma, "survey"), (software, "read"), (network, "read"),
-        (kernel_log, "_read"), (software, "read_nccl_conf"),
+        (kernel_log, "_read_device"), (software, "read_nccl_conf"),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, lambda *_, **__: dict(long))
     monkeypatch.setattr(host, "read", lambda *_: {"machine": long, "problems": []})

@@ -395,7 +395,7 @@ def test_many_ranks_of_one_user_leave_room_for_anothers(
     python = system_python()
     many = [start(RANK=str(rank), user=NOBODY, python=python) for rank in range(4)]
     other = start(RANK="4", user=4321, python=python)
-    monkeypatch.setattr(finding, "MOST", 2)
+    monkeypatch.setattr(finding, "MOST_RANKS", 2)
     pids = [one.pid for one in (*many, other)]
     found = finding.find(2**22 + 1, pids, processes.Care())["ranks"]
     assert [one["pid"] for one in found] == [many[0].pid, other.pid]
