@@ -237,7 +237,7 @@ def explain_dumps(dumps: Dumps) -> Explanation:
     if not recordings:
         return Explanation(sentence="no dump could be read", advice="give the dumps of all ranks")
     roots.sort(key=lambda root: not root.few)
-    answer = _of_named(roots, recordings) if roots else _of_rest(waits, dumps)
+    answer = _of_named(roots, recordings) if roots else _explain_rest(waits, dumps)
     if dumps.older:
         answer = replace(answer, confidence=round(answer.confidence * _LESS_SURE, 2))
     others = tuple(
@@ -290,7 +290,7 @@ def _died(root: Root, dumps: Dumps) -> bool:
     return root.kind != "no_dump" or not dumps.torn.intersection(root.ranks)
 
 
-def _of_rest(waits: Waits, dumps: Dumps) -> Explanation:
+def _explain_rest(waits: Waits, dumps: Dumps) -> Explanation:
     """No rank with a dump is shown to be at fault."""
     missing = [root for root in waits.roots if root.kind == "no_dump"]
     away = sorted({rank for root in missing for rank in root.ranks})

@@ -476,7 +476,7 @@ def without_caught_imports(exceptions: Sequence[LoggedException]) -> list[Logged
     ]
 
 
-def of_last_start(errors: Sequence[LoggedException]) -> list[LoggedException]:
+def errors_of_last_start(errors: Sequence[LoggedException]) -> list[LoggedException]:
     """Those of the last start, if one script without ranks ended by one exception after another."""
     if {error.speaker for error in errors} != {Speaker()}:
         return [*errors]
@@ -490,7 +490,7 @@ def of_last_start(errors: Sequence[LoggedException]) -> list[LoggedException]:
     return every[start:]
 
 
-def of_exceptions(
+def explain_exceptions(
     exceptions: Sequence[LoggedException], roots: Collection[int | None], ended: Collection[int]
 ) -> Explanation:
     """The explanation for exceptions: the first rank that raised one ended the others.

@@ -59,7 +59,7 @@ class Meaning(Struct, frozen=True):
     advice: str = ""
 
 
-def lesser(hit: Hit, scan: ScanResult) -> bool:
+def is_lesser(hit: Hit, scan: ScanResult) -> bool:
     """Whether this cause is only a sign here: a flushed queue, an Xid that a program caused."""
     if hit.symptom.reads == "xid":
         return _grade(hit) not in _PROVEN
@@ -67,7 +67,7 @@ def lesser(hit: Hit, scan: ScanResult) -> bool:
     return here is not None and here.lesser
 
 
-def refine(hit: Hit, same: Sequence[Hit], scan: ScanResult) -> Meaning:
+def meaning_of(hit: Hit, same: Sequence[Hit], scan: ScanResult) -> Meaning:
     """Category and confidence of a hit; `same` are all hits of its symptom."""
     if hit.symptom.reads == "memory":
         return _memory(hit, same, scan)
@@ -164,16 +164,16 @@ def gravest_first(some: Sequence[Hit], scan: ScanResult) -> list[Hit]:
     def order(hit: Hit) -> tuple[bool, int]:
         if (hit.symptom.reads, hit.speaker.node) != of_node:
             return True, len(GRADES)
-        return refine(hit, (), scan).category != "gpu_hardware", GRADES.index(_grade(hit))
+        return meaning_of(hit, (), scan).category != "gpu_hardware", GRADES.index(_grade(hit))
 
     return sorted(some, key=order) if some and some[0].symptom.reads == "xid" else [*some]
 
 
-def of_hit(hit: Hit, hits: Sequence[Hit], scan: ScanResult) -> Explanation:
+def explain_hit(hit: Hit, hits: Sequence[Hit], scan: ScanResult) -> Explanation:
     """The answer if this hit shows the first failure."""
     symptom = hit.symptom
-    weight = lesser(hit, scan)
-    same = [o for o in hits if o.symptom.id == symptom.id and lesser(o, scan) == weight]
+    weight = is_lesser(hit, scan)
+    same = [o for o in hits if o.symptom.id == symptom.id and is_lesser(o, scan) == weight]
     same = [o for o in same if o.fields.get("xid") == hit.fields.get("xid")]
     speakers = ended_as(scan, symptom.exits)
     if hit.speaker.rank is None and len(speakers) == 1:
@@ -183,7 +183,7 @@ def of_hit(hit: Hit, hits: Sequence[Hit], scan: ScanResult) -> Explanation:
     alike = _ended_alike(hit, same, scan)
     if len(alike) > 1:
         fields = {name: value for name, value in fields.items() if name not in _OF_ONE}
-    here = refine(hit, same, scan)
+    here = meaning_of(hit, same, scan)
     is_shown = len(alike) > 1 and not (symptom.reads == "memory" and here.remark)
     together = _ALIKE.format(rank_words(alike)) if is_shown else ""
     xid = xid_info(int(fields.get("xid", "0"))) if symptom.reads == "xid" else None

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from preflight.hang.explain import watchdog
 from preflight.hang.explain.attempts import exit_code
 from preflight.hang.explain.explanation import LIKELY, Explanation, proofs, rank_words
-from preflight.hang.explain.meaning import of_hit
+from preflight.hang.explain.meaning import explain_hit
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -31,7 +31,7 @@ _FEWEST = 2
 """Ranks that waited, so that the only other one is missing."""
 
 
-def of_members(scan: ScanResult) -> Explanation | None:
+def explain_members(scan: ScanResult) -> Explanation | None:
     """An explanation from the processes' first lines, if there is nothing else; or None.
 
     It names no culprit: the processes of another node may write elsewhere. Only rank 0 reports
@@ -61,7 +61,7 @@ def of_members(scan: ScanResult) -> Explanation | None:
     )
 
 
-def of_watchdog(stall: watchdog.Stall) -> Explanation:
+def explain_stall(stall: watchdog.Stall) -> Explanation:
     """Which ranks the timeouts show to be odd."""
     category: Category = (
         "collective_mismatch" if stall.kind == "mismatch" else "timeout_rank_missing"
@@ -84,17 +84,17 @@ def of_watchdog(stall: watchdog.Stall) -> Explanation:
     )
 
 
-def with_ranks(answer: Explanation, stall: watchdog.Stall | None) -> Explanation:
+def name_ranks(answer: Explanation, stall: watchdog.Stall | None) -> Explanation:
     """Add the ranks that the watchdog's lines show to a cause that names none."""
     if stall is None or stall.kind not in ODD or stall.confidence < LIKELY or answer.culprits:
         return answer
-    shown = of_watchdog(stall)
+    shown = explain_stall(stall)
     if shown.category != answer.category:
         return answer
     return replace(shown, evidence=proofs((*shown.evidence, *answer.evidence)))
 
 
-def of_the_dead(
+def explain_dead_rank(
     stall: watchdog.Stall, strong_signs: Sequence[Hit], hits: Sequence[Hit], scan: ScanResult
 ) -> Explanation | None:
     """Why a rank that did not come had ended, as its launcher reports later; None if it lived."""
@@ -111,10 +111,10 @@ def of_the_dead(
     why = [hit for hit in strong_signs if set(hit.symptom.exits) & set(dead.values())]
     summaries = [hit for hit in hits if hit.symptom.reads == "summary"]
     first = why or [hit for hit in summaries if int(hit.fields["rank"]) in dead]
-    return of_hit(first[0], hits, scan) if first else None
+    return explain_hit(first[0], hits, scan) if first else None
 
 
-def of_the_only_absent(
+def explain_only_absent(
     waited: Sequence[Hit], signs: Sequence[Hit], scan: ScanResult
 ) -> Explanation | None:
     """The only rank that a launcher ended and that reports no wait, if the others waited."""
@@ -126,7 +126,7 @@ def of_the_only_absent(
     (rank,) = absent
     who, ms = rank_words(there), waited[0].fields.get("timeout_ms", "?")
     sentence = f"{who} waited {ms} ms in gloo, and rank {rank} reports no wait"
-    return of_watchdog(
+    return explain_stall(
         watchdog.Stall(
             kind="missing",
             ranks=(rank,),
@@ -137,7 +137,7 @@ def of_the_only_absent(
     )
 
 
-def of_ended_before(
+def explain_ended_before(
     timed_out: Sequence[Hit], hits: Sequence[Hit], scan: ScanResult
 ) -> Explanation | None:
     """The only rank that torchrun saw end before the others' time-outs, by the times of both."""
@@ -154,7 +154,7 @@ def of_ended_before(
     if len(summaries) != 1 or -1 in waiting:
         return None
     (summary,) = summaries.values()
-    answer = of_hit(summary, hits, scan)
+    answer = explain_hit(summary, hits, scan)
     return replace(
         answer,
         category="other",
@@ -163,7 +163,9 @@ def of_ended_before(
     )
 
 
-def of_first_end(signs: Sequence[Hit], hits: Sequence[Hit], scan: ScanResult) -> Explanation | None:
+def explain_first_end(
+    signs: Sequence[Hit], hits: Sequence[Hit], scan: ScanResult
+) -> Explanation | None:
     """The only rank that torchrun saw end first, if its peers lost it or it logged a failure."""
     peers = {hit.speaker.rank for hit in signs} - {None}
     summaries = {
@@ -176,7 +178,7 @@ def of_first_end(signs: Sequence[Hit], hits: Sequence[Hit], scan: ScanResult) ->
     if len(summaries) != 1:
         return None
     ((rank, summary),) = summaries.items()
-    answer = of_hit(summary, hits, scan)
+    answer = explain_hit(summary, hits, scan)
     if (
         scan.first_failure
         and scan.failed_rank == int(rank)
@@ -212,10 +214,10 @@ def _of_only_exit(
         if hit.symptom.reads == "end" and int(hit.fields["rank"]) not in peers and exit_code(hit)
     }
     first = [hit for hit in hits if {hit.fields.get("task", "")} == tasks]
-    return of_hit(first[0], hits, scan) if peers and first else None
+    return explain_hit(first[0], hits, scan) if peers and first else None
 
 
-def of_time_out(base: Explanation, hits: Sequence[Hit], scan: ScanResult) -> Explanation:
+def explain_time_out(base: Explanation, hits: Sequence[Hit], scan: ScanResult) -> Explanation:
     """Which ranks waited, and that these lines do not show for which."""
     stall = watchdog.judge(hits, scan)
     finding = stall.sentence if stall is not None else base.sentence

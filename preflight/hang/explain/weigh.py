@@ -28,9 +28,9 @@ from preflight.hang.explain.attempts import (
 from preflight.hang.explain.exceptions import (
     IMPORTS,
     LoggedException,
+    errors_of_last_start,
+    explain_exceptions,
     in_order_of_time,
-    of_exceptions,
-    of_last_start,
     own_faults,
     with_script,
     without_caught_imports,
@@ -44,17 +44,23 @@ from preflight.hang.explain.explanation import (
     with_meanings,
 )
 from preflight.hang.explain.failure_words import AT_END, may_be_last
-from preflight.hang.explain.meaning import circumstance, ended_as, gravest_first, lesser, of_hit
+from preflight.hang.explain.meaning import (
+    circumstance,
+    ended_as,
+    explain_hit,
+    gravest_first,
+    is_lesser,
+)
 from preflight.hang.explain.missing_ranks import (
     ODD,
-    of_ended_before,
-    of_first_end,
-    of_members,
-    of_the_dead,
-    of_the_only_absent,
-    of_time_out,
-    of_watchdog,
-    with_ranks,
+    explain_dead_rank,
+    explain_ended_before,
+    explain_first_end,
+    explain_members,
+    explain_only_absent,
+    explain_stall,
+    explain_time_out,
+    name_ranks,
 )
 from preflight.hang.explain.symptom import RANKING, next_commands
 
@@ -172,7 +178,7 @@ def _evidence(scan: ScanResult) -> tuple[_Evidence, str]:
     errors = without_caught_imports(all_errors)
     causes, signs = _causes_and_signs(hits, errors, scan)
     left_out = [error for error in all_errors if error not in errors]
-    doubt = doubt or _of_imports(left_out, errors, causes, scan)
+    doubt = doubt or _doubt_of_imports(left_out, errors, causes, scan)
     own_signs = [hit for hit in signs if not hit.retried and not hit.symptom.waits]
     strong_signs = [hit for hit in own_signs if hit.symptom.reads != "call"]
     last_start = _last_start([*causes, *strong_signs], errors, scan)
@@ -183,7 +189,7 @@ def _evidence(scan: ScanResult) -> tuple[_Evidence, str]:
     firm_errors = [error for error in errors if not error.loose]
     errors = firm_errors if firm_errors or strong_signs else errors
     roots = {int(hit.fields["rank"]): hit.time for hit in hits if hit.symptom.reads == "summary"}
-    strong_signs, first_errors = _of_first_root(roots, strong_signs, errors)
+    strong_signs, first_errors = _keep_first_root(roots, strong_signs, errors)
     evidence = _Evidence(
         scan=scan,
         hits=hits,
@@ -212,26 +218,27 @@ def _answer(evidence: _Evidence, doubt: str) -> tuple[Explanation, str]:
     failures = [failure for failure in failures if is_unsettled(failure, scan)]
     answer: Explanation
     if ended_well(hits, failures, scan):
-        return _of_hints(hits, scan) or ENDED, ""
-    if preparation := _of_preparation(evidence):
+        return _explain_hints(hits, scan) or ENDED, ""
+    if preparation := _explain_preparation(evidence):
         answer = preparation
     elif causes:
         cause = next((hit for hit in causes if hit.symptom.id not in _AT_ONCE), causes[-1])
-        answer = with_ranks(of_hit(cause, hits, scan), stall)
+        answer = name_ranks(explain_hit(cause, hits, scan), stall)
     elif first_errors and not _before(strong_signs, first_errors):
         of_first = {error.speaker.rank for error in first_errors}
         roots = evidence.roots if first_errors == errors else of_first
-        answer = of_exceptions(errors, roots, {*ended_as(scan, (1,))})
+        answer = explain_exceptions(errors, roots, {*ended_as(scan, (1,))})
         if evidence.is_restarted and not doubt:
             doubt = EARLIER if is_one_process(scan) else AGAIN
     elif stall is not None and stall.kind in ODD and not _follows(stall.proofs[0], _first(rivals)):
-        answer = of_the_dead(stall, strong_signs, hits, scan) or of_watchdog(stall)
+        answer = explain_dead_rank(stall, strong_signs, hits, scan) or explain_stall(stall)
     else:
         cancels = [hit for hit in hits if hit.symptom.id == "cancelled"]
         of_jobs = (hit.order for hit in cancels if "*** JOB" in hit.place.text)
         last_cancel = max(of_jobs, default=0)
         signs = [hit for hit in evidence.signs if not _is_passed_over(hit, last_cancel, scan)]
-        answer = _of_signs(strong_signs or own_signs, signs, hits, scan) or _of_rest(hits, scan)
+        best = strong_signs or own_signs
+        answer = _explain_signs(best, signs, hits, scan) or _explain_rest(hits, scan)
     return answer, doubt or (perhaps_survived(hits, scan) if failures else "")
 
 
@@ -248,7 +255,7 @@ def _causes_and_signs(
         hit
         for hit in hits
         if (hit.symptom.role == "sign" and not (hit.symptom.follows and _follows(hit, exits)))
-        or lesser(hit, scan)
+        or is_lesser(hit, scan)
     ]
     deaths = [hit for hit in signs if hit.symptom.dies]
     ends, deaths_alone = _first([*deaths, *errors]), _first(deaths)
@@ -259,7 +266,7 @@ def _causes_and_signs(
         # A warning about the GPU is no cause if the program failed for another reason.
         goes_on = hit.order < scan.progress_line.get(hit.place.source, 0)
         is_passed = "level" in hit.fields and (goes_on or others == errors != [])
-        if hit.symptom.role == "cause" and not is_passed and not lesser(hit, scan):
+        if hit.symptom.role == "cause" and not is_passed and not is_lesser(hit, scan):
             follows = hit.retried or (hit.symptom.follows and _follows(hit, ends))
             if hit.symptom.id in _AT_ONCE:  # of the next start, if a launcher has reported an end
                 is_next = min(reports, default=inf) < hit.order
@@ -276,7 +283,9 @@ def _last_start(hits: Sequence[Hit], errors: Sequence[LoggedException], scan: Sc
     interrupts = [error for error in scan.exceptions if error.kind == _INTERRUPT and error.script]
     if not errors and not interrupts:
         return 0
-    last = in_order_of_time(errors) if scan.symptom_ids & _LAUNCHED else of_last_start(errors)
+    last = (
+        in_order_of_time(errors) if scan.symptom_ids & _LAUNCHED else errors_of_last_start(errors)
+    )
     over = [error.order for error in errors if error not in last]
     # An import fails at a start: it is no consequence of an interrupt.
     imports = last and last[-1].kind in IMPORTS
@@ -297,7 +306,7 @@ def _is_of(hit: Hit, errors: Sequence[LoggedException]) -> bool:
     return not name or any(error.script.endswith(name.rpartition("/")[2]) for error in errors)
 
 
-def _of_preparation(evidence: _Evidence) -> Explanation | None:
+def _explain_preparation(evidence: _Evidence) -> Explanation | None:
     """What went wrong before, if what failed first lacks something that was to be prepared.
 
     That is what the job's script could not load, download or install, or else the exception of
@@ -314,7 +323,7 @@ def _of_preparation(evidence: _Evidence) -> Explanation | None:
         return None
     for hit in evidence.hits:
         if hit.symptom.id in _PREPARATIONS and hit.order < first.order:
-            answer = of_hit(hit, evidence.hits, evidence.scan)
+            answer = explain_hit(hit, evidence.hits, evidence.scan)
             sentence = answer.sentence + _THEN.format(_words_of(first))
             return replace(answer, sentence=sentence, confidence=_UNPREPARED)
     if isinstance(first, Hit) or not first.script:
@@ -328,7 +337,7 @@ def _of_preparation(evidence: _Evidence) -> Explanation | None:
     ]
     if not others:
         return None
-    answer = of_exceptions([*others, first], {error.speaker.rank for error in others}, ())
+    answer = explain_exceptions([*others, first], {error.speaker.rank for error in others}, ())
     sentence = answer.sentence + _LED.format(_words_of(first))
     return replace(answer, sentence=sentence, confidence=_PIPELINE)
 
@@ -339,7 +348,7 @@ def _words_of(failure: Hit | LoggedException) -> str:
     return f"{failure.kind}: {failure.message}"
 
 
-def _of_imports(
+def _doubt_of_imports(
     left_out: Sequence[LoggedException],
     errors: Sequence[LoggedException],
     causes: Sequence[Hit],
@@ -374,7 +383,7 @@ def _is_of_earlier_start(cause: Hit, over: int, scan: ScanResult) -> bool:
     return cause.symptom.id in _AT_ONCE and cause.order <= last
 
 
-def _of_first_root(
+def _keep_first_root(
     roots: Mapping[int, float | None], strong_signs: list[Hit], errors: list[LoggedException]
 ) -> tuple[list[Hit], list[LoggedException]]:
     """What is of the rank that failed first by the times of several nodes' torchruns, if known."""
@@ -409,16 +418,16 @@ def _consequences(answer: Explanation, hits: Sequence[Hit]) -> tuple[str, ...]:
     return tuple(sentences[:_MOST_CONSEQUENCES]) if answer.confidence >= LIKELY else ()
 
 
-def _of_rest(hits: Sequence[Hit], scan: ScanResult) -> Explanation:
+def _explain_rest(hits: Sequence[Hit], scan: ScanResult) -> Explanation:
     """The answer if these lines show no failure, or only echoes of one."""
     echoes = [hit for hit in hits if hit.symptom.role == "echo"]
     if echoes:
         strong = [hit for hit in echoes if hit.symptom.confidence > _SAYS_LITTLE]
-        return of_hit(in_order_of_time(strong or echoes)[0], hits, scan)
+        return explain_hit(in_order_of_time(strong or echoes)[0], hits, scan)
     hints = [hit for hit in hits if _is_relevant_hint(hit, scan)]
-    answer = of_members(scan)
+    answer = explain_members(scan)
     if answer is not None or hints:
-        return answer or of_hit(in_order_of_time(hints)[0], hits, scan)
+        return answer or explain_hit(in_order_of_time(hints)[0], hits, scan)
     if scan.first_failure is None and not scan.troubles:
         return NO_FAILURE
     if scan.first_failure is None:
@@ -438,12 +447,12 @@ def _of_rest(hits: Sequence[Hit], scan: ScanResult) -> Explanation:
     return replace(NOTHING, sentence=sentence, evidence=(scan.first_failure,), confidence=0.2)
 
 
-def _of_hints(hits: Sequence[Hit], scan: ScanResult) -> Explanation | None:
+def _explain_hints(hits: Sequence[Hit], scan: ScanResult) -> Explanation | None:
     """What may have slowed a job that ended normally; None if it is only a guess."""
     sure = [
         hit for hit in hits if _is_relevant_hint(hit, scan) and hit.symptom.confidence >= LIKELY
     ]
-    return of_hit(in_order_of_time(sure)[0], hits, scan) if sure else None
+    return explain_hit(in_order_of_time(sure)[0], hits, scan) if sure else None
 
 
 def _is_relevant_hint(hit: Hit, scan: ScanResult) -> bool:
@@ -474,27 +483,27 @@ def _before(strong_signs: Sequence[Hit], errors: Sequence[LoggedException]) -> b
     return any(sign.order <= end for sign in strong_signs)
 
 
-def _of_signs(
+def _explain_signs(
     strong_signs: Sequence[Hit], signs: Sequence[Hit], hits: Sequence[Hit], scan: ScanResult
 ) -> Explanation | None:
     """Without a cause: the best sign, or the timeouts as such."""
     if strong_signs:
-        return of_hit(strong_signs[0], hits, scan)
+        return explain_hit(strong_signs[0], hits, scan)
     timeouts = [hit for hit in signs if hit.symptom.reads == "timeout"]
-    if timeouts and (first := of_ended_before(timeouts, hits, scan)) is not None:
+    if timeouts and (first := explain_ended_before(timeouts, hits, scan)) is not None:
         return first
     if timeouts:
-        return of_time_out(of_hit(timeouts[0], hits, scan), hits, scan)
+        return explain_time_out(explain_hit(timeouts[0], hits, scan), hits, scan)
     waits = [hit for hit in signs if hit.symptom.waits]
-    if (absent := of_the_only_absent(waits, signs, scan)) is not None:
+    if (absent := explain_only_absent(waits, signs, scan)) is not None:
         return absent
     retries = [hit for hit in signs if hit.retried and hit.symptom.category != "unknown"]
     # A launcher that reports the end of a process says more than its peers' lost connections.
     ends = [hit for hit in hits if hit.symptom.role == "echo" and hit.symptom.dies]
-    if not ends and (first := of_first_end(signs, hits, scan)) is not None:
+    if not ends and (first := explain_first_end(signs, hits, scan)) is not None:
         return first
     rest = ends or waits or retries or signs
-    return of_hit(rest[0], hits, scan) if rest else None
+    return explain_hit(rest[0], hits, scan) if rest else None
 
 
 def _others(hits: Sequence[Hit]) -> list[Alternative]:
