@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections import Counter
 from math import inf
 from typing import TYPE_CHECKING
@@ -47,7 +48,10 @@ def last_attempt(scan: ScanResult) -> tuple[ScanResult, str]:
     grave += [hit for hit in scan.hits if _is_grave(hit)]
     grave = [failure for failure in grave if is_unsettled(failure, scan)]
     doubt, of_start = "", EARLIER if is_one_process(scan) else AGAIN
+    is_over = any(_OF_LAUNCHER.match(error.message) for error in scan.exceptions)
     for source, again in scan.restart_line.items():
+        if is_over and again >= scan.line_count - AT_END:  # a launcher's banner, printed at its end
+            continue
         if any(failure.place.source == source and failure.order < again for failure in grave):
             scan.settled_until[source], doubt = again, of_start
     exceptions = [error for error in scan.exceptions if is_unsettled(error, scan)]
@@ -158,17 +162,20 @@ def _last_failure(hits: Sequence[Hit], scan: ScanResult) -> float:
         if is_unsettled(hit, scan) and (hit.place.source, hit.place.line) not in traceback_lines
     )
     errors = [error for error in scan.exceptions if is_unsettled(error, scan)]
-    # An exception of a rank is not caught if another rank reports the end.
-    if has_died or any(error.speaker.rank is not None for error in errors):
+    # An exception is not caught if another rank, or torch's old launcher, reports the end.
+    if has_died or any(
+        error.speaker.rank is not None or _OF_LAUNCHER.match(error.message) for error in errors
+    ):
         return inf
     failures: list[Hit | LoggedException] = [*errors]
     failures += [hit for hit in hits if "warning" not in hit.fields]
     return max((failure.order for failure in failures), default=0)
 
 
+_OF_LAUNCHER = re.compile(r"Command '\[.{0,300}'--local[_-]rank=\d")
 _SURVIVED = "; but the job goes on after that, and no line shows its end: it may have been caught"
 AGAIN = "; but another failure stands before it, and no time shows whether of another attempt"
-EARLIER = "; an earlier start in this log failed in another way"
+EARLIER = "; an earlier start in this log failed, too"
 _LATER = "; the start after it shows no failure"
 _SEVERAL_TIMES = "; but one process raised it several times, so that it caught it at least once"
 IMPORTED = "; but an import failed before that, and no line shows that it was caught"

@@ -52,7 +52,7 @@ _HARMLESS = re.compile(
     rb"|Cannot use FA version|accepting this combination|NCCL WARN Missing \""
     rb"|Ignoring this choice|dependency resolver does not|(?i:\b(?:errors?|xids?): (?:none|0)\b)"
     rb"|\bError is 0\.0|unable to parse websocket frame|\bI tensorflow/"
-    rb"|'MessageFactory' object has no|Could not load bitsandbytes native library"
+    rb"|^Namespace\(|'MessageFactory' object has no|Could not load bitsandbytes native library"
 )
 """What is no failure, at whatever level it is logged."""
 _CERTAIN = re.compile(

@@ -171,7 +171,7 @@ def test_of_several_starts_in_one_log_the_last_counts(tmp_path: Path) -> None:
         assert explained(tmp_path, begin).confidence >= 0.8
         answer = explained(tmp_path, begin + last)
         assert "raised KeyError: 'labels'" in answer.sentence
-        assert answer.sentence.endswith("an earlier start in this log failed in another way")
+        assert answer.sentence.endswith("an earlier start in this log failed, too")
         assert 0.5 < answer.confidence < 0.8
     other = last.replace("train.py", "plot.py")  # a later step of the same job
     assert "too many values" in explained(tmp_path, first + other).sentence
