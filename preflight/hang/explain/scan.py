@@ -187,23 +187,23 @@ class _Progress:
     head: bytes = b""
     """What stands before the number of a step."""
     line: bytes = b""
-    since: Place | None = None
+    failure_before_step: Place | None = None
     """The first line of a failure before its last step, if no symptom knows it."""
-    orders: deque[int] = field(default_factory=lambda: deque(maxlen=_GOES_ON))
+    step_lines: deque[int] = field(default_factory=lambda: deque(maxlen=_GOES_ON))
     """The last lines with a higher step than any before."""
-    lower: tuple[float, ...] = ()
+    lower_step: tuple[float, ...] = ()
     """The last step that was lower, or that comes after the launcher's report."""
-    risen_from: int = 0
+    rise_start: int = 0
     """The line from which such steps rise."""
-    rises: int = 0
+    rise_count: int = 0
     """How many have risen since."""
-    served: deque[int] = field(default_factory=lambda: deque(maxlen=_GOES_ON))
+    answer_lines: deque[int] = field(default_factory=lambda: deque(maxlen=_GOES_ON))
     """The last lines of requests that were answered."""
-    over: float = inf
+    ended_s: float = inf
     """A step or a start after this time is of another attempt."""
-    reported: int = 0
+    end_line: int = 0
     """The line of the launcher's last report of an end."""
-    cancelled: bool = False
+    is_cancelled: bool = False
     """Whether Slurm has ended the whole job: a start is of another."""
 
 
@@ -409,38 +409,38 @@ class Scanner:
         """Take a line that reports a step."""
         if b"loss" in line or b"grad" in line:
             self._result.finite_step_line[file.source] = order
-        now = file.progress
+        progress = file.progress
         if line.endswith((_SERVED, _REJECTED)):
             self._take_request(file, line, order)
             return
-        if now.over < inf and (self._time_of(line) or 0) > now.over:
+        if progress.ended_s < inf and (self._time_of(line) or 0) > progress.ended_s:
             self._begin_attempt(file, self._result.settled_until, order)
-            now = file.progress = _Progress()
+            progress = file.progress = _Progress()
         step = tuple(map(float, _STEP.findall(line.lower(), 0, LONGEST)))
         first = self._result.first_step_line.setdefault(file.source, order)
         if first == order and b"%|" not in line:  # what no symptom knows did not keep it from that
             self._result.first_failure = None
-        if step < now.step or now.reported:
+        if step < progress.step or progress.end_line:
             self._take_lower(file, line, step, order)
-        if step > now.step:
-            now.step, now.head = step, now.head or _head(line)
-            if b"%|" not in line and now.since != self._result.first_failure:
-                now.since = self._result.first_failure
+        if step > progress.step:
+            progress.step, progress.head = step, progress.head or _head(line)
+            if b"%|" not in line and progress.failure_before_step != self._result.first_failure:
+                progress.failure_before_step = self._result.first_failure
             elif b"%|" not in line:
                 self._result.first_failure = None  # nor from its next steps
             self._result.highest_step_line[file.source] = order
-            now.orders.append(order)
-            if self._forget_failure(file, now.orders):
-                self._result.progress_line[file.source] = now.orders[0]
-        now.line = line
+            progress.step_lines.append(order)
+            if self._forget_failure(file, progress.step_lines):
+                self._result.progress_line[file.source] = progress.step_lines[0]
+        progress.line = line
 
     def _take_request(self, file: _File, line: bytes, order: int) -> None:
         """Take a line of a request that a server has answered."""
         if line.endswith(_REJECTED):
             file.tracebacks.rejects(order)
         else:
-            file.progress.served.append(order)
-            self._forget_failure(file, file.progress.served)
+            file.progress.answer_lines.append(order)
+            self._forget_failure(file, file.progress.answer_lines)
 
     def _forget_failure(self, file: _File, orders: deque[int]) -> bool:
         """Whether so much work follows that an unknown failure before it ended nothing."""
@@ -451,16 +451,18 @@ class Scanner:
 
     def _take_lower(self, file: _File, line: bytes, step: tuple[float, ...], order: int) -> None:
         """Note that steps begin again, in the same words and without a time."""
-        now = file.progress
-        if step <= now.lower or not now.rises:
-            now.risen_from, now.rises = order, 0
-        now.lower = step
-        now.rises += 1
-        begins, head = now.rises == (1 if step[-1] <= 1 else _RISES), _head(line)
-        if begins and head == now.head and self._time_of(line) is None:
-            self._begin_attempt(file, self._result.restart_line, now.risen_from)
-        elif now.rises >= _GOES_ON and b"%|" not in line and not file.tracebacks.exceptions:
-            now.step, now.head = step, head  # another counter
+        progress = file.progress
+        if step <= progress.lower_step or not progress.rise_count:
+            progress.rise_start, progress.rise_count = order, 0
+        progress.lower_step = step
+        progress.rise_count += 1
+        begins, head = progress.rise_count == (1 if step[-1] <= 1 else _RISES), _head(line)
+        if begins and head == progress.head and self._time_of(line) is None:
+            self._begin_attempt(file, self._result.restart_line, progress.rise_start)
+        elif (
+            progress.rise_count >= _GOES_ON and b"%|" not in line and not file.tracebacks.exceptions
+        ):
+            progress.step, progress.head = step, head  # another counter
 
     def _time_of(self, line: bytes) -> float | None:
         read = self._origins.read(text_of(line))
@@ -524,26 +526,30 @@ class Scanner:
         self, candidate: _Candidate, file: _File, fields: dict[str, str], time: float | None
     ) -> None:
         """Note what shows that an attempt of the job has ended, or that another has begun."""
-        now, settled, reads = file.progress, self._result.settled_until, candidate.symptom.reads
+        progress, settled, reads = (
+            file.progress,
+            self._result.settled_until,
+            candidate.symptom.reads,
+        )
         reports = reads in ("summary", "end")
-        begins = "started" in fields and ((time or 0) > now.over or now.cancelled)
+        begins = "started" in fields and ((time or 0) > progress.ended_s or progress.is_cancelled)
         if "settled" in fields or begins:
-            now.cancelled = False
+            progress.is_cancelled = False
             self._begin_attempt(file, settled, candidate.order)
-        elif "again" in fields or ("started" in fields and time is None and now.step):
+        elif "again" in fields or ("started" in fields and time is None and progress.step):
             self._begin_attempt(file, self._result.restart_line, candidate.order)
-        if (reports or reads == "timeout") and (time or 0) > now.over + _LATE_S:
-            self._begin_attempt(file, settled, now.reported)
-        now.cancelled |= any("*** JOB " in text for text in candidate.texts)
+        if (reports or reads == "timeout") and (time or 0) > progress.ended_s + _LATE_S:
+            self._begin_attempt(file, settled, progress.end_line)
+        progress.is_cancelled |= any("*** JOB " in text for text in candidate.texts)
         if reports or any("CANCELLED AT" in text for text in candidate.texts):
             own = time_of(fields.get("time", candidate.line.text), candidate.line.when)
             before = (line for line in file.before if not line.startswith((b"slurm", b"srun")))
-            times = map(self._time_of, (now.line, *before))
+            times = map(self._time_of, (progress.line, *before))
             last = max(filter(None, times), default=None)
-            now.over = (own or last or inf) + _PAUSE_S
+            progress.ended_s = (own or last or inf) + _PAUSE_S
             if own and last and own - last > _STILL_S:
                 fields |= {"still": "1", "still_min": f"{(own - last) / 60:.0f}"}
-            now.reported = candidate.order
+            progress.end_line = candidate.order
 
     def _begin_attempt(self, file: _File, since: dict[str, Any], order: int) -> None:
         """Note where another attempt begins: all its lines are new."""
