@@ -33,7 +33,7 @@ def unread(facts: Facts) -> Verdict:
     )
 
 
-def whole(sentence: str, log: KernelLog, kinds: Sequence[str], /, **evidence: Any) -> Verdict:
+def ok_if_read(sentence: str, log: KernelLog, kinds: Sequence[str], /, **evidence: Any) -> Verdict:
     """Return ok with that sentence; unknown if lines of these kinds were dropped."""
     dropped = sum(log.dropped_of.get(kind, 0) for kind in (*kinds, "any"))
     if not dropped:

@@ -34,7 +34,7 @@ from preflight.facts.model import Facts, Gpu, GpuPair
 from preflight.facts.node import DISTANCES, Group, Majority, decided, most
 from preflight.facts.topo_matrix import Topology
 
-LOOK: Final = "look for the missing GPU: lspci, Xid 79 in dmesg; power-cycle the node, recheck"
+_FIND_GPU: Final = "look for the missing GPU: lspci, Xid 79 in dmesg; power-cycle the node, recheck"
 _MACHINE_SIZES: Final = (4, 8, 16)
 PAIRS: Final = "pairs of GPUs:"
 """Begins a line of the probe's problems: what NVML did not report of two GPUs."""
@@ -68,7 +68,7 @@ T = TypeVar("T")
 Usual = Majority[tuple[str, ...]] | Majority[int]
 """Their PCI addresses, which also show the missing one; or their number, if machines differ."""
 
-_ENOUGH_PEERS: Final = 3
+_MIN_PEERS: Final = 3
 """Two alike of three may be a bridged pair beside a single card; three alike are peers."""
 
 RESEAT: Final = "drain; look for NVLink errors in dmesg, reseat or reset the GPU, recheck"
@@ -88,35 +88,35 @@ def _count(facts: Facts) -> int | None:
     return None if facts.gpus is None else len(facts.gpus)
 
 
-def missing_links(facts: Facts, wanted: int | None, group: Group) -> Iterator[Deviation]:
+def missing_links(facts: Facts, by_inventory: int | None, group: Group) -> Iterator[Deviation]:
     """GPUs with fewer live NVLinks than expected, than the group's, or than most of their peers."""
     gpus = facts.gpus or ()
     vote = decided(group.majority(link_counts))
     if vote is None and (missing := missing_gpu(gpus)):
-        yield Deviation(missing, LOOK)
+        yield Deviation(missing, _FIND_GPU)
         return
-    common = usual_links(gpus) if wanted is None and vote is None else None
-    by_board = fewer_links_than_board(gpus) if wanted is None else []
-    for at, gpu in enumerate(gpus):
+    common = usual_links(gpus) if by_inventory is None and vote is None else None
+    by_board = fewer_links_than_board(gpus) if by_inventory is None else []
+    for position, gpu in enumerate(gpus):
         up = up_links(gpu)
         if up is None or gpu.mig_enabled:
             continue
-        expected, origin = wanted, "expected"
-        if wanted is None and vote is not None:
-            expected = vote.value[at] if at < len(vote.value) else None
+        expected, origin = by_inventory, "expected"
+        if by_inventory is None and vote is not None:
+            expected = vote.value[position] if position < len(vote.value) else None
             origin = f"up {on_most(vote, group)}"
-        elif wanted is None:
+        elif by_inventory is None:
             expected, origin = common, "up on its peers"
         if expected is not None and up < expected:
-            only_peers_decide = wanted is None and vote is None
+            only_peers_decide = by_inventory is None and vote is None
             without_bridge = up == 0 and not has_switch(gpus) and links_may_be_off(gpu)
             by_design = only_peers_decide and without_bridge
-            sentence = f"GPU{gpu.index}{_at(gpu)}: {up} NVLinks up, {expected} {origin}{_down(gpu)}"
+            sentence = f"{_label(gpu)}: {up} NVLinks up, {expected} {origin}{_down_links(gpu)}"
             advice = "set nvlinks_per_gpu in the inventory" if by_design else RESEAT
             yield Deviation(sentence, advice, grave=not by_design)
-        elif wanted is None and by_board[at]:
+        elif by_inventory is None and by_board[position]:
             # If all GPUs lack links, peers do not show it.
-            sentence = f"GPU{gpu.index}{_at(gpu)}: {up} NVLinks up, {by_board[at]}{_down(gpu)}"
+            sentence = f"{_label(gpu)}: {up} NVLinks up, {by_board[position]}{_down_links(gpu)}"
             must_have_all = (up == 0 and links_must_be_up(gpu, gpus)) or _peer_has_all(gpu, gpus)
             yield Deviation(sentence, RESEAT, grave=vote is None and must_have_all)
 
@@ -125,7 +125,7 @@ def usual_links(gpus: Sequence[Gpu]) -> int | None:
     """The live NVLinks of most GPUs, or of those that have all of theirs; None if few report."""
     if any(gpu.refused("links", "mig_enabled") for gpu in gpus):
         return None
-    return _most([up_links(gpu) for gpu in gpus]) or _full(gpus)
+    return _most([up_links(gpu) for gpu in gpus]) or _full_link_count(gpus)
 
 
 def asymmetric_links(gpus: Sequence[Gpu]) -> Iterator[Deviation]:
@@ -135,9 +135,9 @@ def asymmetric_links(gpus: Sequence[Gpu]) -> Iterator[Deviation]:
         return  # through switches all look the same from both ends
     ends = link_ends(gpus)
     for a, b in combinations(sorted(with_links, key=lambda gpu: gpu.index), 2):
-        there, back = ends[a.index].links_to(ends[b.index]), ends[b.index].links_to(ends[a.index])
-        if there != back:
-            sentence = f"GPU{a.index} has {there} live NVLinks to GPU{b.index}, {back} back"
+        forward, back = ends[a.index].links_to(ends[b.index]), ends[b.index].links_to(ends[a.index])
+        if forward != back:
+            sentence = f"GPU{a.index} has {forward} live NVLinks to GPU{b.index}, {back} back"
             yield Deviation(sentence, RESEAT)
 
 
@@ -168,11 +168,11 @@ def peers_without_access(facts: Facts, codes: Codes | None) -> Iterator[Deviatio
         pairs = [pair for pair in facts.gpu_pairs or () if pair_codes.get((pair.a, pair.b)) == code]
         reads = [pair.p2p_read for pair in pairs]
         # Of pairs that NVLinks join, one with access shows it; by PCIe some may lack it by design.
-        must = _most(reads) == "ok" or (code.startswith("NV") and "ok" in reads)
-        if lone := _without_peers(pairs):
-            sentence = f"GPU{lone[0]} ({code}): no peer access to any other GPU, {lone[1]}"
-            yield Deviation(f"{sentence}; its peers have it", COMPARE_BUILD, grave=must)
-        elif must:
+        access_expected = _most(reads) == "ok" or (code.startswith("NV") and "ok" in reads)
+        if isolated := _without_peers(pairs):
+            sentence = f"GPU{isolated[0]} ({code}): no peer access to any other GPU, {isolated[1]}"
+            yield Deviation(f"{sentence}; its peers have it", COMPARE_BUILD, grave=access_expected)
+        elif access_expected:
             for pair in pairs:
                 if pair.p2p_read not in ("ok", "unknown"):
                     sentence = f"GPU{pair.a}-GPU{pair.b} ({code}): no peer access, {pair.p2p_read}"
@@ -181,13 +181,13 @@ def peers_without_access(facts: Facts, codes: Codes | None) -> Iterator[Deviatio
 
 def _without_peers(pairs: Sequence[GpuPair]) -> tuple[int, str] | None:
     """The one GPU that reaches none of several others, which reach each other, and why."""
-    without_access = [pair for pair in pairs if pair.p2p_read not in ("ok", "unknown")]
-    able = {gpu for pair in pairs if pair.p2p_read == "ok" for gpu in (pair.a, pair.b)}
+    pairs_without = [pair for pair in pairs if pair.p2p_read not in ("ok", "unknown")]
+    with_access = {gpu for pair in pairs if pair.p2p_read == "ok" for gpu in (pair.a, pair.b)}
     # Of a single pair either GPU may be the lone one. It forms a pair with each GPU that is able.
-    if len(without_access) <= 1 or len(without_access) != len(able):
+    if len(pairs_without) <= 1 or len(pairs_without) != len(with_access):
         return None
-    lone = set.intersection(*({pair.a, pair.b} for pair in without_access)) - able
-    return (min(lone), without_access[0].p2p_read) if lone else None
+    isolated = set.intersection(*({pair.a, pair.b} for pair in pairs_without)) - with_access
+    return (min(isolated), pairs_without[0].p2p_read) if isolated else None
 
 
 def unusual_codes(codes: Codes | None, group: Group) -> Iterator[Deviation]:
@@ -242,13 +242,13 @@ def unusual_numa(facts: Facts, group: Group) -> Iterator[Deviation]:
 
 def _most(values: Iterable[T | None]) -> T | None:
     """The value that more than half of the known ones, and at least three, share."""
-    return most((value for value in values if value is not None), _ENOUGH_PEERS)
+    return most((value for value in values if value is not None), _MIN_PEERS)
 
 
-def _full(gpus: Sequence[Gpu]) -> int | None:
+def _full_link_count(gpus: Sequence[Gpu]) -> int | None:
     """The link count of at least three GPUs without a dead link, where there is no majority."""
-    whole = [len(gpu.links) for gpu in gpus if gpu.links and all(link.up for link in gpu.links)]
-    return whole[0] if len(whole) >= _ENOUGH_PEERS and len(set(whole)) == 1 else None
+    counts = [len(gpu.links) for gpu in gpus if gpu.links and all(link.up for link in gpu.links)]
+    return counts[0] if len(counts) >= _MIN_PEERS and len(set(counts)) == 1 else None
 
 
 def _all_but_one(values: tuple[T, ...]) -> tuple[T, ...]:
@@ -273,20 +273,21 @@ def has_switch(gpus: Iterable[Gpu]) -> bool:
     return any(link.remote_kind == "switch" for gpu in gpus for link in gpu.links or ())
 
 
-def _at(gpu: Gpu) -> str:
-    return f" ({gpu.bus_id})" if gpu.bus_id not in ("", f"GPU{gpu.index}") else ""
+def _label(gpu: Gpu) -> str:
+    name = f"GPU{gpu.index}"
+    return name if gpu.bus_id in ("", name) else f"{name} ({gpu.bus_id})"
 
 
 def _dead_links(gpu: Gpu) -> list[str]:
     return [str(link.link) for link in gpu.links or () if not link.up]
 
 
-def _down(gpu: Gpu) -> str:
+def _down_links(gpu: Gpu) -> str:
     dead = _dead_links(gpu)
     return f" (down: link {', '.join(dead)})" if dead and up_links(gpu) else ""
 
 
-_MOST_SHARE: Final = 0.75
+_MIN_SHARE: Final = 0.75
 """With a smaller share alike, the machine is built unevenly, such as a mesh of eight."""
 
 
@@ -296,10 +297,10 @@ def odd_cells(printed: Topology) -> Iterator[tuple[str, str, str, str]]:
     (a, b, code, sentence), as in "GPU0-GPU1 is joined by NV17, 27 of 28 pairs by NV18".
     """
     codes = {(a, b): printed.link(a, b) for a, b in combinations(printed.gpus, 2)}
-    usual, alike = next(iter(Counter(codes.values()).most_common(1)), ("", 0))
-    if not usual.startswith("NV") or alike < _MOST_SHARE * len(codes):
+    usual, number = next(iter(Counter(codes.values()).most_common(1)), ("", 0))
+    if not usual.startswith("NV") or number < _MIN_SHARE * len(codes):
         return
     for (a, b), code in codes.items():
         if code != usual:
-            most = f"{alike} of {len(codes)} pairs by {usual}"
+            most = f"{number} of {len(codes)} pairs by {usual}"
             yield a, b, code, f"{a}-{b} is joined by {code}, {most}"

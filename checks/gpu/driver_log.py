@@ -24,13 +24,13 @@ XID = rf"^NVRM: Xid \((?:PCI:)?{_SLOT}(?:[ ,][^)]*)?\): (\d{{1,4}})\b(.*)"
 """PCI address, code, and text."""
 # A program's version text, or a network device called NVRM, can put a user's words behind
 # "NVRM: ": each of these patterns begins as the driver's own line does.
-_FELL = rf"^NVRM: (?:The NVIDIA )?GPU (?:at )?(?:PCI:)?{_SLOT}\b.*fallen off the bus"
-_INIT = (
+_FELL_OFF_LINE = rf"^NVRM: (?:The NVIDIA )?GPU (?:at )?(?:PCI:)?{_SLOT}\b.*fallen off the bus"
+_START_FAILED_LINE = (
     rf"^NVRM: GPU (?:at )?(?:PCI:)?{_SLOT}: (?:RmInitAdapter|rm_init_adapter) failed"
     rf"|^nvidia: probe of {_SLOT} failed|^nvidia {_SLOT}: probe with driver nvidia failed"
 )
-_TRAINING = r"^NVRM: (GPU\d+) .*Error setting [TR]X sublink"
-_NEEDS_RESET = (
+_TRAINING_LINE = r"^NVRM: (GPU\d+) .*Error setting [TR]X sublink"
+_NEEDS_RESET_LINE = (
     rf"^NVRM: Rate limiting GSP RPC error .{{0,40}}PCI:{_SLOT}\b.*GPU likely needs to be reset"
 )
 _LOADED = r"^NVRM: loading NVIDIA "
@@ -40,15 +40,15 @@ _REBOOT, _RESET = r"[Rr]eboot", r"[Rr]eset|Drain"
 _NONFATAL = r"[Nn]on-?[Ff]atal"
 _PROCESS = r",? pid=[^,]*, name=.{0,15},"
 """A name that a user chose, which may contain a comma."""
-_CAUSED = r"caused by previous Xid (\d{1,4})\b"
+_CAUSE = r"caused by previous Xid (\d{1,4})\b"
 
 OFF_THE_BUS = "fell off the bus"
 _LOST = {79, OFF_THE_BUS}
 _SUMMARY = 154
-_ECC, _OF_ECC = {48}, {63, 94, 95, 171, 172}
+_ECC, _BY_ECC = {48}, {63, 94, 95, 171, 172}
 _CLEANED_UP = {43, 45}
 _NVLINK = {74, 136, *range(144, 151), 155}
-_TELLING = {*_LOST, _SUMMARY, *_ECC, *_CLEANED_UP}
+_DISTINCT_CODES = {*_LOST, _SUMMARY, *_ECC, *_CLEANED_UP}
 _AFTERMATH: set[Grade] = {"application", "notice"}
 
 
@@ -68,7 +68,7 @@ class GpuFault(Struct, frozen=True):
     """Seconds since boot, of the last time; None where the log has no times."""
     place: str = ""
     """The part of the GPU where it repeats: "GPC 2, TPC 5"."""
-    old: bool = False
+    settled: bool = False
     """The driver was reloaded since, or reports that the GPU needs no recovery any more."""
     causes: frozenset[int] = frozenset()
     """Earlier Xids that its own line names as its cause."""
@@ -101,54 +101,53 @@ def gpu_faults(lines: Sequence[LogLine]) -> list[GpuFault]:
     for order, line in enumerate(lines):
         if "NVRM: " not in line.text and "nvidia" not in line.text:
             continue
-        for key in _over(line.text, live):
-            faults[key] = replace(faults[key], old=True)
+        for key in _end_faults(line.text, live):
+            faults[key] = replace(faults[key], settled=True)
         for fault in _read_line(order, line):
             key = fault.slot, fault.code
-            before = faults.pop(key, None)
-            now = faults[key] = fault if before is None else _again(fault, before)
-            if not now.old:
+            earlier = faults.pop(key, None)
+            merged = faults[key] = fault if earlier is None else _merge(fault, earlier)
+            if not merged.settled:
                 live[isinstance(fault.code, int)].setdefault(fault.slot, {})[key] = None
     return sorted(faults.values(), key=lambda fault: fault.order)
 
 
-def consequences(one: GpuFault, faults: Iterable[GpuFault]) -> list[GpuFault]:
+def consequences(cause: GpuFault, faults: Iterable[GpuFault]) -> list[GpuFault]:
     """The faults of that GPU that came only because of this one."""
-    others = [fault for fault in faults if fault.slot == one.slot and fault.old == one.old]
-    return [fault for fault in others if _follows_from(fault, one)]
+    return [fault for fault in faults if fault.slot == cause.slot and _follows_from(fault, cause)]
 
 
-def root_causes(faults: Iterable[GpuFault]) -> list[GpuFault]:
+def root_causes(faults: Sequence[GpuFault]) -> list[GpuFault]:
     """Leave out faults that follow from another one: one fault is one finding.
 
     A GPU that is off the bus causes all other faults on it, and NVLink errors on its peers. A
     double bit error causes the containment and remapping. Xid 154 only sums up what others caused,
     also on healthy GPUs. Programs that die of a fault leave 13, 31, 43 and 45, which may name it.
     """
-    every = list(faults)
-    codes = {(fault.slot, fault.code): fault for fault in every}
+    codes = {(fault.slot, fault.code): fault for fault in faults}
     # Of faults alike for `_follows_from` two are enough: the first may be this one, or of its GPU.
-    alike: dict[tuple[str, bool], dict[object, GpuFault]] = {}
-    for fault in every:
-        kind = fault.grade, fault.code if fault.code in _TELLING else type(fault.code)
+    candidates: dict[tuple[str, bool], dict[object, GpuFault]] = {}
+    for fault in faults:
+        kind = fault.grade, fault.code if fault.code in _DISTINCT_CODES else type(fault.code)
         for scope, attribute in ((fault.slot, "code"), ("", "slot")):
-            by_kind = alike.setdefault((scope, fault.old), {})
+            by_kind = candidates.setdefault((scope, fault.settled), {})
             if getattr(by_kind.setdefault(kind, fault), attribute) != getattr(fault, attribute):
                 by_kind.setdefault((kind, "other"), fault)
 
     def others(fault: GpuFault) -> Iterator[GpuFault]:
-        yield from alike[fault.slot, fault.old].values()
-        yield from alike["", fault.old].values()
+        yield from candidates[fault.slot, fault.settled].values()
+        yield from candidates["", fault.settled].values()
         causes = ((fault.slot, cause) for cause in fault.causes if fault.code in _CLEANED_UP)
         yield from (codes[key] for key in causes if key in codes)
 
     return [
-        fault for fault in every if not any(_follows_from(fault, other) for other in others(fault))
+        fault for fault in faults if not any(_follows_from(fault, other) for other in others(fault))
     ]
 
 
 def _follows_from(fault: GpuFault, other: GpuFault) -> bool:
-    if fault is other or fault.old != other.old or other.code == _SUMMARY:
+    """Whether the driver logged a fault only because of another one."""
+    if fault is other or fault.settled != other.settled or other.code == _SUMMARY:
         return False
     if fault.code == _SUMMARY:
         return other.grade in ("fatal", "reset", "configurable")
@@ -158,25 +157,25 @@ def _follows_from(fault: GpuFault, other: GpuFault) -> bool:
 
 
 def _follows_on_gpu(fault: GpuFault, other: GpuFault) -> bool:
-    """The same for two faults of one GPU."""
-    hard = other.grade in ("fatal", "reset")
+    """Whether a fault follows from another one of the same GPU."""
+    grave = other.grade in ("fatal", "reset")
     if other.code in _LOST and fault.code not in _LOST:
         return True
     if not isinstance(fault.code, int) and isinstance(other.code, int):
-        return hard
+        return grave
     if other.code in fault.causes and fault.code in _CLEANED_UP and other.code not in _CLEANED_UP:
         return GRADES.index(other.grade) <= GRADES.index(fault.grade)
     if other.grade == "application":
         return fault.code in _CLEANED_UP and other.code not in _CLEANED_UP
-    return (other.code in _ECC and fault.code in _OF_ECC) or (hard and fault.grade in _AFTERMATH)
+    return (other.code in _ECC and fault.code in _BY_ECC) or (grave and fault.grade in _AFTERMATH)
 
 
 def _read_line(order: int, line: LogLine) -> Iterator[GpuFault]:
-    """The faults in one line: also the Xid that it names as its cause, whose line may be lost."""
+    """The faults in one line, also the Xid that it names as its cause, whose line may be lost."""
     xid = re.search(XID, line.text)
     if xid is not None:
         slot, code, text = slot_of(xid[1]), int(xid[2]), re.sub(_PROCESS, "", xid[3], count=1)
-        causes = frozenset(int(number) for number in re.findall(_CAUSED, text)) - {code, _SUMMARY}
+        causes = frozenset(int(number) for number in re.findall(_CAUSE, text)) - {code, _SUMMARY}
         for cause in sorted(causes):
             of = xid_info(cause)
             yield GpuFault(
@@ -199,24 +198,24 @@ def _read_line(order: int, line: LogLine) -> Iterator[GpuFault]:
 
 def _requested_grade(text: str) -> Grade:
     """The action that Xid 154 requests: it counts if its causing Xid is no longer in the log."""
-    wants = text.rpartition(" to ")[2] or text
-    return (
-        "fatal" if re.search(_REBOOT, wants) else "reset" if re.search(_RESET, wants) else "notice"
-    )
+    action = text.rpartition(" to ")[2] or text
+    if re.search(_REBOOT, action):
+        return "fatal"
+    return "reset" if re.search(_RESET, action) else "notice"
 
 
 def _unnumbered(text: str) -> Iterator[tuple[str, str, Grade, str]]:
-    if fell := re.search(_FELL, text):
-        yield slot_of(fell[1]), OFF_THE_BUS, "fatal", xid_info(79).advice
-    elif init := re.search(_INIT, text):
-        slot = next(filter(None, init.groups()))
+    if fell_off := re.search(_FELL_OFF_LINE, text):
+        yield slot_of(fell_off[1]), OFF_THE_BUS, "fatal", xid_info(79).advice
+    elif start_failed := re.search(_START_FAILED_LINE, text):
+        slot = next(filter(None, start_failed.groups()))
         yield slot_of(slot), "the driver could not start it", "fatal", xid_info(143).advice
-    elif reset := re.search(_NEEDS_RESET, text):
+    elif needs_reset := re.search(_NEEDS_RESET_LINE, text):
         words = "the driver reports that it needs a reset"
-        yield slot_of(reset[1]), words, "reset", xid_info(119).advice
-    elif training := re.search(_TRAINING, text):
+        yield slot_of(needs_reset[1]), words, "reset", xid_info(119).advice
+    elif not_trained := re.search(_TRAINING_LINE, text):
         advice = "drain, reseat its NVLink bridge or baseboard, look at nvidia-smi nvlink --status"
-        yield training[1], "its NVLinks do not train", "reset", advice
+        yield not_trained[1], "its NVLinks do not train", "reset", advice
 
 
 _Key = tuple[str, int | str]
@@ -224,45 +223,45 @@ _Live = tuple[dict[str, dict[_Key, None]], dict[str, dict[_Key, None]]]
 """Faults that are not over, by slot: those without a number, and Xids."""
 
 
-def _over(text: str, live: _Live) -> list[_Key]:
-    """Remove and return the faults that a line ends: for one GPU, or for all."""
-    xid, over = re.search(XID, text), list[dict[_Key, None]]()
+def _end_faults(text: str, live: _Live) -> list[_Key]:
+    """Remove and return the faults that this line of the log ends: for one GPU, or for all."""
+    xid, ended_keys = re.search(XID, text), list[dict[_Key, None]]()
     if xid is not None and int(xid[2]) == _SUMMARY and re.search(_RECOVERED, xid[3]):
-        over = [keys_by_slot.pop(slot_of(xid[1]), {}) for keys_by_slot in live]
+        ended_keys = [keys_by_slot.pop(slot_of(xid[1]), {}) for keys_by_slot in live]
     # "loading" comes after the GPUs were started: those that then failed are of this driver.
     ended = live if re.search(_MODULE, text) else live[1:] if re.search(_LOADED, text) else ()
     for keys_by_slot in ended:
-        over += keys_by_slot.values()
+        ended_keys += keys_by_slot.values()
         keys_by_slot.clear()
-    return [key for keys in over for key in keys]
+    return [key for keys in ended_keys for key in keys]
 
 
-def _again(fault: GpuFault, before: GpuFault) -> GpuFault:
+def _merge(fault: GpuFault, earlier: GpuFault) -> GpuFault:
     """Merge a fault with an earlier one: the sum of both, and the graver grade.
 
     Its own lines show more than a line that only names it as its cause, also whether it is over.
     """
     if fault.named_by is not None:
-        return before
-    if before.old:
+        return earlier
+    if earlier.settled:
         return fault
-    if before.named_by is not None:
-        return replace(fault, order=before.order)
-    causes = fault.causes | before.causes
-    graver = min(fault.grade, before.grade, key=GRADES.index)
+    if earlier.named_by is not None:
+        return replace(fault, order=earlier.order)
+    causes = fault.causes | earlier.causes
+    graver = min(fault.grade, earlier.grade, key=GRADES.index)
     return replace(
-        fault, times=fault.times + before.times, grade=graver, order=before.order, causes=causes
+        fault, times=fault.times + earlier.times, grade=graver, order=earlier.order, causes=causes
     )
 
 
 PROGRAM_EXCEPTION = 13
 """The Xid of a program that failed on the GPU, or of a broken part of the GPU."""
-_MARK = f"): {PROGRAM_EXCEPTION},"
-_PLACE = r"\((GPC \d+, TPC \d+)\b"
+_EXCEPTION = f"): {PROGRAM_EXCEPTION},"
+_GPC_AND_TPC = r"\((GPC \d+, TPC \d+)\b"
 _PID = r"pid=(\d+)"
 
 
-class Repeated(Struct, frozen=True):
+class SuspectPart(Struct, frozen=True):
     """One part of one GPU with exceptions at several times, each time only there."""
 
     place: str
@@ -279,7 +278,7 @@ class _Burst(Struct):
     pids: set[str]
 
 
-def repeated(lines: Iterable[LogLine], limit: Thresholds) -> dict[str, Repeated]:
+def repeated_exceptions(lines: Iterable[LogLine], limit: Thresholds) -> dict[str, SuspectPart]:
     """By slot: the part where most crashes of the last day began, if there are several.
 
     Crashes of one process count once: it may go on after an exception that it caught.
@@ -287,22 +286,22 @@ def repeated(lines: Iterable[LogLine], limit: Thresholds) -> dict[str, Repeated]
     parts = {}
     for slot, bursts in _bursts(lines, limit).items():
         recent = [b for b in bursts if bursts[-1].first_s - b.last_s < limit("same_tpc_within_s")]
-        alone = [next(iter(burst.places)) for burst in recent if len(burst.places) == 1]
-        place = max(alone, key=Counter(alone).__getitem__, default="")
+        places = [next(iter(burst.places)) for burst in recent if len(burst.places) == 1]
+        place = max(places, key=Counter(places).__getitem__, default="")
         at_place = [burst for burst in recent if burst.places == {place}]
         pids = set().union(*(burst.pids for burst in at_place))
         if len(at_place) < limit("same_tpc_bursts") or 2 * len(at_place) <= len(recent):
             continue
         if len(pids) != 1 or not all(burst.pids for burst in at_place):
-            parts[slot] = Repeated(place, len(at_place))
+            parts[slot] = SuspectPart(place, len(at_place))
     return parts
 
 
 def _bursts(lines: Iterable[LogLine], limit: Thresholds) -> dict[str, Sequence[_Burst]]:
     """The crashes of each GPU that have a time and a place, in their order."""
-    apart_s, by_slot = limit("same_tpc_apart_s"), dict[str, list[_Burst]]()
+    gap_s, by_slot = limit("same_tpc_apart_s"), dict[str, list[_Burst]]()
     timed_lines = [
-        (line.at_s, line) for line in lines if line.at_s is not None and _MARK in line.text
+        (line.at_s, line) for line in lines if line.at_s is not None and _EXCEPTION in line.text
     ]
     for at_s, line in sorted(timed_lines, key=lambda row: row[0]):
         xid = re.search(XID, line.text)
@@ -310,10 +309,10 @@ def _bursts(lines: Iterable[LogLine], limit: Thresholds) -> dict[str, Sequence[_
             continue
         bursts = by_slot.setdefault(slot_of(xid[1]), [])
         last_s = max(at_s, line.last_s or 0.0)
-        if not bursts or at_s - bursts[-1].last_s > apart_s:
+        if not bursts or at_s - bursts[-1].last_s > gap_s:
             bursts.append(_Burst(at_s, last_s, set(), set()))
         bursts[-1].last_s = max(bursts[-1].last_s, last_s)
-        bursts[-1].places |= set(re.findall(_PLACE, line.text))
+        bursts[-1].places |= set(re.findall(_GPC_AND_TPC, line.text))
         bursts[-1].pids |= set(re.findall(_PID, line.text))
     with_place = {slot: [b for b in bursts if b.places] for slot, bursts in by_slot.items()}
     return {slot: bursts for slot, bursts in with_place.items() if bursts}
@@ -326,11 +325,11 @@ def logged_faults(facts: Facts) -> tuple[GpuFault, ...]:
 
 
 def lost_slots(facts: Facts) -> set[str]:
-    """GPUs that are off the bus by the log: PCIe errors on these only follow from that."""
-    return {e.slot for e in logged_faults(facts) if e.code in (79, OFF_THE_BUS) and not e.old}
+    """The slots of GPUs that fell off the bus, by the log: PCIe errors there follow from that."""
+    return {xid.slot for xid in logged_faults(facts) if xid.code in _LOST and not xid.settled}
 
 
 def missing_slots(facts: Facts) -> tuple[str, ...]:
-    """The GPUs among them that do not answer any more."""
+    """The slots of GPUs that fell off the bus, by the log, and do not answer any more."""
     answering = {slot_of(gpu.bus_id) for gpu in facts.gpus or ()}
     return tuple(sorted(lost_slots(facts) - answering))

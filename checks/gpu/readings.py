@@ -25,7 +25,7 @@ from preflight.verdict import Verdict, fail, not_run, ok, unknown, warn
 
 T = TypeVar("T")
 
-_ENOUGH_SIBLINGS: Final = 3
+_MIN_SIBLINGS: Final = 3
 """Two alike of three may be a mixed machine; three alike are peers."""
 
 
@@ -55,7 +55,7 @@ def expected_value(
     if vote is not None:
         return Expectation(vote.value, on_most(vote, group), "group")
     values = _values(facts, name)
-    common = most(values, _ENOUGH_SIBLINGS)
+    common = most(values, _MIN_SIBLINGS)
     if best is not None and len(distinct := set(_known_values(facts, name))) > 1:
         common, values = best(distinct), _known_values(facts, name)
     if common is not None:
@@ -94,18 +94,18 @@ def reader(name: str) -> Callable[[Facts], Any]:
     return lambda facts: most(_values(facts, name))
 
 
-_OF_GPU: Final = frozenset(Gpu.__struct_fields__)
+_GPU_FIELDS: Final = frozenset(Gpu.__struct_fields__)
 
 
 def reading(gpu: Gpu, name: str) -> Any:
     """A field of the GPU or of its readings; None where NVML did not report it."""
-    if name in _OF_GPU:
+    if name in _GPU_FIELDS:
         return getattr(gpu, name)
     return None if gpu.health is None else getattr(gpu.health, name)
 
 
 def _values(facts: Facts, name: str) -> list[Any]:
-    if any(gpu.refused(name) for gpu in _refusing(facts)):
+    if any(gpu.refused(name) for gpu in _gpus_with_errors(facts)):
         return []  # what the others have in common is no majority without it
     return _known_values(facts, name)
 
@@ -155,7 +155,7 @@ def healths(facts: Facts) -> tuple[tuple[Gpu, GpuHealth], ...]:
 
 
 @read_once
-def _refusing(facts: Facts) -> tuple[Gpu, ...]:
+def _gpus_with_errors(facts: Facts) -> tuple[Gpu, ...]:
     """The GPUs of which NVML failed to read something."""
     return tuple(gpu for gpu, health in healths(facts) if health.errors)
 
@@ -189,29 +189,29 @@ def judge_gpus(node: Node, question: Question, troubles: Iterable[Trouble], fine
         return not_run("no GPUs here")
     worst_first = sorted(troubles, key=lambda trouble: not trouble.grave)
     unread = _without_reading(facts.gpus, needs) or [
-        gpu for gpu in _refusing(facts) if gpu.refused(*needs, *also)
+        gpu for gpu in _gpus_with_errors(facts) if gpu.refused(*needs, *also)
     ]
     if worst_first and (worst_first[0].grave or not unread):
-        return _bad(worst_first, cause)
+        return _fail_or_warn(worst_first, cause)
     if unread:
         return _unknown(facts, unread, readings_name, (*needs, *also), worst_first)
-    if all(_lacks(gpu, needs) for gpu in facts.gpus):
+    if all(_has_no_such_reading(gpu, needs) for gpu in facts.gpus):
         names = sorted({gpu.name or "GPU" for gpu in facts.gpus})
-        older = driver_too_old(facts.driver.version, needs, readings_name)
-        return not_run(older or f"NVML has no {readings_name} for {', '.join(names)}")
+        too_old = driver_too_old(facts.driver.version, needs, readings_name)
+        return not_run(too_old or f"NVML has no {readings_name} for {', '.join(names)}")
     return ok(fine)
 
 
-def _bad(troubles: Sequence[Trouble], cause: str) -> Verdict:
+def _fail_or_warn(troubles: Sequence[Trouble], cause: str) -> Verdict:
     worst, findings = troubles[0], [trouble.sentence for trouble in troubles]
-    as_grave = [trouble.gpu for trouble in troubles if trouble.grave == worst.grave]
-    culprits = {gpu.index for gpu in as_grave if gpu is not None}
-    single = worst.gpu is not None and len(culprits) == 1
-    conclude = fail if worst.grave else warn
-    return conclude(
+    gpus = [trouble.gpu for trouble in troubles if trouble.grave == worst.grave]
+    culprits = {gpu.index for gpu in gpus if gpu is not None}
+    one_gpu = worst.gpu is not None and len(culprits) == 1
+    verdict = fail if worst.grave else warn
+    return verdict(
         first_finding(findings),
         advice=worst.advice,
-        cause=f"{cause} of GPU{worst.gpu.index}" if cause and single and worst.gpu else "",
+        cause=f"{cause} of GPU{worst.gpu.index}" if cause and one_gpu and worst.gpu else "",
         findings=findings,
         gpus=sorted(culprits),
     )
@@ -224,21 +224,21 @@ def _unknown(
     needs: Sequence[str],
     troubles: Sequence[Trouble],
 ) -> Verdict:
-    which, rest = f"no GPU reports its {readings_name}", ""
+    text, others_did = f"no GPU reports its {readings_name}", ""
     if others := len(facts.gpus or ()) - len(unread):
-        which = f"{', '.join(gpu_label(gpu) for gpu in unread[:8])} did not report {readings_name}"
-        rest = f"; {count(others, 'other')} did"
+        text = f"{', '.join(gpu_label(gpu) for gpu in unread[:8])} did not report {readings_name}"
+        others_did = f"; {count(others, 'other')} did"
     errors = [error for gpu in unread if gpu.health for error in gpu.health.errors]
-    why = [error for error in errors if error.partition(":")[0] in needs]
+    refusals = [error for error in errors if error.partition(":")[0] in needs]
     denied = all(gpu.health and set(needs) & set(gpu.health.denied) for gpu in unread)
-    sentence = f"{which}{rest}" + (f" ({why[0]})" if why else "")
+    sentence = f"{text}{others_did}" + (f" ({refusals[0]})" if refusals else "")
     sentence += f"; besides: {troubles[0].sentence}" if troubles else ""
-    look = "look for NVRM and Xid in dmesg; update the driver, recheck"
+    advice = "look for NVRM and Xid in dmesg; update the driver, recheck"
     return unknown(
         sentence,
-        advice=f"{GRANT}, recheck" if denied else look,
+        advice=f"{GRANT}, recheck" if denied else advice,
         grant=GRANT if denied else "",
-        cause=f"readings of GPU{unread[0].index}" if why and len(unread) == 1 else "",
+        cause=f"readings of GPU{unread[0].index}" if refusals and len(unread) == 1 else "",
         findings=[trouble.sentence for trouble in troubles],
     )
 
@@ -253,19 +253,19 @@ def _reports(gpu: Gpu, needs: Sequence[str]) -> bool:
 
 def _without_reading(gpus: Sequence[Gpu], needs: Sequence[str]) -> list[Gpu]:
     """GPUs without the reading, except where no GPU of the same kind has it."""
-    missing = [gpu for gpu in gpus if not _reports(gpu, needs)]
-    if not missing:
+    without = [gpu for gpu in gpus if not _reports(gpu, needs)]
+    if not without:
         return []
     reporting = {gpu.name for gpu in gpus if _reports(gpu, needs)}
     return [
         gpu
-        for gpu in missing
-        if not _lacks(gpu, needs)
+        for gpu in without
+        if not _has_no_such_reading(gpu, needs)
         or ((gpu.name in reporting or gpu.refused("name")) and not gpu.mig_enabled)
     ]
 
 
-def _lacks(gpu: Gpu, needs: Sequence[str]) -> bool:
+def _has_no_such_reading(gpu: Gpu, needs: Sequence[str]) -> bool:
     health = gpu.health
     if health is None or _reports(gpu, needs):
         return False

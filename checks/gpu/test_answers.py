@@ -64,7 +64,7 @@ def judge_count(
     usual_ids, usual_number = _ids_and_number(usual)
     wanted, origin = expected, ""
     if usual is not None and wanted is None and usual_number is not None:
-        wanted, origin = usual_number, f"; {usual.holders} of its group have {usual_number}"
+        wanted, origin = (usual_number, f"; {usual.holders} of its group have {usual_number}")
     # A gap in the indices is a GPU that belongs to another job: it is not missing.
     has_gap = len(gpus or ()) <= max((gpu.index for gpu in gpus or ()), default=0)
     number_is_known = wanted is not None or has_gap
@@ -81,8 +81,8 @@ def judge_count(
         if usual_ids is not None:
             missing = tuple(sorted(set(usual_ids) - set(bus_ids)))
         return _too_few(wanted, bus_ids, list(missing), errors, origin)
-    odd_number = _odd_number(expected, gpus, number_is_known=number_is_known)
-    return odd_number or ok(count(len(gpus), "GPU"), bus_ids=bus_ids)
+    unusual = _unusual_number(expected, gpus, number_is_known=number_is_known)
+    return unusual or ok(count(len(gpus), "GPU"), bus_ids=bus_ids)
 
 
 def _ids_and_number(usual: Usual | None) -> tuple[tuple[str, ...] | None, int | None]:
@@ -105,7 +105,7 @@ def left_of_a_machine(gpus: Sequence[Gpu]) -> bool:
     return number in LEFT_OF_A_MACHINE or (number < max(sizes, default=0) and number not in sizes)
 
 
-def _odd_number(
+def _unusual_number(
     expected: int | None, gpus: Sequence[Gpu], *, number_is_known: bool
 ) -> Verdict | None:
     """More GPUs than expected, or the rest of a machine where no source knows the number.
@@ -127,8 +127,8 @@ def _no_gpus(missing: tuple[str, ...], errors: tuple[str, ...]) -> Verdict:
     """No GPU is here or expected; or those that a text names did not answer."""
     if not errors:
         return not_run("no GPUs here")
-    seen = f"{count(len(errors), 'GPU')} did not answer, and no other GPU is listed"
-    return fail("; ".join([seen, *errors]), advice=_POWER_CYCLE, bus_ids=(), missing=list(missing))
+    text = f"{count(len(errors), 'GPU')} did not answer, and no other GPU is listed"
+    return fail("; ".join([text, *errors]), advice=_POWER_CYCLE, bus_ids=(), missing=list(missing))
 
 
 # A GPU that fell off the bus leaves Xid 79 and comes back only after a cold start.
@@ -156,10 +156,10 @@ def _too_few(
     )
 
 
-def _may_pass(errors: Sequence[str], least: int) -> dict[str, Any]:
+def _may_pass(errors: Sequence[str], needed: int) -> dict[str, Any]:
     """The evidence that so many errors may pass: the scheduler's hook reads them a second time."""
     passing = [error for error in errors if error.endswith((*SHORT_OF_MEMORY, *MAY_PASS))]
-    return {"may_pass": True} if len(passing) >= least else {}
+    return {"may_pass": True} if len(passing) >= needed else {}
 
 
 def open_errors(facts: Facts) -> tuple[str, ...]:
@@ -173,10 +173,10 @@ def test_gpu_count(node: Node, conclude: Conclude) -> None:
     """Every node answers with the GPUs that the inventory expects of its group."""
     facts, usual, missing = node.facts, usual_gpus(node.group), missing_slots(node.facts)
     gpus, counted, errors = facts.gpus, facts.driver.counted, open_errors(facts)
-    if lost := [gpu for gpu in gpus or () if _is_lost(gpu)]:
-        gpus, counted = tuple(gpu for gpu in gpus or () if gpu not in lost), len(gpus or ())
-        missing = (*missing, *(gpu.bus_id for gpu in lost if gpu.bus_id))
-        errors = (*errors, *(f"GPU {gpu.index}: {_LOST}" for gpu in lost))
+    if lost_gpus := [gpu for gpu in gpus or () if _is_lost(gpu)]:
+        gpus, counted = tuple(gpu for gpu in gpus or () if gpu not in lost_gpus), len(gpus or ())
+        missing = (*missing, *(gpu.bus_id for gpu in lost_gpus if gpu.bus_id))
+        errors = (*errors, *(f"GPU {gpu.index}: {_LOST}" for gpu in lost_gpus))
     conclude(judge_count(node.expected.gpus, gpus, usual, counted, missing, errors=errors))
 
 
@@ -188,7 +188,7 @@ def _is_lost(gpu: Gpu) -> bool:
     return gpu.health is not None and any(line.endswith(_LOST) for line in gpu.health.errors)
 
 
-_LISTED: Final = 3
+_MAX_ERRORS: Final = 3
 
 
 def answer_troubles(facts: Facts) -> Iterator[Trouble]:
@@ -203,10 +203,10 @@ def answer_troubles(facts: Facts) -> Iterator[Trouble]:
         ]
         if not errors:
             continue
-        first_errors = ", ".join(errors[:_LISTED])
+        first_errors = ", ".join(errors[:_MAX_ERRORS])
         only_fan = all(error.startswith("fan") for error in errors)
         advice = "look for Xid in dmesg; reset the GPU, and replace it if it stays"
-        sentence = f"readings fail: {first_errors}{and_more(len(errors) - _LISTED)}"
+        sentence = f"readings fail: {first_errors}{and_more(len(errors) - _MAX_ERRORS)}"
         fan = "look at the fan and its plug; replace it"
         yield Trouble(gpu, sentence, fan if only_fan else advice, grave=not only_fan)
 
@@ -246,27 +246,27 @@ def judge_driver_slow(expected: int | None, facts: Facts, limit: Thresholds) -> 
         return no_answer if expected else absent
     if driver.slowest_s is None or driver.init_s is None:
         return no_answer
-    off = any(health.persistence is False for _, health in healths(facts))
-    unread = any(health.refused("persistence") for _, health in healths(facts))
-    slow = limit("driver_slow_s")
-    call, took = _slowest(driver, cold=off or unread)
-    sentence = f"{call} took {took:.1f} s"
-    if took > slow:
-        return _late(f"{sentence}, under {slow:g} s expected", took, limit)
-    if driver.init_s > slow:
+    persistence_off = any(health.persistence is False for _, health in healths(facts))
+    persistence_unread = any(health.refused("persistence") for _, health in healths(facts))
+    limit_s = limit("driver_slow_s")
+    call, seconds = _slowest(driver, cold=persistence_off or persistence_unread)
+    sentence = f"{call} took {seconds:.1f} s"
+    if seconds > limit_s:
+        return _slow_answer(f"{sentence}, under {limit_s:g} s expected", seconds, limit)
+    if driver.init_s > limit_s:
         opening = f"opening the driver took {driver.init_s:.1f} s: persistence mode is off"
-        if not off:
+        if not persistence_off:
             return unknown(f"{opening}, or not: one GPU did not report it", advice="recheck")
-        return warn(f"{opening}, under {slow:g} s expected with it", advice=PERSISTENCE)
-    return ok(f"{sentence} at the most", seconds=took)
+        return warn(f"{opening}, under {limit_s:g} s expected with it", advice=PERSISTENCE)
+    return ok(f"{sentence} at the most", seconds=seconds)
 
 
-def _late(sentence: str, took: float, limit: Thresholds) -> Verdict:
-    if took > limit("driver_wedged_s"):
+def _slow_answer(sentence: str, seconds: float, limit: Thresholds) -> Verdict:
+    if seconds > limit("driver_wedged_s"):
         advice = "look for NVRM and Xid in dmesg; drain and reboot"
-        return fail(sentence, advice=advice, seconds=took)
+        return fail(sentence, advice=advice, seconds=seconds)
     advice = "look for NVRM and Xid in dmesg, and for load on this node; recheck"
-    return warn(sentence, advice=advice, seconds=took)
+    return warn(sentence, advice=advice, seconds=seconds)
 
 
 def _slowest(driver: Driver, *, cold: bool) -> tuple[str, float]:

@@ -44,7 +44,7 @@ _RESET: Final = "drain; reset the GPU (nvidia-smi --gpu-reset) or reboot, rechec
 _REPLACE: Final = "drain; run the field diagnostic and replace the GPU"
 _HOUR_S: Final = 3600.0
 
-_TODO: Final = {
+_RECOVERY_ADVICE: Final = {
     "GPU reset": _RESET,
     "bus reset": _RESET,
     "drain P2P": "drain its jobs; reset the GPU and its NVLink peers together, recheck",
@@ -61,28 +61,28 @@ def ecc_troubles(facts: Facts, limit: Thresholds) -> Iterator[Trouble]:
             since = "since its driver was loaded, 0 expected"
             yield Trouble(gpu, f"{errors} {since}", _RESET)
         elif health.uncorrected_seen:
-            sentence = "uncorrectable memory errors are reported, but not how many; 0 expected"
-            yield Trouble(gpu, sentence, _RESET)
+            uncounted = "uncorrectable memory errors are reported, but not how many; 0 expected"
+            yield Trouble(gpu, uncounted, _RESET)
         sram, most = health.sram_aggregate_uncorrected or 0, limit("sram_uncorrected")
         if health.sram_threshold_exceeded:
-            sentence = f"the driver reports that its SRAM failed too often ({sram} uncorrectable)"
-            yield Trouble(gpu, sentence, _REPLACE)
-        elif sram > most and not _newer_word(health):
-            in_life = f"{sram} uncorrectable SRAM errors in its life, {most:.0f} are the most"
-            yield Trouble(gpu, in_life, _REPLACE)
+            uncounted = f"the driver reports that its SRAM failed too often ({sram} uncorrectable)"
+            yield Trouble(gpu, uncounted, _REPLACE)
+        elif sram > most and not _driver_judges_sram(health):
+            over_limit = f"{sram} uncorrectable SRAM errors in its life, {most:.0f} are the most"
+            yield Trouble(gpu, over_limit, _REPLACE)
         hours = uptime_s(facts) / _HOUR_S
-        if noise := _corrected(health.ecc_volatile_corrected or 0, hours, limit):
+        if too_many := _corrected_errors(health.ecc_volatile_corrected or 0, hours, limit):
             advice = "watch it under load; reset the GPU at the next chance"
-            yield Trouble(gpu, noise, advice, grave=False)
+            yield Trouble(gpu, too_many, advice, grave=False)
 
 
-def _newer_word(health: GpuHealth) -> bool:
+def _driver_judges_sram(health: GpuHealth) -> bool:
     """Whether this driver reports a verdict of its own on the SRAM (R550), even if not just now."""
     has_verdict = health.sram_threshold_exceeded is not None
     return has_verdict or health.refused("sram_threshold_exceeded")
 
 
-def _corrected(number: int, hours: float, limit: Thresholds) -> str:
+def _corrected_errors(number: int, hours: float, limit: Thresholds) -> str:
     """Corrected errors cost nothing, but many of them foretell worse; "" for the usual few."""
     usual, most = limit("ecc_corrected_per_hour"), limit("ecc_corrected_total")
     per_hour = number / max(hours, 1.0) if hours else 0.0
@@ -96,10 +96,10 @@ def _corrected(number: int, hours: float, limit: Thresholds) -> str:
 def remap_troubles(facts: Facts, limit: Thresholds) -> Iterator[Trouble]:
     """Bad rows or pages that only a reset takes out of use, and memory that has no spare left."""
     for gpu, health in healths(facts):
-        for beyond_repair in _beyond_repair(health, limit):
-            yield Trouble(gpu, beyond_repair, _REPLACE)
-        if waits := _waiting(health):
-            yield Trouble(gpu, f"{waits} at the next reset, none expected", _RESET)
+        for sentence in _beyond_repair(health, limit):
+            yield Trouble(gpu, sentence, _REPLACE)
+        if repairs := _pending_repairs(health):
+            yield Trouble(gpu, f"{repairs} at the next reset, none expected", _RESET)
         if health.banks_without_spares:
             banks = count(health.banks_without_spares, "memory bank")
             stays = f"{banks} without a spare row: its next bad row stays in use"
@@ -119,17 +119,17 @@ def _beyond_repair(health: GpuHealth, limit: Thresholds) -> Iterator[str]:
             yield f"{number} {words}, {limit(name):.0f} are the most"
 
 
-def _waiting(health: GpuHealth) -> str:
+def _pending_repairs(health: GpuHealth) -> str:
     """What a reset will mend; "" if nothing."""
-    rows = (
+    counts = (
         (health.remapped_uncorrected, "after uncorrectable errors"),
         (health.remapped_corrected, "after correctable errors"),
     )
-    so_far = ", ".join(f"{number} {why}" for number, why in rows if number)
+    remapped = ", ".join(f"{number} {why}" for number, why in counts if number)
     repairs = [
         (
             health.remap_pending,
-            f"memory rows ({so_far or 'number not reported'}) wait to be remapped",
+            f"memory rows ({remapped or 'number not reported'}) wait to be remapped",
         ),
         (health.retired_pending, "bad memory pages wait to be retired"),
         (health.repair_pending, "a channel or TPC waits to be repaired"),
@@ -142,7 +142,7 @@ def recovery_troubles(facts: Facts) -> Iterator[Trouble]:
     for gpu, health in healths(facts):
         action = health.recovery_action
         if action not in (None, "none"):
-            advice = _TODO.get(action, "drain and reboot the node, recheck")
+            advice = _RECOVERY_ADVICE.get(action, "drain and reboot the node, recheck")
             yield Trouble(gpu, f"the driver asks for: {action}; none is expected", advice)
 
 
@@ -212,8 +212,8 @@ def throttle_troubles(facts: Facts, limit: Thresholds) -> Iterator[Trouble]:
         active = [reason for reason in _FAULTS if reason in (health.clock_reasons or ())]
         if active:
             cause, advice, grave = _FAULTS[active[0]]
-            now = f"{cause} holds its clocks down now; no such reason is expected"
-            yield Trouble(gpu, now, advice, grave=grave)
+            slowdown = f"{cause} holds its clocks down now; no such reason is expected"
+            yield Trouble(gpu, slowdown, advice, grave=grave)
             continue
         most, uptime = limit("throttled_pct"), uptime_s(facts)
         for seconds, cause, advice in (
@@ -222,8 +222,8 @@ def throttle_troubles(facts: Facts, limit: Thresholds) -> Iterator[Trouble]:
         ):
             share = 100 * (seconds or 0) / uptime if uptime else 0.0
             if seconds and share > most:
-                often = f"{cause} for {age(seconds)} since boot, {share:.1f} % of the time"
-                yield Trouble(gpu, f"{often}; at most {most:g} % is usual", advice, grave=False)
+                past = f"{cause} for {age(seconds)} since boot, {share:.1f} % of the time"
+                yield Trouble(gpu, f"{past}; at most {most:g} % is usual", advice, grave=False)
 
 
 def power_troubles(node: Node) -> Iterator[Trouble]:
@@ -278,10 +278,10 @@ def temperature_troubles(facts: Facts, limit: Thresholds) -> Iterator[Trouble]:
         margin_c = margin(health)
         if margin_c is None or margin_c > limit("thermal_margin_c"):
             continue
-        now = "" if health.temperature_c is None else f"{health.temperature_c} C, "
+        temperature = "" if health.temperature_c is None else f"{health.temperature_c} C, "
         side = "below" if margin_c >= 0 else "beyond"
         expected = f"over {limit('thermal_margin_c'):.0f} C below it expected"
-        sentence = f"{now}{abs(margin_c)} C {side} its slowdown; {expected}"
+        sentence = f"{temperature}{abs(margin_c)} C {side} its slowdown; {expected}"
         yield Trouble(gpu, sentence, HEAT, grave=margin_c <= 0)
 
 

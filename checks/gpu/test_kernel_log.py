@@ -15,15 +15,15 @@ from preflight.checks.gpu.connections import has_switch
 from preflight.checks.gpu.driver_log import (
     PROGRAM_EXCEPTION,
     GpuFault,
-    Repeated,
+    SuspectPart,
     consequences,
     logged_faults,
     missing_slots,
-    repeated,
+    repeated_exceptions,
     root_causes,
     slot_of,
 )
-from preflight.checks.log_window import ago, elapsed_s, maybe_over, unread, whole, window
+from preflight.checks.log_window import ago, elapsed_s, maybe_over, ok_if_read, unread, window
 from preflight.core.files import shipped_table
 from preflight.core.text import and_more, count
 from preflight.core.thresholds import Thresholds
@@ -40,9 +40,9 @@ CHECKS = (
 )
 
 
-_SHOWN = 4
-_LABELS = 16
-"""Faults of one GPU in a sentence."""
+_MAX_GPUS = 4
+_MAX_FAULTS_PER_GPU = 16
+"""How many GPUs a sentence names, and how many faults of each."""
 
 
 def judge_xid(expected: Expected, facts: Facts, limit: Thresholds) -> Verdict:
@@ -51,31 +51,31 @@ def judge_xid(expected: Expected, facts: Facts, limit: Thresholds) -> Verdict:
     Xids from before the driver was reloaded are a warning: their faults were reset.
     """
     log = facts.kernel_log
-    expects = bool(expected.gpus) or bool(facts.gpus)
-    none_here = not_run("no GPUs here, no Xid in the kernel log")
+    gpus_expected = bool(expected.gpus) or bool(facts.gpus)
+    no_gpu = not_run("no GPUs here, no Xid in the kernel log")
     if log is None:
-        return unread(facts) if expects or facts.driver.state == "unknown" else none_here
+        return unread(facts) if gpus_expected or facts.driver.state == "unknown" else no_gpu
     faults = _mark_settled(logged_faults(facts), facts)
     graded = [_site_grade(fault, expected) for fault in faults]
-    if not graded and not expects and log.source != "text":
-        return none_here
-    again = repeated(log.lines, limit)
-    unsure = [fault for fault in graded if _may_be_settled(fault, facts)]
-    sure = [fault for fault in graded if fault not in unsure]
-    roots = [_suspect_part(fault, again.get(fault.slot), limit) for fault in root_causes(sure)]
-    details = [_evidence(fault, _OF_XID) for fault in graded]
-    evidence: dict[str, Any] = {"troubles": details, "log": log.source}
-    graves = [fault for fault in roots if fault.grade in ("fatal", "reset") and not fault.old]
-    if graves:
-        words = _xid_words(graves, graded, facts)
+    if not graded and not gpus_expected and log.source != "text":
+        return no_gpu
+    repeats = repeated_exceptions(log.lines, limit)
+    perhaps_settled = [fault for fault in graded if _may_be_settled(fault, facts)]
+    certain = [fault for fault in graded if fault not in perhaps_settled]
+    roots = [_suspect_part(fault, repeats.get(fault.slot), limit) for fault in root_causes(certain)]
+    fault_fields = [_evidence(fault, _XID_KEYS) for fault in graded]
+    evidence: dict[str, Any] = {"troubles": fault_fields, "log": log.source}
+    grave = [fault for fault in roots if fault.grade in ("fatal", "reset") and not fault.settled]
+    if grave:
+        words = _xid_words(grave, graded, facts)
         return maybe_over(words, log, **evidence) or fail(
             f"{words}; expected no Xid that needs a reset {window(log, facts)}",
-            advice=_advice(graves),
-            cause=_cause(graves, facts),
+            advice=_advice(grave),
+            cause=_cause(grave, facts),
             **evidence,
         )
-    if unsure:
-        words = _xid_words(unsure, graded, facts)
+    if perhaps_settled:
+        words = _xid_words(perhaps_settled, graded, facts)
         return unknown(
             f"{words}; whether the GPU was reset since could not be read",
             advice="recheck; if it stays, look for NVRM in dmesg, drain and reset the GPU",
@@ -83,9 +83,9 @@ def judge_xid(expected: Expected, facts: Facts, limit: Thresholds) -> Verdict:
         )
     notable = [fault for fault in roots if _notable(fault, facts, limit)]
     if notable:
-        then = ", before the GPU was reset" if all(fault.old for fault in notable) else ""
+        period = ", before the GPU was reset" if all(fault.settled for fault in notable) else ""
         return warn(
-            f"{_xid_words(notable, graded, facts)}{then}; none needs a reset at once",
+            f"{_xid_words(notable, graded, facts)}{period}; none needs a reset at once",
             advice=_advice(notable).replace("drain, ", "").replace("reset the GPU, ", ""),
             user=all(fault.grade == "application" for fault in notable),
             **evidence,
@@ -93,26 +93,26 @@ def judge_xid(expected: Expected, facts: Facts, limit: Thresholds) -> Verdict:
         )
     older = f"; {count(len(roots), 'older note')} that need no reset" if roots else ""
     summary = f"no Xid {window(log, facts)} asks for a reset{older}"
-    return whole(summary, log, ("xid", "nvrm"), **evidence)
+    return ok_if_read(summary, log, ("xid", "nvrm"), **evidence)
 
 
 def _mark_settled(faults: Sequence[GpuFault], facts: Facts) -> list[GpuFault]:
-    """Mark as old the faults that need no action any more, as the driver itself reports."""
-    calm = {
+    """Mark as settled the faults that need no action any more, as the driver itself reports."""
+    slots = {
         slot_of(gpu.bus_id)
         for gpu in facts.gpus or ()
         if gpu.health is not None and gpu.health.recovery_action == "none"
     }
     codes = recovery_xids()
     return [
-        replace(fault, old=fault.old or (fault.slot in calm and fault.code in codes))
+        replace(fault, settled=fault.settled or (fault.slot in slots and fault.code in codes))
         for fault in faults
     ]
 
 
 def _may_be_settled(fault: GpuFault, facts: Facts) -> bool:
     """Whether that GPU's recovery action was requested from the driver and could not be read."""
-    if fault.old or fault.grade not in ("fatal", "reset") or fault.code not in recovery_xids():
+    if fault.settled or fault.grade not in ("fatal", "reset") or fault.code not in recovery_xids():
         return False
     gpu = _gpu_at(fault.slot, facts)
     if gpu is None:
@@ -132,14 +132,14 @@ def _site_grade(fault: GpuFault, expected: Expected) -> GpuFault:
     return fault
 
 
-def _suspect_part(fault: GpuFault, again: Repeated | None, limit: Thresholds) -> GpuFault:
+def _suspect_part(fault: GpuFault, part: SuspectPart | None, limit: Thresholds) -> GpuFault:
     """A program's exception that repeats in one part of the GPU: that part may be broken."""
-    if again is None or fault.code != PROGRAM_EXCEPTION or fault.grade != "application":
+    if part is None or fault.code != PROGRAM_EXCEPTION or fault.grade != "application":
         return fault
-    words = f"{again.bursts} times apart on {again.place} alone"
+    words = f"{part.bursts} times apart on {part.place} alone"
     meaning = f"{words}: from {limit('same_tpc_bursts'):g} on its hardware may be at fault"
     suspect = replace(fault, grade="configurable", meaning=meaning, advice=advice_on_one_tpc())
-    return replace(suspect, place=again.place, times=1)
+    return replace(suspect, place=part.place, times=1)
 
 
 def _notable(fault: GpuFault, facts: Facts, limit: Thresholds) -> bool:
@@ -154,20 +154,20 @@ def _xid_words(faults: Sequence[GpuFault], all_faults: Sequence[GpuFault], facts
     """GPU 3 (0000:5d:00): Xid 79 (...), 2 h ago; GPU 5 ..."""
     slots = list(dict.fromkeys(fault.slot for fault in faults))
     parts = []
-    for slot in slots[:_SHOWN]:
+    for slot in slots[:_MAX_GPUS]:
         at_slot = [fault for fault in faults if fault.slot == slot]
-        first = at_slot[:_LABELS]
+        shown_faults = at_slot[:_MAX_FAULTS_PER_GPU]
         words = ", ".join(
-            fault.label + f" {fault.times} times" * (fault.times > 1) for fault in first
+            fault.label + f" {fault.times} times" * (fault.times > 1) for fault in shown_faults
         )
-        words += and_more(len(at_slot) - _LABELS)
-        then = dict.fromkeys(
-            str(echo.code) for fault in first for echo in consequences(fault, all_faults)
+        words += and_more(len(at_slot) - _MAX_FAULTS_PER_GPU)
+        followers = dict.fromkeys(
+            str(echo.code) for fault in shown_faults for echo in consequences(fault, all_faults)
         )
-        numbers = [code for code in then if code.isdecimal()]
+        numbers = [code for code in followers if code.isdecimal()]
         words += f", then Xid {', '.join(numbers)}" if numbers else ""
         parts.append(f"{_name(slot, facts)}: {words}{ago(at_slot[-1].last_s, facts)}")
-    more = f"; and {len(slots) - _SHOWN} more GPUs" if len(slots) > _SHOWN else ""
+    more = f"; and {len(slots) - _MAX_GPUS} more GPUs" if len(slots) > _MAX_GPUS else ""
     return "; ".join(parts) + more
 
 
@@ -185,9 +185,9 @@ def _advice(faults: Sequence[GpuFault]) -> str:
     return number + first.advice
 
 
-def _cause(graves: Sequence[GpuFault], facts: Facts) -> str:
+def _cause(grave_faults: Sequence[GpuFault], facts: Facts) -> str:
     """The cause, named as by the other checks that find the same faulty GPU."""
-    slot, *others = {fault.slot for fault in graves}
+    slot, *others = {fault.slot for fault in grave_faults}
     if others:
         return ""
     if slot in missing_slots(facts):
@@ -196,15 +196,15 @@ def _cause(graves: Sequence[GpuFault], facts: Facts) -> str:
     return f"gpu {slot}" if gpu is None else f"memory of GPU{gpu.index}"
 
 
-def _places(notable: Sequence[GpuFault]) -> dict[str, Any]:
+def _places(faults: Sequence[GpuFault]) -> dict[str, Any]:
     """The suspected part by GPU, where there is one."""
-    places = {fault.slot: fault.place for fault in notable if fault.place}
+    places = {fault.slot: fault.place for fault in faults if fault.place}
     return {"places": places} if places else {}
 
 
-_OF_XID = {"gpu": "slot", "xid": "code", "class": "grade", "times": "times", "last_s": "last_s",
-           "old": "old"}  # fmt: skip
-_OF_SXID = {"switch": "switch", "bus_id": "bus_id", "sxid": "code", "fatal": "fatal",
+_XID_KEYS = {"gpu": "slot", "xid": "code", "class": "grade", "times": "times", "last_s": "last_s",
+           "old": "settled"}  # fmt: skip
+_SXID_KEYS = {"switch": "switch", "bus_id": "bus_id", "sxid": "code", "fatal": "fatal",
             "link": "link", "times": "times", "last_s": "last_s"}  # fmt: skip
 
 
@@ -228,7 +228,7 @@ _RELOADED = re.compile(r"^nvidia-nvlink: (?:Nvlink Core is being|Unregistered)")
 _LINK_LOST = 20034
 """The switch's end of a link went down: what it sees when the GPU at the other end is lost."""
 
-_TAKES_LINKS = {48, 62, 74, 79, 119, 120, 143}
+_LINK_XIDS = {48, 62, 74, 79, 119, 120, 143}
 """Xids of a GPU that take its links down, or that report the same link from its end."""
 
 
@@ -289,13 +289,13 @@ def judge_sxid(facts: Facts) -> Verdict:
     log = facts.kernel_log
     with_switch = has_switch(facts.gpus or ())
     if log is None:
-        certain = not with_switch and facts.driver.state != "unknown"
-        return _no_switch(facts) if certain else unread(facts)
+        no_switch_expected = not with_switch and facts.driver.state != "unknown"
+        return _no_switch(facts) if no_switch_expected else unread(facts)
     old, new = switch_faults(log.lines)
     if not old and not new and not with_switch and log.source != "text":
         return _no_switch(facts)
-    details = [_evidence(fault, _OF_SXID) for fault in (*old, *new)]
-    evidence: dict[str, Any] = {"sxids": details, "log": log.source}
+    fault_fields = [_evidence(fault, _SXID_KEYS) for fault in (*old, *new)]
+    evidence: dict[str, Any] = {"sxids": fault_fields, "log": log.source}
     fatal = [fault for fault in new if fault.fatal]
     explained = _explained(facts)
     unexplained = [fault for fault in fatal if not (fault.code == _LINK_LOST and explained)]
@@ -343,19 +343,19 @@ def _not_fatal_verdict(
             **evidence,
         )
     note = f"; {count(len(old) + len(new), 'kind')} of non-fatal ones" if old or new else ""
-    return whole(f"no fatal SXid {period}{note}", log, ("sxid",), **evidence)
+    return ok_if_read(f"no fatal SXid {period}{note}", log, ("sxid",), **evidence)
 
 
 def _no_switch(facts: Facts) -> Verdict:
     has_links = any(gpu.links for gpu in facts.gpus or ())
     far_ends = "kind of the NVLinks' far ends"
-    older = has_links and driver_too_old(facts.driver.version, ("remote_kind",), far_ends)
-    return not_run(f"{older or 'no NVSwitch here'}, no SXid in its kernel log")
+    too_old = has_links and driver_too_old(facts.driver.version, ("remote_kind",), far_ends)
+    return not_run(f"{too_old or 'no NVSwitch here'}, no SXid in its kernel log")
 
 
 def _explained(facts: Facts) -> bool:
     return any(
-        fault.code in _TAKES_LINKS and fault.grade in ("fatal", "reset") and not fault.old
+        fault.code in _LINK_XIDS and fault.grade in ("fatal", "reset") and not fault.settled
         for fault in root_causes(logged_faults(facts))
     )
 

@@ -57,27 +57,27 @@ CHECKS = (
 )
 
 
-_FULL: Final = frozenset({2**16 - 1, 2**32 - 1})
+_SATURATED: Final = frozenset({2**16 - 1, 2**32 - 1})
 """Where counters of 16 and 32 bits stop counting."""
 
 
-def noise(link: LinkErrors, uptime: float, limit: Thresholds) -> str:
+def excess_errors(link: LinkErrors, uptime: float, limit: Thresholds) -> str:
     """What a link counted beyond the limit since the driver was loaded; "" if nothing."""
     if not (link.recoveries or link.replays or link.crc):
         return ""
     if link.recoveries:
         return f"retrained {link.recoveries} times since its driver was loaded, 0 expected"
     hours = max(1.0, uptime / 3600)
-    for number, words, name in _counts(link):
+    for number, words, name in _error_counts(link):
         most = limit(name)
         if uptime and number / hours > most:
             return f"{number} {words}, {number / hours:.0f} an hour; at most {most:.0f} is usual"
-        if not uptime and number in _FULL:
+        if not uptime and number in _SATURATED:
             return f"{number} {words}, which is all that its counter can hold; 0 expected"
     return ""
 
 
-def undated(facts: Facts, limit: Thresholds) -> tuple[str, ...]:
+def totals_without_start(facts: Facts, limit: Thresholds) -> tuple[str, ...]:
     """Totals that may be too high, but have no start time."""
     if uptime_s(facts):
         return ()
@@ -85,12 +85,12 @@ def undated(facts: Facts, limit: Thresholds) -> tuple[str, ...]:
         f"{gpu_label(gpu)} NVLink {link.link}: {number} {words}"
         for gpu, health in healths(facts)
         for link in health.link_errors or ()
-        for number, words, name in _counts(link)
+        for number, words, name in _error_counts(link)
         if number > limit(name)
     )
 
 
-def _counts(link: LinkErrors) -> Iterator[tuple[int, str, str]]:
+def _error_counts(link: LinkErrors) -> Iterator[tuple[int, str, str]]:
     """(number, what, its limit) of what the link counted."""
     if link.replays:
         yield link.replays, "replays", "nvlink_replays_per_hour"
@@ -100,7 +100,7 @@ def _counts(link: LinkErrors) -> Iterator[tuple[int, str, str]]:
 
 _RESEAT_GPU: Final = "drain; reseat the GPU or its riser, compare BIOS settings with a healthy node"
 _NVLINK: Final = "look for Xid 74 in dmesg; drain, reset the GPU, reseat it if it stays"
-_RESTART: Final = "restart nvidia-fabricmanager (its version must be the driver's), recheck"
+_RESTART_MANAGER: Final = "restart nvidia-fabricmanager (its version must be the driver's), recheck"
 _MINUTE_S: Final = 60.0
 
 
@@ -131,15 +131,15 @@ def pcie_troubles(
             yield Trouble(gpu, sentence, _RESEAT_GPU, grave=False)
         elif (
             width
-            and width < _WIDEST
+            and width < _FULL_WIDTH
             and (widths is None or widths.by != "expectation")
             and (spec := board(gpu.name)) is not None
             and spec.fabric
             and spec.pcie_gen
         ):
-            sentence = f"PCIe x{width}, x{_WIDEST} on its board"
+            sentence = f"PCIe x{width}, x{_FULL_WIDTH} on its board"
             yield Trouble(gpu, sentence, _RESEAT_GPU, grave=False)
-        yield from _generation(gpu, health, speeds, fastest[gpu.name])
+        yield from _generation_troubles(gpu, health, speeds, fastest[gpu.name])
         yield from _replays(gpu, health, uptime_s(facts), limit)
 
 
@@ -147,25 +147,25 @@ _SERVERS_GEN: Final = 3
 """The lowest PCIe generation of slots for GPUs in servers since 2012."""
 
 
-def _generation(
+def _generation_troubles(
     gpu: Gpu, health: GpuHealth, usual: Expectation[Any] | None, fastest: int
 ) -> Iterator[Trouble]:
     """`fastest`: the highest generation that any GPU of its name here can run."""
-    now, most, spec = health.pcie_gen, health.pcie_gen_max, board(gpu.name)
+    generation, best, spec = health.pcie_gen, health.pcie_gen_max, board(gpu.name)
     least = (spec.pcie_gen if spec is not None else None) or _SERVERS_GEN
     # A machine for cards may have two kinds of slots, but none of so old a kind beside this one.
     witness = fastest >= least
     by_inventory = usual is not None and usual.by == "expectation"
-    if usual is not None and most is not None and most < usual.value:
-        sentence = f"PCIe generation {most} at most, {usual.value} {usual.origin}"
+    if usual is not None and best is not None and best < usual.value:
+        sentence = f"PCIe generation {best} at most, {usual.value} {usual.origin}"
         yield Trouble(gpu, sentence, _RESEAT_GPU)
-    elif most is not None and most < least and not by_inventory and (witness or spec is not None):
+    elif best is not None and best < least and not by_inventory and (witness or spec is not None):
         origin = "on its board" if spec is not None else "in any server and on another GPU here"
-        sentence = f"PCIe generation {most} at most, {least} or more {origin}"
+        sentence = f"PCIe generation {best} at most, {least} or more {origin}"
         by_group = usual is not None and usual.by == "group"
         yield Trouble(gpu, sentence, _RESEAT_GPU, grave=witness and not by_group)
-    elif now is not None and most is not None and now < most and at_work(health):
-        sentence = f"PCIe generation {now} while at work, {most} is what it can do"
+    elif generation is not None and best is not None and generation < best and at_work(health):
+        sentence = f"PCIe generation {generation} while at work, {best} is what it can do"
         yield Trouble(gpu, sentence, _RESEAT_GPU)
 
 
@@ -209,21 +209,21 @@ def nvlink_troubles(
             gbs = (link.mbps or 0) / 1000
             if speed and link.mbps is not None and link.mbps < speed:
                 sentence = f"{gbs:.3g} GB/s, {speed / 1000:.3g} GB/s {origin}"
-                yield Trouble(gpu, sentence, _NVLINK, part=_label(link))
+                yield Trouble(gpu, sentence, _NVLINK, part=_link_label(link))
             elif link.mbps is not None and gbs < _FULL_SPEED * board_gbs:
                 sentence = f"{gbs:.3g} GB/s, {board_gbs:g} GB/s on its board"
                 # The number is the inventory's if it names the model, not the table's alone.
                 by_peer = usual is None and fastest[gpu.name] / 1000 >= _FULL_SPEED * board_gbs
                 grave = by_peer or is_model(gpu.name, model)
-                yield Trouble(gpu, sentence, _NVLINK, grave=grave, part=_label(link))
+                yield Trouble(gpu, sentence, _NVLINK, grave=grave, part=_link_label(link))
             if link.failed_recoveries:
                 sentence = f"could not recover {link.failed_recoveries} times, 0 expected"
-                yield Trouble(gpu, sentence, _NVLINK, part=_label(link))
-            elif noisy := noise(link, uptime, limit):
-                yield Trouble(gpu, noisy, _NVLINK, grave=False, part=_label(link))
+                yield Trouble(gpu, sentence, _NVLINK, part=_link_label(link))
+            elif excess := excess_errors(link, uptime, limit):
+                yield Trouble(gpu, excess, _NVLINK, grave=False, part=_link_label(link))
 
 
-def _label(link: LinkErrors) -> str:
+def _link_label(link: LinkErrors) -> str:
     return f" NVLink {link.link}:"
 
 
@@ -244,8 +244,8 @@ def fabric_troubles(facts: Facts, group: Group) -> Iterator[Trouble]:
     group may be in several racks, so that only one that is alone is odd.
     """
     domains = Counter(health.fabric_domain for _, health in healths(facts) if health.fabric_domain)
-    common, alike = next(iter(domains.most_common(1)), ("", 0))
-    origin = f"on {alike} of {domains.total()} GPUs of this node"
+    common, number = next(iter(domains.most_common(1)), ("", 0))
+    origin = f"on {number} of {domains.total()} GPUs of this node"
     vote = decided(group.majority(reader("fabric_domain")))
     if vote is not None and vote.votes == vote.of - 1:
         common, origin = vote.value, on_most(vote, group)
@@ -255,20 +255,20 @@ def fabric_troubles(facts: Facts, group: Group) -> Iterator[Trouble]:
             continue
         if state != "completed":
             sentence = f"its registration with the NVSwitch fabric is {state}"
-            yield Trouble(gpu, f"{sentence}, completed expected", _RESTART)
+            yield Trouble(gpu, f"{sentence}, completed expected", _RESTART_MANAGER)
         elif status not in (None, "Success"):
             sentence = f"it joined the NVSwitch fabric with {status}, not Success"
-            yield Trouble(gpu, sentence, _RESTART)
+            yield Trouble(gpu, sentence, _RESTART_MANAGER)
         elif health.fabric_domain not in (None, common):
             sentence = f"NVLink clique {health.fabric_domain}, {common} {origin}"
-            yield Trouble(gpu, sentence, _RESTART, grave=False)
+            yield Trouble(gpu, sentence, _RESTART_MANAGER, grave=False)
         elif health.fabric_trouble:
             troubles = ", ".join(health.fabric_trouble)
             advice = "look at the fabric manager's log and the NVSwitches; drain if it stays"
             yield Trouble(gpu, f"the NVSwitch fabric reports: {troubles}", advice)
 
 
-_WIDEST: Final = 16
+_FULL_WIDTH: Final = 16
 
 
 _WIDTH: Final = Question(
@@ -305,7 +305,7 @@ def _width_is_known(expected: Expected, facts: Facts, group: Group) -> bool:
     if expected_of_kind("pcie_width", facts, group, expectation=expected.pcie_lanes) is not None:
         return True
     widths = [(health.pcie_width, health.pcie_width_max) for _, health in healths(facts)]
-    return all(most or width == _WIDEST for width, most in widths if width)
+    return all(most or width == _FULL_WIDTH for width, most in widths if width)
 
 
 def test_gpu_pcie(node: Node, conclude: Conclude) -> None:
@@ -320,11 +320,11 @@ def judge_nvlink(node: Node) -> Verdict:
     verdict = judge_gpus(node, _COUNTERS, nvlink_troubles(model, facts, node.group, limit), fine)
     if verdict.outcome is not Outcome.OK:
         return verdict
-    if old := undated(facts, limit):
+    if totals := totals_without_start(facts, limit):
         return unknown(
-            f"{first_finding(old)}: a total without a start time",
+            f"{first_finding(totals)}: a total without a start time",
             advice="take a second reading after a known time, or check the live node",
-            totals=list(old),
+            totals=list(totals),
         )
     has_counts = any(health.link_errors for _, health in healths(facts))
     if not has_counts and not any(link.up for gpu in facts.gpus or () for link in gpu.links or ()):
@@ -360,8 +360,8 @@ def read_matrix(facts: Facts) -> tuple[Topology | None, str]:
 
 def disagreements(facts: Facts, printed: Topology, codes: Codes | None) -> Iterator[Deviation]:
     """Pairs of GPUs that nvidia-smi and NVML, or the matrix's two halves, join differently."""
-    for a, b, there, back in printed.one_sided:
-        sentence = f"nvidia-smi joins {a} to {b} by {there}, but {b} to {a} by {back}"
+    for a, b, forward, back in printed.one_sided:
+        sentence = f"nvidia-smi joins {a} to {b} by {forward}, but {b} to {a} by {back}"
         yield Deviation(sentence, "reload the driver or reboot, then recheck")
     if codes is None:
         for a, b, code, sentence in odd_cells(printed):
@@ -386,15 +386,15 @@ def judge_topology(expected: Expected, facts: Facts, group: Group) -> Verdict:
             return unknown("no GPU matrix: NVML did not answer", advice="load the driver, recheck")
         return not_run("no GPUs here")
     printed, note = read_matrix(facts)
-    codes, refused = gpu_codes(facts), refusals(facts)
-    odd = deviations(expected, facts, group, codes)
-    if printed is not None and not odd and not refused:
-        odd = list(disagreements(facts, printed, codes))
-    verdict = conclude_deviations(odd, note=note) or _topology_ok(expected, facts, note, codes)
-    if verdict.makes_not_ready or not refused:
+    codes, nvml_errors = gpu_codes(facts), refusals(facts)
+    findings = deviations(expected, facts, group, codes)
+    if printed is not None and not findings and not nvml_errors:
+        findings = list(disagreements(facts, printed, codes))
+    verdict = conclude_deviations(findings, note=note) or _topology_ok(expected, facts, note, codes)
+    if verdict.makes_not_ready or not nvml_errors:
         return verdict
-    besides = [verdict.sentence] if odd else []
-    return unknown("; besides: ".join([refused[0], *besides]), advice="recheck", findings=besides)
+    others = [verdict.sentence] if findings else []
+    return unknown("; besides: ".join([nvml_errors[0], *others]), advice="recheck", findings=others)
 
 
 def deviations(

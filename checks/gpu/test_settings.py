@@ -36,18 +36,18 @@ CHECKS = (
 )
 
 
-_FLASH: Final = "bring it to the version of the others, or leave the node out"
+_ALIGN_FIRMWARE: Final = "bring it to the version of the others, or leave the node out"
 _FIRMWARE: Final = {"vbios": "VBIOS", "inforom": "InfoROM", "gsp_version": "GSP firmware"}
-_ECC: Final = "nvidia-smi -i {} -e {}; reboot"
+_ECC_COMMAND: Final = "nvidia-smi -i {} -e {}; reboot"
 _WORKSTATION: Final = ("GeForce", "RTX", "Quadro", "TITAN")
 """Families of boards that are sold with ECC off, or without."""
 
-_MOST_OF_IT: Final = 0.9
+_MIN_SHARE_OF_MEMORY: Final = 0.9
 """Firmware, and ECC of GDDR boards, keep a part of what a board is sold with: a T4 shows 94 %."""
-_LESS: Final = "drain; reset the GPU, replace it if it stays"
-_COMPARE: Final = "compare ECC, MIG and driver settings with a healthy node"
-_LARGE_BARS: Final = "switch on large BARs (above 4G decoding) in the BIOS: GPUDirect needs them"
-_ODD: Final = "correct the inventory, or leave the node out"
+_REPLACE: Final = "drain; reset the GPU, replace it if it stays"
+_COMPARE_SETTINGS: Final = "compare ECC, MIG and driver settings with a healthy node"
+_ENABLE_BARS: Final = "switch on large BARs (above 4G decoding) in the BIOS: GPUDirect needs them"
+_LEAVE_OUT: Final = "correct the inventory, or leave the node out"
 
 
 def model_troubles(expected: str | None, facts: Facts, group: Group) -> Iterator[Trouble]:
@@ -57,9 +57,9 @@ def model_troubles(expected: str | None, facts: Facts, group: Group) -> Iterator
         if not gpu.name:
             continue
         if expected and not is_model(gpu.name, expected):
-            yield Trouble(gpu, f"is {gpu.name}, {expected} expected", _ODD, part="")
+            yield Trouble(gpu, f"is {gpu.name}, {expected} expected", _LEAVE_OUT, part="")
         elif usual is not None and gpu.name != usual.value:
-            yield Trouble(gpu, f"is {gpu.name}, {usual.value} {usual.origin}", _ODD, part="")
+            yield Trouble(gpu, f"is {gpu.name}, {usual.value} {usual.origin}", _LEAVE_OUT, part="")
 
 
 def driver_version(facts: Facts) -> str | None:
@@ -85,17 +85,17 @@ def software_troubles(facts: Facts, group: Group) -> Iterator[Trouble]:
             if firmware is None or firmware == usual.value or follows_driver:
                 continue
             sentence = f"{words} {firmware}, {usual.value} {usual.origin}"
-            yield Trouble(gpu, sentence, _FLASH, grave=False)
-    yield from _gsp(facts, group)
+            yield Trouble(gpu, sentence, _ALIGN_FIRMWARE, grave=False)
+    yield from _gsp_troubles(facts, group)
 
 
-def _gsp(facts: Facts, group: Group) -> Iterator[Trouble]:
+def _gsp_troubles(facts: Facts, group: Group) -> Iterator[Trouble]:
     """GSP firmware that is on here and off elsewhere, or belongs to another driver."""
     usual, driver = expected_of_kind("gsp_on", facts, group), facts.driver.version
     for gpu, health in healths(facts):
         gsp_on = health.gsp_on
         if usual is not None and gsp_on is not None and gsp_on != usual.value:
-            sentence = f"GSP firmware is {_on(gsp_on)}, {_on(usual.value)} {usual.origin}"
+            sentence = f"GSP firmware is {_onoff(gsp_on)}, {_onoff(usual.value)} {usual.origin}"
             advice = "set NVreg_EnableGpuFirmware as on the others and reload the driver"
             yield Trouble(gpu, sentence, advice, grave=False)
         elif health.gsp_version and driver and gsp_on is not False and health.gsp_version != driver:
@@ -109,7 +109,7 @@ def mode_troubles(expected: Expected, facts: Facts, group: Group) -> Iterator[Tr
     persist = "nvidia-smi -i {} -pm {}"
     for name, expectation, words, command, best in (
         ("mig_enabled", expected.mig, "MIG", "nvidia-smi -i {} -mig {}", None),
-        ("ecc_on", expected.ecc, "ECC", _ECC, _ecc_should_be_on(facts)),
+        ("ecc_on", expected.ecc, "ECC", _ECC_COMMAND, _ecc_should_be_on(facts)),
         ("persistence", expected.persistence, "persistence mode", persist, any),
     ):
         usual = expected_value(expectation, name, facts, group, best)
@@ -117,16 +117,16 @@ def mode_troubles(expected: Expected, facts: Facts, group: Group) -> Iterator[Tr
             setting = reading(gpu, name)
             if setting is None or usual is None or setting == usual.value:
                 continue
-            sentence = f"{words} is {_on(setting)}, {_on(usual.value)} {usual.origin}"
+            sentence = f"{words} is {_onoff(setting)}, {_onoff(usual.value)} {usual.origin}"
             advice = command.format(gpu.index, int(bool(usual.value)))
             yield Trouble(gpu, sentence, advice, grave=name != "persistence")
-    yield from _compute_mode(expected.compute_mode, facts, group)
-    yield from _after_reset(facts)
+    yield from _compute_mode_troubles(expected.compute_mode, facts, group)
+    yield from _pending_modes(facts)
     if expected.ecc is None:
-        yield from _unprotected(facts, group)
+        yield from _ecc_off_troubles(facts, group)
 
 
-def _compute_mode(expected: str | None, facts: Facts, group: Group) -> Iterator[Trouble]:
+def _compute_mode_troubles(expected: str | None, facts: Facts, group: Group) -> Iterator[Trouble]:
     usual = expected_value(expected, "compute_mode", facts, group)
     for gpu, health in healths(facts):
         mode, advice = health.compute_mode, f"nvidia-smi -i {gpu.index} -c DEFAULT"
@@ -138,19 +138,19 @@ def _compute_mode(expected: str | None, facts: Facts, group: Group) -> Iterator[
             yield Trouble(gpu, sentence, command, grave=usual.by == "expectation")
 
 
-def _after_reset(facts: Facts) -> Iterator[Trouble]:
+def _pending_modes(facts: Facts) -> Iterator[Trouble]:
     """A changed mode that waits for a reset: it will differ after a reboot."""
     for gpu, health in healths(facts):
-        for words, now, later in (
+        for words, current, pending in (
             ("ECC", health.ecc_on, health.ecc_pending),
             ("MIG", gpu.mig_enabled, health.mig_pending),
         ):
-            if now is not None and later is not None and now != later:
-                sentence = f"{words} is {_on(now)}, {_on(later)} after the next reset"
+            if current is not None and pending is not None and current != pending:
+                sentence = f"{words} is {_onoff(current)}, {_onoff(pending)} after the next reset"
                 yield Trouble(gpu, sentence, "reset the GPU, or undo the change", grave=False)
 
 
-def _unprotected(facts: Facts, group: Group) -> Iterator[Trouble]:
+def _ecc_off_troubles(facts: Facts, group: Group) -> Iterator[Trouble]:
     """ECC is off, and neither inventory nor peers expect that: bits may flip unseen."""
     usual = expected_value(None, "ecc_on", facts, group, _ecc_should_be_on(facts))
     if usual is not None and (usual.value or usual.by == "group"):
@@ -158,7 +158,7 @@ def _unprotected(facts: Facts, group: Group) -> Iterator[Trouble]:
     for gpu, health in healths(facts):
         if health.ecc_on is False and not is_workstation(gpu.name):
             sentence = "ECC is off, on is what this board is made for"
-            yield Trouble(gpu, sentence, _ECC.format(gpu.index, 1), grave=False)
+            yield Trouble(gpu, sentence, _ECC_COMMAND.format(gpu.index, 1), grave=False)
 
 
 def _ecc_should_be_on(facts: Facts) -> Best | None:
@@ -182,30 +182,30 @@ def memory_troubles(
     sizes = grouped((gpu.name, gpu.memory_total_mib or 0) for gpu in facts.gpus or ())
     largest = {name: max(values) for name, values in sizes.items()}
     for gpu, health in healths(facts):
-        size, bar = gpu.memory_total_mib, health.bar1_total_mib
+        size, bar1_mib = gpu.memory_total_mib, health.bar1_total_mib
         driver_mib = health.memory_reserved_mib
         if total is not None and size is not None and size + slack < total.value:
             sentence = f"{memory(size)} of memory, {memory(total.value)} {total.origin}"
-            yield Trouble(gpu, sentence, _LESS)
-        elif size is not None and not by_group and size < _MOST_OF_IT * largest[gpu.name]:
+            yield Trouble(gpu, sentence, _REPLACE)
+        elif size is not None and not by_group and size < _MIN_SHARE_OF_MEMORY * largest[gpu.name]:
             most = memory(largest[gpu.name])
             sentence = f"{memory(size)} of memory, {most} on another {gpu.name} here"
-            yield Trouble(gpu, sentence, _LESS)
+            yield Trouble(gpu, sentence, _REPLACE)
         elif size is not None and (gb := named_memory_gb(gpu.name)):
             whole_mib = gb * 10**9 // 2**20
-            enough_mib = _MOST_OF_IT * whole_mib
-            if size < enough_mib:
+            least_mib = _MIN_SHARE_OF_MEMORY * whole_mib
+            if size < least_mib:
                 sentence = f"{memory(size)} of memory, {memory(whole_mib)} on its board"
                 # The number is the inventory's if it names the model, not the table's alone.
                 grave = is_model(gpu.name, model)
-                yield Trouble(gpu, sentence, _LESS, grave=grave)
+                yield Trouble(gpu, sentence, _REPLACE, grave=grave)
         if reserved is not None and driver_mib is not None and driver_mib > reserved.value + slack:
             usual = f"{memory(reserved.value)} {reserved.origin}"
             sentence = f"the driver keeps {memory(driver_mib)} for itself, {usual}"
-            yield Trouble(gpu, sentence, _COMPARE, grave=False)
-        if window is not None and bar is not None and bar < window.value:
-            sentence = f"BAR1 of {memory(bar)}, {memory(window.value)} {window.origin}"
-            yield Trouble(gpu, sentence, _LARGE_BARS, grave=False)
+            yield Trouble(gpu, sentence, _COMPARE_SETTINGS, grave=False)
+        if window is not None and bar1_mib is not None and bar1_mib < window.value:
+            sentence = f"BAR1 of {memory(bar1_mib)}, {memory(window.value)} {window.origin}"
+            yield Trouble(gpu, sentence, _ENABLE_BARS, grave=False)
 
 
 def used_troubles(facts: Facts, limit: Thresholds) -> Iterator[Trouble]:
@@ -218,7 +218,7 @@ def used_troubles(facts: Facts, limit: Thresholds) -> Iterator[Trouble]:
             yield Trouble(gpu, sentence, "on the host: fuser -v /dev/nvidia*", grave=False)
 
 
-def _on(value: object) -> str:
+def _onoff(value: object) -> str:
     return "on" if value else "off"
 
 
@@ -261,7 +261,7 @@ def test_gpu_software(node: Node, conclude: Conclude) -> None:
     conclude(judge_software(node))
 
 
-def _mode_fine(facts: Facts) -> str:
+def _mode_summary(facts: Facts) -> str:
     """All modes in one line, for the operator to judge where no source decides."""
     fields = {"MIG": "mig_enabled", "ECC": "ecc_on", "persistence": "persistence"}
     words = []
@@ -277,7 +277,7 @@ def _mode_fine(facts: Facts) -> str:
 def test_gpu_mode(node: Node, conclude: Conclude) -> None:
     """MIG, ECC, persistence and compute mode are as expected, or as on the group."""
     troubles = mode_troubles(node.expected, node.facts, node.group)
-    conclude(judge_gpus(node, _MODES, troubles, _mode_fine(node.facts)))
+    conclude(judge_gpus(node, _MODES, troubles, _mode_summary(node.facts)))
 
 
 def test_gpu_memory(node: Node, conclude: Conclude) -> None:

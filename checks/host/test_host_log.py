@@ -21,8 +21,8 @@ from preflight.checks.log_window import (
     days_covered,
     elapsed_s,
     is_frequent,
+    ok_if_read,
     unread,
-    whole,
     window,
 )
 from preflight.core.text import count
@@ -243,7 +243,7 @@ def judge_hardware_errors(facts: Facts, limit: Thresholds) -> Verdict:
     number = sum(fault.times for fault in errors)
     note = f"; {count(number, 'corrected error')}, few enough" if number else ""
     sentence = f"no uncorrected hardware error {window(log, facts)}{note}"
-    return whole(sentence, log, ("aer", "mce", "edac"), **evidence)
+    return ok_if_read(sentence, log, ("aer", "mce", "edac"), **evidence)
 
 
 def _faults(line: LogLine) -> Iterator[tuple[Fault, bool]]:
@@ -419,7 +419,7 @@ def judge_kernel_log(facts: Facts, limit: Thresholds) -> Verdict:
         return warn(words, advice=_WORDS[recent[0].kind][1], **evidence)
     note = f"; {count(len(entries), 'older note')}" if entries else ""
     sentence = f"no lack of memory, disk or CPU {window(log, facts)}{note}"
-    return whole(sentence, log, ("fs", "disk"), **evidence)
+    return ok_if_read(sentence, log, ("fs", "disk"), **evidence)
 
 
 def _event_words(event: Event, facts: Facts) -> str:

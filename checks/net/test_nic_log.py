@@ -21,9 +21,9 @@ from preflight.checks.log_window import (
     days_covered,
     is_frequent,
     maybe_over,
+    ok_if_read,
     span_s,
     unread,
-    whole,
     window,
 )
 from preflight.checks.rdma.port_faults import reporting_check
@@ -119,15 +119,15 @@ def judge(facts: Facts, limit: Thresholds) -> Verdict:
         return _warning(flapping, others, facts, limit, evidence)
     if downs:
         return _rare_downs(downs, log, facts, limit, evidence)
-    return whole(f"no NIC with errors {window(log, facts)}", log, ("nic",), **evidence)
+    return ok_if_read(f"no NIC with errors {window(log, facts)}", log, ("nic",), **evidence)
 
 
 def _words(nic_events: Sequence[Event], facts: Facts) -> str:
     """The first event and how many are like it, as in "0000:19:00.0 and 2 more: it was too hot"."""
     first = nic_events[0]
-    alike = [event for event in nic_events if event.kind == first.kind]
-    more = and_more(len({event.device for event in alike}) - 1)
-    times = sum(event.times for event in alike)
+    same_kind = [event for event in nic_events if event.kind == first.kind]
+    more = and_more(len({event.device for event in same_kind}) - 1)
+    times = sum(event.times for event in same_kind)
     note = f" ({first.note})" if first.note else ""
     lines = f" ({count(times, 'line')})" if times > 1 else ""
     when = ago(nic_events[-1].last_s, facts)
@@ -150,15 +150,15 @@ def _warning(
     flapping: list[Event], others: list[Event], facts: Facts, limit: Thresholds, evidence: Evidence
 ) -> Verdict:
     """Leave out links that another check reports; if none is left, join that check's finding."""
-    every = [*flapping, *others]
-    elsewhere = {
-        event: reporting_check(event.device, facts, limit) for event in every if event.kind in _LINK
+    items = [*flapping, *others]
+    other_checks = {
+        event: reporting_check(event.device, facts, limit) for event in items if event.kind in _LINK
     }
-    cause = elsewhere.get(every[0], "")
-    if not all(elsewhere.get(event) for event in every):
+    cause = other_checks.get(items[0], "")
+    if not all(other_checks.get(event) for event in items):
         cause = ""
-        flapping = [event for event in flapping if not elsewhere.get(event)]
-        others = [event for event in others if not elsewhere.get(event)]
+        flapping = [event for event in flapping if not other_checks.get(event)]
+        others = [event for event in others if not other_checks.get(event)]
     sentences = [_flap_words(flapping, limit)] if flapping else []
     sentences += [_words(others, facts)] if others else []
     worst = flapping[0] if flapping else others[0]
@@ -181,13 +181,13 @@ def _rare_downs(
     """Links that went down too rarely to blame one, if the log covers a whole day."""
     worst = max(downs, key=lambda link: link.times)
     most = limit("link_flaps_per_day")
-    short = log.source == "text" and (span_s(log, facts) or 0.0) < DAY_S
-    if short and worst.times > most / 2:
+    partial = log.source == "text" and (span_s(log, facts) or 0.0) < DAY_S
+    if partial and worst.times > most / 2:
         sentence = f"{_flap_words([worst], limit)}, of which this log shows a part"
         return warn(sentence, advice=_MEANING["down"][1], **evidence)
     total = count(sum(link.times for link in downs), "time")
     sentence = f"links went down {total} {window(log, facts)}, under {most:.0f} in a day"
-    return whole(sentence, log, ("nic",), **evidence)
+    return ok_if_read(sentence, log, ("nic",), **evidence)
 
 
 @read_once
@@ -227,7 +227,7 @@ def events(lines: Sequence[LogLine]) -> list[Event]:
             downs[device].append(event)
     for device, device_ups in ups.items():
         unlogged += _unlogged_downs(device_ups, downs[device])
-    return [event for event in nic_events if not _is_over(event, started, recovered)] + unlogged
+    return [event for event in nic_events if not _is_settled(event, started, recovered)] + unlogged
 
 
 def _unlogged_downs(ups: Sequence[Event], downs: Sequence[Event]) -> list[Event]:
@@ -239,13 +239,13 @@ def _unlogged_downs(ups: Sequence[Event], downs: Sequence[Event]) -> list[Event]
         return []
     first = ups[0]
     # The first time it comes up needs no line before it: every link begins so.
-    began_up = not downs or downs[0].order > first.order
-    times = sum(up.times for up in ups) - sum(down.times for down in downs) - began_up
+    started_up = not downs or downs[0].order > first.order
+    times = sum(up.times for up in ups) - sum(down.times for down in downs) - started_up
     event = Event(first.device, "down", first.order, times, ups[-1].last_s, "it came up again")
     return [event] if times > 0 else []
 
 
-def _is_over(event: Event, started: Mapping[str, int], recovered: Mapping[str, int]) -> bool:
+def _is_settled(event: Event, started: Mapping[str, int], recovered: Mapping[str, int]) -> bool:
     """Whether the driver restarted or recovered the NIC after this event."""
     if event.kind == "down":
         return False
@@ -275,8 +275,8 @@ _NOTE_CHARS = 120
 _BDF = r"(?P<bus>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])"
 # Where a blank follows the address, the name of a network device does: any container's own choice.
 _MLX = rf"mlx5_core {_BDF}: "
-_HAVE = r"(?P<have>\d+(?:\.\d+)?)"
-_COULD = r"(?P<link>.*?) link at \S+ \(capable of (?P<could>[\d.]+) Gb/s"
+_AVAILABLE = r"(?P<have>\d+(?:\.\d+)?)"
+_CAPABLE = r"(?P<link>.*?) link at \S+ \(capable of (?P<could>[\d.]+) Gb/s"
 _TROUBLE = r"(?:[Ff]ail|[Ee]rror|[Tt]imed out|[Tt]imeout|[Uu]nable|[Cc]annot)"
 _KINDS: tuple[tuple[Kind, str], ...] = (
     (
@@ -293,7 +293,7 @@ _KINDS: tuple[tuple[Kind, str], ...] = (
     ("dead", r"mlx5_core: probe of (?P<bus>[0-9a-f:.]+) failed"),
     ("dead", rf"{_MLX}probe with driver mlx5_core failed"),
     ("dead", rf"{_MLX}.*Firmware over .*MS in (?:pre-)?initializing"),
-    ("narrow", rf"{_MLX}{_HAVE} Gb/s available PCIe bandwidth, limited by {_COULD}"),
+    ("narrow", rf"{_MLX}{_AVAILABLE} Gb/s available PCIe bandwidth, limited by {_CAPABLE}"),
     ("module", rf"{_MLX}.*(?:[Cc]able error|[Bb]ad signal|insufficient power|Bus stuck)"),
     ("stalled", r"NETDEV WATCHDOG: (?P<name>\S+) .*timed out"),
     ("stalled", rf"{_MLX}.*timeout\. Will cause a leak"),

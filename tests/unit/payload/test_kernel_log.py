@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from msgspec import convert
 from probe import kernel_log, node_files
 
-from preflight.checks.gpu.driver_log import repeated
+from preflight.checks.gpu.driver_log import repeated_exceptions
 from preflight.core.thresholds import SHIPPED
 from preflight.facts.machine import KernelLog
 
@@ -131,7 +131,7 @@ def test_of_a_programs_exceptions_travels_whether_their_place_changes(tmp_path: 
         (" 2, TPC 0", 10.0), (" 2, TPC 1", 10.003), (" 2, TPC 5", 100.0), (" 2, TPC 5", 200.0),
     ]  # fmt: skip
     assert sum(line.times for line in log.lines) == len(lines)
-    assert repeated(log.lines, limit=SHIPPED)["0000:1b:00"].bursts == 2
+    assert repeated_exceptions(log.lines, limit=SHIPPED)["0000:1b:00"].bursts == 2
 
 
 def test_a_program_that_crashes_all_day_crowds_nothing_out(tmp_path: Path) -> None:
