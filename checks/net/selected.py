@@ -45,11 +45,11 @@ class Filter(Struct, frozen=True):
             return not self.exclude
         return self.exclude != any(self.matches(word, name, port) for word in self.names)
 
-    def matches(self, each: tuple[str, int | None], name: str, port: int | None = None) -> bool:
+    def matches(self, entry: tuple[str, int | None], name: str, port: int | None = None) -> bool:
         """Whether one word of the list names this device and port."""
-        word, its_port = each
-        same = name == word if self.exact else name.startswith(word)
-        return same and (its_port is None or port is None or its_port == port)
+        word, word_port = entry
+        name_matches = name == word if self.exact else name.startswith(word)
+        return name_matches and (word_port is None or port is None or word_port == port)
 
 
 @cache
@@ -81,8 +81,8 @@ def nccl_interfaces(facts: Facts, ifname: str, family: str = "") -> tuple[Interf
     return next((hit for text in automatic if (hit := _select(interfaces, text))), ())
 
 
-def to_others(facts: Facts) -> Interface | None:
-    """The interface by which this node reaches another node of the run; None where not known."""
+def peer_interface(facts: Facts) -> Interface | None:
+    """The interface by which this node reaches the other nodes of the run; None if not known."""
     network = facts.network
     if network is None or not network.source_address:
         return None
@@ -125,20 +125,20 @@ def subnet(interface: Interface) -> str:
 def first_choice(ifname: str, family: str) -> Callable[[Facts], tuple[str, str] | None]:
     """The reader of (interface, subnet) for a vote of a group: one for all nodes that set this."""
 
-    def read(facts: Facts) -> tuple[str, str] | None:
+    def read_first(facts: Facts) -> tuple[str, str] | None:
         interfaces = nccl_interfaces(facts, ifname, family)
         return (interfaces[0].name, subnet(interfaces[0])) if interfaces else None
 
-    return read
+    return read_first
 
 
 @read_once
 def _by_family(facts: Facts) -> dict[int | None, list[Interface]]:
     """By family, as getifaddrs(3) lists them: those with IPv4 first; of IPv6 not the loopback."""
-    has = [(link, set(map(ip_version, link.addresses))) for link in facts.interfaces]
-    four = [link for link, families in has if 4 in families]  # noqa: PLR2004  IPv4
-    six = [link for link, families in has if 6 in families and not link.loopback]  # noqa: PLR2004
-    return {4: four, 6: six, None: [*four, *(link for link in six if link not in four)]}
+    versions = [(link, set(map(ip_version, link.addresses))) for link in facts.interfaces]
+    v4 = [link for link, families in versions if 4 in families]  # noqa: PLR2004  IPv4
+    v6 = [link for link, families in versions if 6 in families and not link.loopback]  # noqa: PLR2004
+    return {4: v4, 6: v6, None: [*v4, *(link for link in v6 if link not in v4)]}
 
 
 def _select(interfaces: Sequence[Interface], text: str) -> tuple[Interface, ...]:

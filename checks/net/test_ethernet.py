@@ -35,9 +35,9 @@ def job_links(facts: Facts, environ: Mapping[str, str]) -> tuple[Interface, ...]
 
     Where no interface has an address, as in most captured texts, all interfaces are taken.
     """
-    every = [interface for interface in facts.interfaces if not interface.loopback]
-    if not any(interface.addresses for interface in every):
-        return tuple(every)
+    candidates = [interface for interface in facts.interfaces if not interface.loopback]
+    if not any(interface.addresses for interface in candidates):
+        return tuple(candidates)
     ifname = environ.get("NCCL_SOCKET_IFNAME", "")
     nccl_links = nccl_interfaces(facts, ifname, environ.get("NCCL_SOCKET_FAMILY", ""))
     # Without a name ("^" and "=" are none) NCCL takes every interface but docker's, and the first
@@ -46,25 +46,25 @@ def job_links(facts: Facts, environ: Mapping[str, str]) -> tuple[Interface, ...]
     links = (*links, *gloo_interfaces(facts, environ.get("GLOO_SOCKET_IFNAME", ""))[0])
     by_name = {link.name: link for link in links if not link.loopback}
     for link in tuple(by_name.values()):
-        by_name |= {part.name: part for part in parts(link, facts)}
+        by_name |= {device.name: device for device in lower_devices(link, facts)}
     return tuple(by_name.values())
 
 
-def parts(whole: Interface, facts: Facts) -> list[Interface]:
+def lower_devices(upper: Interface, facts: Facts) -> list[Interface]:
     """The devices under a bond, a bridge or a VLAN; a container's virtual interface is none."""
     below: dict[str, Interface] = {}
-    waiting = [whole]
-    while waiting:
-        above = waiting.pop()
+    pending = [upper]
+    while pending:
+        above = pending.pop()
         for interface in facts.interfaces:
             under = interface.name in above.lower or interface.master == above.name
-            if under and interface.name not in below and interface.name != whole.name:
+            if under and interface.name not in below and interface.name != upper.name:
                 below[interface.name] = interface
-                waiting.append(interface)
+                pending.append(interface)
     return [interface for interface in below.values() if interface.physical]
 
 
-def over_rdma(facts: Facts) -> frozenset[str]:
+def rdma_interfaces(facts: Facts) -> frozenset[str]:
     """Interfaces over RDMA ports: `ib.*` checks their rate, MTU and flaps."""
     return frozenset(port.port.netdev for port in ports_of(facts) if port.port.netdev)
 
@@ -100,7 +100,7 @@ Kind = Literal["broken", "dropped", "flaps", "packets", ""]
 _PER_QUEUE: Final = re.compile(
     r"(?:^|_)(?:[rt]x|ch|q|queue|prio|tc|ptp|xsk|xdp)_?[0-9]|^[\[(]?[0-9]"
 )
-_NEVER: Final = re.compile(r"xdp|xsk|vport|csum|cache|steer|if_down|tls|ipsec|filter|_bytes|octets")
+_SKIP: Final = re.compile(r"xdp|xsk|vport|csum|cache|steer|if_down|tls|ipsec|filter|_bytes|octets")
 _KINDS: Final[tuple[tuple[Kind, re.Pattern[str]], ...]] = (
     ("flaps", re.compile(r"link_down(?:ed)?_events?|^carrier_downs$|link_failure_count")),
     ("broken", re.compile(r"crc|fcs|(?:symbol|code|align\w{0,80}|frame)_err|fragment|jabber")),
@@ -111,14 +111,14 @@ _KINDS: Final[tuple[tuple[Kind, re.Pattern[str]], ...]] = (
         r"^(?:port[._])?rx_(?:total_)?(?:ucast_|unicast_)?(?:packets|frames|pkts)(?:_phy)?$"
     )),
 )  # fmt: skip
-_CONGESTED: Final = (
+_DROP_ADVICE: Final = (
     "look at flow control (ethtool -a {0}), at its ring (ethtool -g {0}) and at its host's load"
 )
 _FRAMES: Final[tuple[tuple[Kind, str, str], ...]] = (
     ("broken", "broken_frames_per_million", "reseat or replace {0}'s cable and clean its ends"),
-    ("dropped", "dropped_frames_per_million", _CONGESTED),
+    ("dropped", "dropped_frames_per_million", _DROP_ADVICE),
 )
-_LEAST: Final = 3
+_MIN_FRAMES: Final = 3
 """Frames: one or two prove nothing, however few were received."""
 
 _DAY_S: Final = 86400.0
@@ -128,7 +128,7 @@ _MILLION: Final = 1e6
 def kind_of(name: str) -> Kind:
     """What a driver's counter counts; "" where that is no fault, or another check reports it."""
     low = name.lower()
-    if _PER_QUEUE.search(low) or _NEVER.search(low):
+    if _PER_QUEUE.search(low) or _SKIP.search(low):
         return ""
     return next((kind for kind, pattern in _KINDS if pattern.search(low)), "")
 
@@ -139,7 +139,7 @@ def frame_troubles(interface: Interface, facts: Facts, limit: Thresholds) -> Ite
     packets = _largest(counters, "packets")
     for kind, name, advice in _FRAMES:
         worst = _largest(counters, kind)
-        if worst is None or worst.value < _LEAST or packets is None:
+        if worst is None or worst.value < _MIN_FRAMES or packets is None:
             continue
         total = max(packets.value, worst.value)
         rate = worst.value / total * _MILLION
@@ -173,8 +173,8 @@ def undated_flaps(interface: Interface, facts: Facts, limit: Thresholds) -> str:
 
 
 def _largest(counters: tuple[Counter, ...], kind: str) -> Counter | None:
-    alike = [counter for counter in counters if kind_of(counter.name) == kind]
-    return max(alike, key=lambda counter: counter.value, default=None)
+    same_kind = [counter for counter in counters if kind_of(counter.name) == kind]
+    return max(same_kind, key=lambda counter: counter.value, default=None)
 
 
 _CABLE: Final = "look at {0}'s cable, its module and its switch port's speed (ethtool {0})"
@@ -182,32 +182,32 @@ _TOLERANCE: Final = 0.97
 """Drivers round."""
 
 
-def odd_links(
+def deviations(
     links: Sequence[Interface], facts: Facts, group: Group, *, grave: bool, limit: Thresholds
 ) -> Iterator[Deviation]:
-    """Everything odd about these links. `grave`: the job's data go over them."""
-    rdma = over_rdma(facts)
+    """What is wrong with these links. `grave`: the job's data go over them."""
+    rdma = rdma_interfaces(facts)
     has_addresses = any(link.addresses for link in links)
     masters = {link.master for link in facts.interfaces}
     for link in links:
         if not is_up(link):
-            if not has_addresses:  # else net.interface or `_lost_parts` reports it
+            if not has_addresses:  # else net.interface or `_down_links` reports it
                 yield Deviation(f"{link.name} has no link", _CABLE.format(link.name), grave=False)
             continue
         if link.ethernet is not None and link.ethernet.duplex == "half":
             advice = f"let both ends of {link.name} negotiate (ethtool -s autoneg on)"
             yield Deviation(f"{link.name} runs half duplex, full is expected", advice)
         if link.name in masters or link.lower:
-            yield from _lost_parts(link, facts, group, grave=grave)
+            yield from _down_links(link, facts, group, grave=grave)
         if link.name not in rdma:
-            yield from _odd_mtu(link, group, grave=grave)
-            yield from _slow(link, links, group, grave=grave)
+            yield from _unusual_mtu(link, group, grave=grave)
+            yield from _slow_links(link, links, group, grave=grave)
             yield from frame_troubles(link, facts, limit)
 
 
 def without_expected_speed(links: Sequence[Interface], facts: Facts, group: Group) -> list[str]:
     """Links whose expected speed is unknown: neither peers nor the device itself show it."""
-    rdma = over_rdma(facts)
+    rdma = rdma_interfaces(facts)
     return [
         link.name
         for link in links
@@ -222,7 +222,7 @@ def speed(mbits: float) -> str:
     return f"{mbits / 1000:g} Gb/s" if mbits >= 1000 else f"{mbits:g} Mb/s"  # noqa: PLR2004
 
 
-def _odd_mtu(link: Interface, group: Group, *, grave: bool) -> Iterator[Deviation]:
+def _unusual_mtu(link: Interface, group: Group, *, grave: bool) -> Iterator[Deviation]:
     configured_mtu = link.ethernet.mtu_wanted if link.ethernet else None
     expected, origin = configured_mtu, "in its own configuration"
     vote = decided(group.majority(number_of(link.name, "mtu")))
@@ -236,7 +236,7 @@ def _odd_mtu(link: Interface, group: Group, *, grave: bool) -> Iterator[Deviatio
     yield Deviation(sentence, advice, grave=grave and link.mtu < expected)
 
 
-def _slow(
+def _slow_links(
     link: Interface, links: Sequence[Interface], group: Group, *, grave: bool
 ) -> Iterator[Deviation]:
     if not link.speed_mbits:
@@ -271,16 +271,16 @@ def _fastest_peer(link: Interface, group: Group) -> int | None:
     return fastest if (link.speed_mbits or 0) < fastest * _TOLERANCE else None
 
 
-def _lost_parts(link: Interface, facts: Facts, group: Group, *, grave: bool) -> Iterator[Deviation]:
+def _down_links(link: Interface, facts: Facts, group: Group, *, grave: bool) -> Iterator[Deviation]:
     """Links of a bond that are down: the bond goes on with the rest, at a part of its speed."""
-    members = parts(link, facts)
-    for part in members:
-        vote = decided(group.majority(up_of(part.name)))
-        if is_up(part) or (vote is not None and not vote.value):
+    members = lower_devices(link, facts)
+    for device in members:
+        vote = decided(group.majority(up_of(device.name)))
+        if is_up(device) or (vote is not None and not vote.value):
             continue
         up = sum(is_up(member) for member in members)
-        sentence = f"{part.name} of {link.name} has no link; {up} of {len(members)} are up"
-        yield Deviation(sentence, _CABLE.format(part.name), grave=grave)
+        sentence = f"{device.name} of {link.name} has no link; {up} of {len(members)} are up"
+        yield Deviation(sentence, _CABLE.format(device.name), grave=grave)
 
 
 def judge(
@@ -296,14 +296,14 @@ def judge(
     if not links:
         return not_run("no interface here that the job's sockets could use")
     grave = data_over_sockets(facts, env)
-    if verdict := conclude_deviations(odd_links(links, facts, group, grave=grave, limit=limit)):
+    if verdict := conclude_deviations(deviations(links, facts, group, grave=grave, limit=limit)):
         return verdict
-    rdma = over_rdma(facts)
+    rdma = rdma_interfaces(facts)
     plain = tuple(link for link in links if link.name not in rdma)
     if not plain:
         return ok(f"{', '.join(link.name for link in links)}: over RDMA ports, which ib.* checks")
     return _unknown_links(plain, facts, group, limit) or ok(
-        "; ".join(map(_words, plain[:4])), links=[link.name for link in plain]
+        "; ".join(map(_link_words, plain[:4])), links=[link.name for link in plain]
     )
 
 
@@ -314,17 +314,17 @@ def _unknown_links(
     if unreported:
         sentence = f"{', '.join(unreported)} did not report its link"
         return unknown(sentence, advice="look at mtu, speed and duplex in /sys/class/net")
-    if old := [sentence for link in links if (sentence := undated_flaps(link, facts, limit))]:
-        return unknown(old[0], advice="take a second reading after a known time")
-    alone = without_expected_speed(links, facts, group)
-    if not alone:
+    if undated := [sentence for link in links if (sentence := undated_flaps(link, facts, limit))]:
+        return unknown(undated[0], advice="take a second reading after a known time")
+    without_speed = without_expected_speed(links, facts, group)
+    if not without_speed:
         return None
-    sentence = f"nothing says what speed {', '.join(alone)} should have"
+    sentence = f"nothing says what speed {', '.join(without_speed)} should have"
     advice = "look at ethtool there, or take a healthy node beside it"
-    return unknown(f"{sentence} ({'; '.join(map(_words, links[:4]))})", advice=advice)
+    return unknown(f"{sentence} ({'; '.join(map(_link_words, links[:4]))})", advice=advice)
 
 
-def _words(link: Interface) -> str:
+def _link_words(link: Interface) -> str:
     words = [speed(link.speed_mbits) if link.speed_mbits else "speed not reported"]
     if link.ethernet and link.ethernet.counters and not (link.speed_mbits or link.mtu):
         words = ["no more frames lost than usual"]

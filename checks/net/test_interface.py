@@ -15,8 +15,8 @@ from preflight.checks.net.selected import (
     nccl_interfaces,
     nccl_ports,
     parse_filter,
+    peer_interface,
     subnet,
-    to_others,
 )
 from preflight.checks.rdma.port_faults import down_ports
 from preflight.core.text import count
@@ -36,9 +36,9 @@ _NAMES_SHOWN: Final = 6
 
 
 def socket_choice(
-    facts: Facts, environ: Mapping[str, str], group: Group, *, sure: bool
+    facts: Facts, environ: Mapping[str, str], group: Group, *, env_known: bool
 ) -> Iterator[Deviation]:
-    """NCCL's sockets. `sure`: the environment is the job's, so unset variables count too."""
+    """NCCL's sockets. `env_known`: the environment is the job's, so unset variables count too."""
     ifname = environ.get("NCCL_SOCKET_IFNAME", "")
     family = environ.get("NCCL_SOCKET_FAMILY", "")
     interfaces = nccl_interfaces(facts, ifname, family)
@@ -50,19 +50,19 @@ def socket_choice(
         yield Deviation(sentence, f"{advice}, or none of those to leave out: ^")
         return
     first = interfaces[0]
-    advice = f"set NCCL_SOCKET_IFNAME to what joins the nodes: {_better(facts, first)}"
-    if odd := _dead_end(first, facts, group):
-        yield Deviation(f"{setting} selects {odd}", advice, grave=sure or first.loopback)
+    advice = f"set NCCL_SOCKET_IFNAME to what joins the nodes: {_better_name(facts, first)}"
+    if problem := _why_unreachable(first, facts, group):
+        yield Deviation(f"{setting} selects {problem}", advice, grave=env_known or first.loopback)
         return
-    if detour := _not_to_others(first, facts, group, environ):
-        yield Deviation(f"{setting} selects {detour}", advice, grave=False)
+    if other_network := _not_to_others(first, facts, group, environ):
+        yield Deviation(f"{setting} selects {other_network}", advice, grave=False)
         return
     vote = decided(group.majority(first_choice(ifname, family)))
     if vote is None or first.name == vote.value[0] or subnet(first) == vote.value[1]:
         return
-    usual = f"{vote.value[0]} ({vote.value[1]}) on {vote.holders}"
+    usual_choice = f"{vote.value[0]} ({vote.value[1]}) on {vote.holders}"
     choice = f"{setting} selects {first.name} ({subnet(first)}) here"
-    yield Deviation(f"{choice}, {usual}", advice, grave=False)
+    yield Deviation(f"{choice}, {usual_choice}", advice, grave=False)
 
 
 def gloo_choice(facts: Facts, environ: Mapping[str, str], group: Group) -> Iterator[Deviation]:
@@ -79,8 +79,8 @@ def gloo_choice(facts: Facts, environ: Mapping[str, str], group: Group) -> Itera
             sentence = f"GLOO_SOCKET_IFNAME names {missing[0]}, and there is none here (but {has})"
             yield Deviation(f"{sentence}; it takes whole names", "name an interface of every node")
         for interface in interfaces:
-            if odd := _dead_end(interface, facts, group):
-                sentence = f"GLOO_SOCKET_IFNAME={ifname} selects {odd}"
+            if problem := _why_unreachable(interface, facts, group):
+                sentence = f"GLOO_SOCKET_IFNAME={ifname} selects {problem}"
                 yield Deviation(sentence, "name the interface that joins the nodes")
         return
     lookup = facts.network.own_name if facts.network else None
@@ -92,7 +92,7 @@ def gloo_choice(facts: Facts, environ: Mapping[str, str], group: Group) -> Itera
     yield Deviation(
         f"its own name {lookup.name} leads to {where}: gloo without GLOO_SOCKET_IFNAME "
         "listens there, where no other node can connect",
-        f"set GLOO_SOCKET_IFNAME={_better(facts, None)}, or correct /etc/hosts",
+        f"set GLOO_SOCKET_IFNAME={_better_name(facts, None)}, or correct /etc/hosts",
         grave=False,
     )
 
@@ -116,25 +116,25 @@ def hca_choice(
     selection = parse_filter(text)
     names = [nic.name for nic in facts.nics]
     for word in selection.names:
-        hit = [name for name in names if selection.matches(word, name)]
-        if not hit and not selection.exclude:
+        matched = [name for name in names if selection.matches(word, name)]
+        if not matched and not selection.exclude:
             sentence = f"{setting}: {word[0]} is no RDMA device here (there are {has})"
             yield Deviation(sentence, "correct the name; ^ and = count only at the very beginning")
-        elif word[0] in hit and len(hit) > 1:
-            more = ", ".join(name for name in hit if name != word[0])
+        elif word[0] in matched and len(matched) > 1:
+            others = ", ".join(name for name in matched if name != word[0])
             verb = "leaves out" if selection.exclude else "selects"
-            sentence = f"{setting}: {word[0]} is a prefix, and {verb} {more} too"
+            sentence = f"{setting}: {word[0]} is a prefix, and {verb} {others} too"
             sign = "^=" if selection.exclude else "="
             yield Deviation(sentence, f"begin the list with {sign} for whole names", grave=False)
-    named = () if down_reported else [word[0] for word in selection.names]
+    named_devices = () if down_reported else [word[0] for word in selection.names]
     for port in ports:
-        if port.nic.name in named and port.state and not port.active:
+        if port.nic.name in named_devices and port.state and not port.active:
             sentence = f"{setting} names {port.nic.name}, but {port.seen}"
             advice = "bring the port up, or leave the device out on every node"
             yield Deviation(f"{sentence}: NCCL goes on without it, and loses its rail", advice)
 
 
-def _dead_end(interface: Interface, facts: Facts, group: Group) -> str:
+def _why_unreachable(interface: Interface, facts: Facts, group: Group) -> str:
     """Why an interface leads to no other node; "" where no reason is known."""
     if interface.loopback:
         return f"{interface.name}, the loopback"
@@ -145,13 +145,13 @@ def _dead_end(interface: Interface, facts: Facts, group: Group) -> str:
     if interface.physical:
         return ""
     address = interface.addresses[0]
-    for name, other in group.facts.items():
-        if other.host == facts.host:
+    for name, peer_facts in group.facts.items():
+        if peer_facts.host == facts.host:
             continue
-        for link in other.interfaces:
+        for link in peer_facts.interfaces:
             if link.name == interface.name and address in link.addresses:
-                its = address.partition("/")[0]
-                return f"{interface.name}, whose address {its} is {name}'s too"
+                ip = address.partition("/")[0]
+                return f"{interface.name}, whose address {ip} is {name}'s too"
     return ""
 
 
@@ -161,7 +161,7 @@ def _not_to_others(first: Interface, facts: Facts, group: Group, environ: Mappin
     Another one is fine where NCCL's data go over RDMA (the sockets then only carry its bootstrap)
     and other nodes have addresses in its subnet.
     """
-    used = to_others(facts)
+    used = peer_interface(facts)
     if used is None or used.name == first.name or not facts.gpus:
         return ""
     rdma = environ.get("NCCL_IB_DISABLE", "0").strip() != "1" and any(
@@ -174,22 +174,22 @@ def _not_to_others(first: Interface, facts: Facts, group: Group, environ: Mappin
 
 def _subnet_has_peer(interface: Interface, facts: Facts, group: Group) -> bool:
     """Whether another node has an address of its own in the interface's subnet."""
-    mine = parse_address(interface.addresses[0])
-    if mine is None or mine.ip.is_link_local:  # such as the USB link to a node's own BMC
+    local = parse_address(interface.addresses[0])
+    if local is None or local.ip.is_link_local:  # such as the USB link to a node's own BMC
         return False
-    theirs = [
+    peer_ips = [
         peer.ip
         for other in group.facts.values()
         if other.host != facts.host
         for link in other.interfaces
         for text in link.addresses
-        if (peer := parse_address(text)) is not None and peer.network == mine.network
+        if (peer := parse_address(text)) is not None and peer.network == local.network
     ]
-    return bool(theirs) and mine.ip not in theirs
+    return bool(peer_ips) and local.ip not in peer_ips
 
 
-def _better(facts: Facts, instead_of: Interface | None) -> str:
-    if (used := to_others(facts)) is not None and used is not instead_of:
+def _better_name(facts: Facts, instead_of: Interface | None) -> str:
+    if (used := peer_interface(facts)) is not None and used is not instead_of:
         return used.name
     usable = [
         link.name
@@ -227,11 +227,11 @@ def judge_interface(
     if alone and not job:
         return not_run("one node alone, and no job environment known")
     down_reported = any(deviation.grave for deviation in down_ports(expected, facts, group))
-    odd = list(hca_choice(facts, env, down_reported=down_reported))
+    deviations = list(hca_choice(facts, env, down_reported=down_reported))
     if not alone:  # the job has other nodes to reach
-        odd += socket_choice(facts, env, group, sure=environ is not None)
-        odd += gloo_choice(facts, env, group)
-    if (verdict := conclude_deviations(odd)) is not None:
+        deviations += socket_choice(facts, env, group, env_known=environ is not None)
+        deviations += gloo_choice(facts, env, group)
+    if (verdict := conclude_deviations(deviations)) is not None:
         return verdict
     ifname = env.get("NCCL_SOCKET_IFNAME", "")
     sockets = nccl_interfaces(facts, ifname, env.get("NCCL_SOCKET_FAMILY", ""))
@@ -255,14 +255,14 @@ _HOSTS: Final = "correct /etc/hosts or DNS on this node (getent ahosts {0})"
 
 
 @cache
-def answers(name: str) -> Callable[[Facts], tuple[str, ...] | None]:
+def name_addresses(name: str) -> Callable[[Facts], tuple[str, ...] | None]:
     """The reader of where a name leads, for a vote of a group: one for all nodes."""
 
-    def read(facts: Facts) -> tuple[str, ...] | None:
+    def read_addresses(facts: Facts) -> tuple[str, ...] | None:
         lookup = lookup_of(facts, name)
         return None if lookup is None else tuple(sorted(lookup.addresses))
 
-    return read
+    return read_addresses
 
 
 def lookup_of(facts: Facts, name: str) -> Resolved | None:
@@ -283,20 +283,20 @@ def name_deviation(
         if at_master:
             return None
         sentence = (
-            f"the master's name {lookup.name} leads to {_list(lookup)} here, which is this node"
+            f"the master's name {lookup.name} leads to {_ips(lookup)} here, which is this node"
         )
         return Deviation(f"{sentence} itself; its ranks would wait for themselves", advice)
-    vote = decided(group.majority(answers(lookup.name)))
+    vote = decided(group.majority(name_addresses(lookup.name)))
     usual = vote.value if vote is not None else ()
     addresses = addresses_of(master) if master is not None else set()
     if usual and set(usual).isdisjoint(lookup.addresses) and not addresses & set(lookup.addresses):
         usual_answer = f"{', '.join(usual[:2])} on {vote.holders}" if vote else ""
-        sentence = f"the master's name {lookup.name} leads to {_list(lookup)} here, {usual_answer}"
+        sentence = f"the master's name {lookup.name} leads to {_ips(lookup)} here, {usual_answer}"
         return Deviation(sentence, advice)
     if not usual and addresses and addresses.isdisjoint(lookup.addresses):
-        sentence = f"the master's name {lookup.name} leads to {_list(lookup)}, which none of its"
+        sentence = f"the master's name {lookup.name} leads to {_ips(lookup)}, which none of its"
         return Deviation(f"{sentence} interfaces has", advice, grave=False)
-    return _wrong_family(lookup, facts) or _slow(lookup)
+    return _wrong_family(lookup, facts) or _slow_lookup(lookup)
 
 
 def same_machine(a: Facts, b: Facts) -> bool:
@@ -309,7 +309,7 @@ def _unknown_name(
 ) -> Deviation | None:
     """A name that no node knows is a name of our inventory, unless the job uses it."""
     at_master = lookup_of(master, answer.name) if master is not None else None
-    vote = decided(group.majority(answers(answer.name)))
+    vote = decided(group.majority(name_addresses(answer.name)))
     usual = vote is not None and vote.value
     if not (expected or usual or (at_master is not None and at_master.addresses)):
         return None
@@ -323,12 +323,12 @@ def _wrong_family(answer: Resolved, facts: Facts) -> Deviation | None:
     own_versions = {ip_version(ip) for ip in addresses_of(facts) if not ip.startswith("fe80")}
     if not own_versions or versions & own_versions:
         return None
-    here, there = (f"IPv{next(iter(sorted(kinds)))}" for kinds in (own_versions, versions))
-    sentence = f"the master's name {answer.name} leads to {_list(answer)}: only {there}, this node"
-    return Deviation(f"{sentence} has only {here}", "give both ends an address of one family")
+    local, remote = (f"IPv{next(iter(sorted(kinds)))}" for kinds in (own_versions, versions))
+    sentence = f"the master's name {answer.name} leads to {_ips(answer)}: only {remote}, this node"
+    return Deviation(f"{sentence} has only {local}", "give both ends an address of one family")
 
 
-def _slow(answer: Resolved) -> Deviation | None:
+def _slow_lookup(answer: Resolved) -> Deviation | None:
     if answer.seconds < SLOW_S:
         return None
     took = f"looking up the master's name {answer.name} took {answer.seconds:.1f} s"
@@ -336,7 +336,7 @@ def _slow(answer: Resolved) -> Deviation | None:
     return Deviation(f"{took}, under 1 s is usual", advice, grave=False)
 
 
-def _list(answer: Resolved) -> str:
+def _ips(answer: Resolved) -> str:
     return ", ".join(answer.addresses[:2])
 
 
@@ -360,14 +360,14 @@ def judge_master_name(
         name_deviation(answer, facts, master, group, expected=answer.name == job_says)
         for answer in network.names
     )
-    if (bad := conclude_deviations(odd for odd in deviations if odd)) is not None:
-        return bad
+    if (verdict := conclude_deviations(finding for finding in deviations if finding)) is not None:
+        return verdict
     ips = {answer.name: list(answer.addresses) for answer in network.names if answer.addresses}
     if not ips:
         names = ", ".join(answer.name for answer in network.names)
         return not_run(f"no node knows the name {names}; the job needs another for its master")
-    name, its = next(iter(ips.items()))
-    return ok(f"the master {name} is {', '.join(its[:2])}", found=ips)
+    name, addresses = next(iter(ips.items()))
+    return ok(f"the master {name} is {', '.join(addresses[:2])}", found=ips)
 
 
 def _no_lookup(*, alone: bool) -> Verdict:

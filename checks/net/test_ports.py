@@ -32,19 +32,19 @@ CHECKS = (
 )
 
 
-def taken_verdict(master: MasterPort, origin: str) -> Verdict:
+def bind_failure_verdict(master: MasterPort, origin: str) -> Verdict:
     """Explain by its holder a port that could not be bound."""
     port = f"port {master.port} ({origin})"
     holder = master.holder
     if holder is not None and holder.ours:
         return ok(f"{port} is held by this run's own store, {name_process(holder)}")
     if holder is not None:
-        end = "ask root to find it: ss -ltnp"
+        end_advice = "ask root to find it: ss -ltnp"
         if holder.pid:
-            end = f"end it: {kill_command([holder.pid])}"
+            end_advice = f"end it: {kill_command([holder.pid])}"
         return fail(
             f"{port} is taken by {name_process(holder)}",
-            advice=f"{end}; or choose another --master-port",
+            advice=f"{end_advice}; or choose another --master-port",
             cause=f"pid {holder.pid}" if holder.pid else "",
             blocks=False,
             pid=holder.pid,
@@ -57,7 +57,7 @@ def taken_verdict(master: MasterPort, origin: str) -> Verdict:
     return fail(sentence, advice=advice, blocks=False)
 
 
-def not_free_again(master: MasterPort, origin: str) -> Verdict | None:
+def reuse_failure(master: MasterPort, origin: str) -> Verdict | None:
     """What is wrong with a port that was free at first, and then not free again."""
     if master.free_again is not False:
         return None
@@ -75,19 +75,19 @@ def judge_ports(name: str, net: Net) -> Verdict:
         )
     if net.is_master and net.own.master is None:
         return unknown("the master did not try its port", advice="run again")
-    taken = None
+    bind_verdict = None
     if net.own.master is not None and not net.own.master.bound:
-        taken = taken_verdict(net.own.master, net.master_port_origin)
-        if taken.outcome is not Outcome.OK:
-            return taken
+        bind_verdict = bind_failure_verdict(net.own.master, net.master_port_origin)
+        if bind_verdict.outcome is not Outcome.OK:
+            return bind_verdict
     if fault := find_fault(name, net):
         return _fault_verdict(name, fault)
-    if dead := master_without_report(net):
-        sentence = f"cannot reach {dead}, whose port stage gave no report"
-        advice = f"repair {dead}, then run again"
-        return unknown(sentence, advice=advice, cause=sentence, blame=dead)
-    bad = not_free_again(net.own.master, net.master_port_origin) if net.own.master else None
-    return taken or bad or _ports_ok(net, net.own)
+    if dead_master := master_without_report(net):
+        sentence = f"cannot reach {dead_master}, whose port stage gave no report"
+        advice = f"repair {dead_master}, then run again"
+        return unknown(sentence, advice=advice, cause=sentence, blame=dead_master)
+    reuse = reuse_failure(net.own.master, net.master_port_origin) if net.own.master else None
+    return bind_verdict or reuse or _ports_ok(net, net.own)
 
 
 def _fault_verdict(name: str, fault: Fault) -> Verdict:
@@ -128,10 +128,10 @@ def risky_ports(
     if network.ephemeral is None:
         return
     low, high = network.ephemeral
-    least = int(limit("ephemeral_ports"))
+    floor = int(limit("ephemeral_ports"))
     free = max(0, high - low + 1)
-    if free < least:
-        sentence = f"{free} ports for outgoing connections ({low}-{high}), {least} are the least"
+    if free < floor:
+        sentence = f"{free} ports for outgoing connections ({low}-{high}), {floor} are the least"
         advice = "sysctl -w net.ipv4.ip_local_port_range='32768 60999'; keep it so"
         yield Deviation(f"{sentence} for a large job", advice, grave=False)
     if master_port is None or not low <= master_port <= high:
@@ -244,22 +244,22 @@ def _master_port_fault(name: str, net: Net) -> Fault | None:
     if not failed:
         return None
     port = next(iter(failed.values())).port
-    how = _in_words(failed.values())
+    failures = _failure_words(failed.values())
     stranger_answers = any(attempt.result == "wrong_answer" for attempt in failed.values())
     most_fail = len(failed) >= _SEVERAL and 2 * len(failed) > len(attempts)
     if stranger_answers or most_fail:
         nodes = f"{len(failed)} of {count(len(attempts), 'other node')}"
-        return Fault(net.master, f"{nodes} cannot reach {net.master}:{port} ({how})")
+        return Fault(net.master, f"{nodes} cannot reach {net.master}:{port} ({failures})")
     if len(attempts) == 1:
-        return _pair_fault(next(iter(failed)), net.master, port, how)
+        return _pair_fault(next(iter(failed)), net.master, port, failures)
     others = f"{len(attempts) - len(failed)} of {len(attempts)} other nodes can"
     if name != net.master and name not in failed:
         return None
-    seen_here = failed if name == net.master else {name: failed[name]}
-    path = _path_fault(name, net, seen_here, others)
+    visible = failed if name == net.master else {name: failed[name]}
+    path = _path_fault(name, net, visible, others)
     if path is not None or name == net.master:
         return path
-    sentence = f"cannot reach {net.master}:{failed[name].port} ({_in_words([failed[name]])})"
+    sentence = f"cannot reach {net.master}:{failed[name].port} ({_failure_words([failed[name]])})"
     return Fault(name, f"{sentence}; {others}", f"on {name}: {_OPEN_PORTS}")
 
 
@@ -282,18 +282,18 @@ def _gave_no_report(target: str, net: Net) -> bool:
     return not any(source == target for rows in net.others_to.values() for source, _ in rows)
 
 
-def _in_words(attempts: Iterable[Attempt]) -> str:
+def _failure_words(attempts: Iterable[Attempt]) -> str:
     """The kinds of failure in words, each once."""
     failures = [attempt.result for attempt in attempts if attempt.result != "ok"]
     return "; ".join(dict.fromkeys(_WORDS[result] for result in failures))
 
 
 def _pair_fault(
-    source: str, target: str, port: int, how: str, remark: str = "either end may be at fault"
+    source: str, target: str, port: int, failures: str, remark: str = "either end may be at fault"
 ) -> Fault:
     """Blame the path between two nodes, and neither of the two."""
     first, second = sorted((source, target), key=natural)
-    sentence = f"{source} cannot reach {target}:{port} ({how}); {remark}"
+    sentence = f"{source} cannot reach {target}:{port} ({failures}); {remark}"
     return Fault(f"pair {first}-{second}", sentence, f"on {first} and {second}: {_OPEN_PORTS}")
 
 
@@ -306,9 +306,9 @@ def _path_fault(name: str, net: Net, failed: Mapping[str, Attempt], others: str)
     source = next((node for node in failed if _only_master_is_cut(node, net, outgoing[node])), None)
     if source is None:
         return None
-    if shut := _shut_off(name, net):
-        return shut
-    port, how = failed[source].port, _in_words([failed[source]])
+    if node_fault := _node_fault(name, net):
+        return node_fault
+    port, how = failed[source].port, _failure_words([failed[source]])
     first, second = sorted((source, net.master), key=natural)
     return Fault(
         f"pair {first}-{second}",
@@ -369,35 +369,35 @@ def _failures_by_peer(attempts: Iterable[tuple[str, Attempt]]) -> _ByPeer:
     return failures
 
 
-def _shut_off(name: str, net: Net) -> Fault | None:
+def _node_fault(name: str, net: Net) -> Fault | None:
     """A node that no partner in the sweep can connect to, or that can connect to none."""
-    incoming, outgoing = _failures_of(name, net)
+    incoming, outgoing = _data_failures(name, net)
     directions = ((incoming, "cannot connect to it"), (outgoing, "cannot be reached from it"))
     for failures, verb in directions:
         if len(failures) >= _SEVERAL and all(failures.values()):
-            how = _in_words(attempt for attempts in failures.values() for attempt in attempts)
+            how = _failure_words(attempt for attempts in failures.values() for attempt in attempts)
             peers = ", ".join(sorted(failures, key=natural))
             sentence = f"{peers} {verb} on random ports ({how})"
             return Fault(name, sentence, f"on {name}: {_OPEN_PORTS}")
     return None
 
 
-def _failures_of(name: str, net: Net) -> tuple[_ByPeer, _ByPeer]:
+def _data_failures(name: str, net: Net) -> tuple[_ByPeer, _ByPeer]:
     """Failed attempts at data ports by peer: incoming to this node, and outgoing from it."""
-    to_me = [row for row in _evidence(net, net.to_me) if row[1].kind == "data"]
-    return _failures_by_peer(to_me), _failures_by_peer(_own_data_attempts(name, net))
+    at_this_node = [row for row in _evidence(net, net.to_me) if row[1].kind == "data"]
+    return _failures_by_peer(at_this_node), _failures_by_peer(_own_data_attempts(name, net))
 
 
 def _data_port_fault(name: str, net: Net) -> Fault | None:
     """Why this node and its partners in the sweep cannot connect to each other's data ports."""
-    if shut := _shut_off(name, net):
-        return shut
-    incoming, outgoing = _failures_of(name, net)
+    if node_fault := _node_fault(name, net):
+        return node_fault
+    incoming, outgoing = _data_failures(name, net)
     for peer in sorted(outgoing, key=natural):
         attempts = outgoing[peer]
         if not attempts:
             continue
-        port, how = attempts[0].port, _in_words(attempts)
+        port, how = attempts[0].port, _failure_words(attempts)
         if "ok" in _others_results(name, peer, net):
             return _pair_fault(name, peer, port, how, "others can reach it")
         if _peer_is_at_fault(peer, net, incoming, outgoing):

@@ -20,7 +20,7 @@ from preflight.checks.net.selected import (
     hca_of,
     nccl_interfaces,
     nccl_ports,
-    to_others,
+    peer_interface,
 )
 from preflight.checks.rdma.ports import ports_of
 from preflight.checks.rdma.test_devices import without_gid
@@ -242,5 +242,5 @@ def _backends(facts: Mapping[str, Facts]) -> set[str]:
 
 def _usual_interface(facts: Mapping[str, Facts]) -> str:
     """The interface by which most nodes reach the others."""
-    used = Counter(interface.name for node in facts.values() if (interface := to_others(node)))
+    used = Counter(interface.name for node in facts.values() if (interface := peer_interface(node)))
     return used.most_common(1)[0][0] if used else "eth0"
