@@ -26,7 +26,7 @@ CHECKS = (
 )
 
 
-def _of_stack(reader: Callable[[Stack], str]) -> Callable[[Facts], str | None]:
+def _stack_reader(reader: Callable[[Stack], str]) -> Callable[[Facts], str | None]:
     """A reader of one field for the group's vote; a reader that returns None abstains."""
 
     def of_node(facts: Facts) -> str | None:
@@ -38,12 +38,12 @@ def _of_stack(reader: Callable[[Stack], str]) -> Callable[[Facts], str | None]:
 
 READINGS: dict[str, Callable[[Facts], str | None]] = {
     "kernel": lambda facts: facts.kernel or None,
-    "system": _of_stack(lambda stack: stack.os),
-    "C library": _of_stack(lambda stack: stack.libc),
-    "CPU": _of_stack(lambda stack: f"{stack.cpu} ({stack.architecture})"),
-    "CPUs online": _of_stack(lambda stack: str(stack.cpus_online) if stack.cpus_online else ""),
-    "machine": _of_stack(lambda stack: stack.product),
-    "BIOS": _of_stack(lambda stack: stack.bios),
+    "system": _stack_reader(lambda stack: stack.os),
+    "C library": _stack_reader(lambda stack: stack.libc),
+    "CPU": _stack_reader(lambda stack: f"{stack.cpu} ({stack.architecture})"),
+    "CPUs online": _stack_reader(lambda stack: str(stack.cpus_online) if stack.cpus_online else ""),
+    "machine": _stack_reader(lambda stack: stack.product),
+    "BIOS": _stack_reader(lambda stack: stack.bios),
 }
 """By the word that names it in a sentence. Binary wheels are built for a C library; CPUs online
 differ where a socket or hyper-threading is off; PCIe and power settings come with the BIOS."""
@@ -84,7 +84,7 @@ def test_host_drift(node: Node, conclude: Conclude) -> None:
     conclude(judge_drift(node.facts, usual))
 
 
-HERE: Final = ""
+THIS_MACHINE: Final = ""
 """This machine's clock among the nodes': it votes, and is no part of the job."""
 
 
@@ -108,17 +108,17 @@ class Time(Struct, frozen=True):
         return min(0.0, clock.ahead_s + clock.uncertain_s - self.from_s)
 
 
-def agreement(clocks: Sequence[Clock], limit: Thresholds) -> Time:
+def agreed_time(clocks: Sequence[Clock], limit: Thresholds) -> Time:
     """The moment that most clocks allow; each clock may be off by half of `clock_apart_s`."""
     slack_s = limit("clock_apart_s") / 2
     edges = [(clock.ahead_s - clock.uncertain_s - slack_s, -1) for clock in clocks]
     edges += [(clock.ahead_s + clock.uncertain_s + slack_s, 1) for clock in clocks]
     edges.sort()
-    best, inside = Time(0.0, 0.0, 0, len(clocks)), 0
-    for at, (edge_s, kind) in enumerate(edges):
-        inside -= kind
-        if inside > best.votes:
-            best = Time(edge_s, edges[at + 1][0], inside, len(clocks))
+    best, votes = Time(0.0, 0.0, 0, len(clocks)), 0
+    for position, (edge_s, kind) in enumerate(edges):
+        votes -= kind
+        if votes > best.votes:
+            best = Time(edge_s, edges[position + 1][0], votes, len(clocks))
     return best
 
 
@@ -137,8 +137,8 @@ def clocks_off(clocks: Mapping[str, Clock], time: Time, limit: Thresholds) -> di
         for name, clock in clocks.items()
     }
     slack_s = limit("clock_apart_s") / 2
-    far = [(name, offset) for name, offset in offsets.items() if offset.at_least_s > slack_s]
-    return dict(sorted(far, key=lambda row: -row[1].at_least_s))
+    off = [(name, offset) for name, offset in offsets.items() if offset.at_least_s > slack_s]
+    return dict(sorted(off, key=lambda row: -row[1].at_least_s))
 
 
 def in_words(off_s: float) -> str:
@@ -147,7 +147,7 @@ def in_words(off_s: float) -> str:
 
 
 ADVICE = "see chronyc tracking (or timedatectl); set it at once with chronyc makestep"
-DEAD = "torchrun's c10d rendezvous considers the node dead"
+RENDEZVOUS_LOSS = "torchrun's c10d rendezvous considers the node dead"
 
 
 def judge_clock(
@@ -155,19 +155,19 @@ def judge_clock(
 ) -> Verdict:
     """Compare every node's clock and this machine's: one outside the common interval is off."""
     clocks = {name: reach.clock for name, reach in reaches.items() if reach.clock is not None}
-    if lacking := [name for name in reaches if name not in clocks]:
-        sentence = f"the clocks of {', '.join(lacking[:3])} were not compared"
+    if without_clock := [name for name in reaches if name not in clocks]:
+        sentence = f"the clocks of {', '.join(without_clock[:3])} were not compared"
         return unknown(sentence, advice="run again: the recorded run holds no clocks")
     if len(clocks) == 1 and next(iter(reaches.values())).transport == "local":
         return not_run("the node is this machine: it has one clock")
-    time = agreement([Clock(0.0, 0.0), *clocks.values()], limit)
-    astray = clocks_off({HERE: Clock(0.0, 0.0), **clocks}, time, limit)
-    own_offset = astray.pop(HERE, None)
+    time = agreed_time([Clock(0.0, 0.0), *clocks.values()], limit)
+    clocks_astray = clocks_off({THIS_MACHINE: Clock(0.0, 0.0), **clocks}, time, limit)
+    own_offset = clocks_astray.pop(THIS_MACHINE, None)
     ahead_s = {name: round(clock.ahead_s, 3) for name, clock in clocks.items()}
     if not time.decides:
         return _undecided_verdict(clocks, ahead_s, limit)
-    if astray:
-        return _off_verdict(astray, time, facts, ahead_s, limit)
+    if clocks_astray:
+        return _off_verdict(clocks_astray, time, facts, ahead_s, limit)
     within_s = max(clock.uncertain_s for clock in clocks.values())
     summary = f"{count(len(clocks), 'clock')} within {within_s:.2f} s, as far as the answers show"
     if within_s > limit("clock_off_s"):
@@ -195,13 +195,13 @@ def _off_verdict(
 ) -> Verdict:
     name, worst = next(iter(astray.items()))
     machine = facts[name].machine
-    agree = f"{time.votes} of {time.of}"
-    sentence = f"the clock of {name} is {in_words(worst.seen_s)} of the {agree} that agree"
+    agreeing = f"{time.votes} of {time.of}"
+    sentence = f"the clock of {name} is {in_words(worst.seen_s)} of the {agreeing} that agree"
     sentence += f" (and {len(astray) - 1} more are off)" if len(astray) > 1 else ""
     sentence += "; no time service adjusts it" if machine and machine.clock_kept is False else ""
     most = limit("clock_off_s")
-    if grave := [clock for clock, by in astray.items() if by.at_least_s > most]:
-        sentence = f"{sentence}; beyond {most:g} s {DEAD}"
+    if grave := [clock for clock, offset in astray.items() if offset.at_least_s > most]:
+        sentence = f"{sentence}; beyond {most:g} s {RENDEZVOUS_LOSS}"
         return fail(sentence, advice=ADVICE, culprits=grave, ahead_s=ahead_s)
     sentence = f"{sentence}; at most {limit('clock_apart_s'):g} s is expected"
     return warn(sentence, advice=ADVICE, culprits=astray, ahead_s=ahead_s)

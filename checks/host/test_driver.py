@@ -18,7 +18,7 @@ CHECK = Check(
     heals=True,
 )
 NOT_LOADED = ("driver not loaded", "no devices", "could not find")
-NOT_ITS_FAULT = (
+READER_FAULTS = (
     *("preflight's own reader broke", "cannot allocate memory", "too many open files"),
     # glibc's, of a library that it cannot map; it leaves out that memory is short.
     *("failed to map segment", "cannot map zero-fill", "cannot change memory", "out of memory"),
@@ -46,7 +46,7 @@ def _refusal_verdict(expected: str, error: str) -> Verdict:
     refusal = f"NVML refuses: {error}"
     if "permission" in error.lower():
         return unknown(refusal, advice=f"{GRANT}, then recheck", grant=GRANT)
-    if any(words in error.lower() for words in NOT_ITS_FAULT):
+    if any(words in error.lower() for words in READER_FAULTS):
         advice = "give the reader memory and files; install preflight again if it stays"
         return unknown(f"NVML could not be asked: {error}", advice=advice)
     if expected:

@@ -37,7 +37,7 @@ def file_system_of(facts: Facts, path: str) -> FileSystem | None:
     return next((fs for fs in systems or () if path in fs.paths), None)
 
 
-def shared(facts: Facts) -> tuple[FileSystem, ...] | None:
+def network_file_systems(facts: Facts) -> tuple[FileSystem, ...] | None:
     """The network file systems; None where they could not be read."""
     systems = facts.machine.file_systems if facts.machine else None
     return None if systems is None else tuple(fs for fs in systems if fs.shared)
@@ -45,7 +45,7 @@ def shared(facts: Facts) -> tuple[FileSystem, ...] | None:
 
 def permanent_mounts(facts: Facts) -> tuple[tuple[str, bool], ...] | None:
     """For the group's vote: (mount, read-only) of network file systems that are not automounted."""
-    systems = shared(facts)
+    systems = network_file_systems(facts)
     if systems is None:
         return None
     return tuple(sorted((fs.mount, fs.read_only) for fs in systems if not fs.automounted))
@@ -58,7 +58,7 @@ def label(file_system: FileSystem) -> str:
     )
 
 
-def no_answer(file_system: FileSystem) -> str:
+def failure_words(file_system: FileSystem) -> str:
     """How the file system hung or failed, in words; "" if it answered."""
     if file_system.state == "hung":
         return f"{label(file_system)} gave no answer within {file_system.seconds:g} s"
@@ -82,21 +82,21 @@ def missing_mount(systems: tuple[FileSystem, ...], usual: Usual | None) -> tuple
     return "", ""
 
 
-def unwritable(file_system: FileSystem, limit: Thresholds) -> str:
+def write_failure(file_system: FileSystem, limit: Thresholds) -> str:
     """Why nothing can be written there, in words; "" if something can."""
-    if not file_system.shared and (why := no_answer(file_system)):
+    if not file_system.shared and (why := failure_words(file_system)):
         return why
     refusals = [words for words in file_system.refused if not words.startswith(SHM)]
     if file_system.remounted:
         return f"{label(file_system)} was made read-only after it had been mounted to be written"
     if refusals:
-        return f"nothing can be written to {refusals[0]}{_left(file_system)}"
+        return f"nothing can be written to {refusals[0]}{_free_words(file_system)}"
     if (
         file_system.free_mib is not None
         and file_system.free_mib < limit("disk_least_mib")
         and not file_system.read_only
     ):
-        return f"{label(file_system)} is full{_left(file_system)}"
+        return f"{label(file_system)} is full{_free_words(file_system)}"
     return ""
 
 
@@ -106,7 +106,7 @@ def read_only_by_choice(file_system: FileSystem) -> bool:
     return answers and file_system.read_only and "/tmp" not in file_system.paths  # noqa: S108  (compared, not written)
 
 
-def scarce(file_system: FileSystem, limit: Thresholds) -> Iterator[str]:
+def shortages(file_system: FileSystem, limit: Thresholds) -> Iterator[str]:
     """What is nearly used up."""
     if file_system.read_only or file_system.size_mib is None or file_system.free_mib is None:
         return
@@ -126,37 +126,37 @@ def scarce(file_system: FileSystem, limit: Thresholds) -> Iterator[str]:
             yield f"{free}, at least {least:g} % should be"
 
 
-def _left(fs: FileSystem) -> str:
+def _free_words(fs: FileSystem) -> str:
     if fs.size_mib is None or fs.free_mib is None:
         return ""
     inodes = "; no inode is free" if fs.inodes and fs.inodes_free == 0 else ""
     return f": {memory(fs.free_mib)} of {memory(fs.size_mib)} are free{inodes}"
 
 
-READ_ONLY = "look for I/O errors in dmesg; drain, check the disk (fsck, smartctl), then remount it"
-MADE_SO = (
+REPAIR = "look for I/O errors in dmesg; drain, check the disk (fsck, smartctl), then remount it"
+MOUNTED_READ_ONLY = (
     "mounted so from the start: see that the job writes elsewhere (a volume, --preflight-report)"
 )
-FULL = "see df -h, df -i and du -xh --max-depth=1 there; remove what is not needed"
+FREE_SPACE = "see df -h, df -i and du -xh --max-depth=1 there; remove what is not needed"
 
 
 def judge_disk(facts: Facts, limit: Thresholds) -> Verdict:
     """First a disk that takes no file, then one that is nearly full; not mounts that hang."""
-    every = facts.machine.file_systems if facts.machine else None
-    if every is None:
+    file_systems = facts.machine.file_systems if facts.machine else None
+    if file_systems is None:
         advice = "mount /proc; see cat /proc/self/mountinfo"
         return unknown("its file systems could not be read", advice=advice)
-    systems = [fs for fs in every if any(path != SHM for path in fs.paths)]
+    systems = [fs for fs in file_systems if any(path != SHM for path in fs.paths)]
     readable = [fs for fs in systems if fs.free_mib is not None]
     evidence = {fs.mount: f"{fs.free_mib} of {fs.size_mib} MiB free" for fs in readable}
     for fs in systems:
-        if why := unwritable(fs, limit):
+        if why := write_failure(fs, limit):
             broken = fs.remounted or "Read-only" in why or fs.free_mib is None
             if read_only_by_choice(fs):
-                return warn(why, advice=MADE_SO, file_systems=evidence)
-            return fail(why, advice=READ_ONLY if broken else FULL, file_systems=evidence)
-    if short := [words for fs in systems for words in scarce(fs, limit)]:
-        return warn(first_finding(short), advice=FULL, findings=short, file_systems=evidence)
+                return warn(why, advice=MOUNTED_READ_ONLY, file_systems=evidence)
+            return fail(why, advice=REPAIR if broken else FREE_SPACE, file_systems=evidence)
+    if short := [words for fs in systems for words in shortages(fs, limit)]:
+        return warn(first_finding(short), advice=FREE_SPACE, findings=short, file_systems=evidence)
     hidden = [fs for fs in systems if fs.free_mib is None and not fs.shared]
     if hidden or not readable:
         names = ", ".join(fs.mount for fs in hidden) or "what a job writes to"
@@ -170,26 +170,26 @@ def test_host_disk(node: Node, conclude: Conclude) -> None:
     conclude(judge_disk(node.facts, node.limit))
 
 
-HUNG = "see whether its server answers; umount -f -l and mount it again, or reboot"
-MOUNT = "mount it as the others have it (mount -a), and see why it was not at boot"
+REMOUNT = "see whether its server answers; umount -f -l and mount it again, or reboot"
+MOUNT_IT = "mount it as the others have it (mount -a), and see why it was not at boot"
 
 
 def judge_mounts(  # noqa: PLR0911 (one outcome per cause)
     facts: Facts, usual: Usual | None = None, *, limit: Thresholds
 ) -> Verdict:
     """First a mount that does not answer, then one that the other nodes have and this one lacks."""
-    systems = shared(facts)
+    systems = network_file_systems(facts)
     if systems is None:
         return unknown("its mounts could not be read", advice="see cat /proc/self/mountinfo there")
     for fs in systems:
-        if why := no_answer(fs):
-            return fail(why, advice=HUNG, mount=fs.mount)
-    absent, problem = missing_mount(systems, decided(usual))
-    if absent:
-        return fail(problem, advice=MOUNT, mount=absent)
-    starved = [fs for fs in systems if fs.state == "hidden" and not fs.error]
-    if starved:
-        problem = f"{label(starved[0])} could not be read: this node left its reader no CPU"
+        if why := failure_words(fs):
+            return fail(why, advice=REMOUNT, mount=fs.mount)
+    missing, problem = missing_mount(systems, decided(usual))
+    if missing:
+        return fail(problem, advice=MOUNT_IT, mount=missing)
+    unread = [fs for fs in systems if fs.state == "hidden" and not fs.error]
+    if unread:
+        problem = f"{label(unread[0])} could not be read: this node left its reader no CPU"
         return unknown(problem, advice="check again when the node is less busy")
     slow = [fs for fs in systems if fs.seconds > limit("mount_slow_s")]
     if slow:

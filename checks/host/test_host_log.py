@@ -44,13 +44,13 @@ _DRIVER = r"[\w-]{1,40}"
 
 Outcome = Literal["fatal", "unrecovered"]
 
-_CANNOT = (
+_CANNOT_RECOVER = (
     rf"(?P<driver>{_DRIVER}) (?P<device>{BDF}): (?:AER: )?"
     r"(?:can't recover|device has no AER-aware driver)"
 )
-_ENDED = rf"(?:{_DRIVER} )?{BDF}: (?:AER: )?[Dd]evice recovery (?P<how>failed|successful)"
+_RECOVERY_END = rf"(?:{_DRIVER} )?{BDF}: (?:AER: )?[Dd]evice recovery (?P<how>failed|successful)"
 _BY = rf"(?P<driver>{_DRIVER}) {BDF}: PCIe Bus Error"
-_VITAL = {"nvidia", "mlx5_core"}
+_VITAL_DRIVERS = {"nvidia", "mlx5_core"}
 """A job dies with these; a node without its audio or USB still works."""
 _APART_S = 10.0
 """Errors of one recovery come within milliseconds, a reset of the link within seconds."""
@@ -70,9 +70,9 @@ class Recoveries:
 
     def error(self, where: str, line: LogLine) -> None:
         """Take an uncorrected error; after a recovery ended it begins the next one."""
-        before, self._at_s = self._at_s, line.at_s
-        later = before is not None and line.at_s is not None and line.at_s - before > _APART_S
-        if self._over or later:
+        last_s, self._at_s = self._at_s, line.at_s
+        is_next = last_s is not None and line.at_s is not None and line.at_s - last_s > _APART_S
+        if self._over or is_next:
             self._errors, self._drivers, self._over, self._how = set(), set(), False, None
         self._errors.add(where)
         match = re.match(_BY, line.text)
@@ -81,18 +81,18 @@ class Recoveries:
 
     def take(self, text: str) -> None:
         """Take any other line: a driver that cannot recover, or how the whole recovery ended."""
-        if cannot := re.match(_CANNOT, text):
+        if cannot := re.match(_CANNOT_RECOVER, text):
             self._over = True
             self._drivers.add(cannot["driver"])
-            vital = cannot["driver"] in _VITAL
+            vital = cannot["driver"] in _VITAL_DRIVERS
             # Without its error, whose line is gone, how grave it was is not known.
             self._end("fatal" if vital else "unrecovered")
             if vital and not self._errors:
                 self.ended[cannot["device"]] = "unrecovered"
-        elif match := re.match(_ENDED, text):
+        elif match := re.match(_RECOVERY_END, text):
             self._over = True
             if match["how"] == "failed":
-                minor = self._drivers and not self._drivers & _VITAL
+                minor = self._drivers and not self._drivers & _VITAL_DRIVERS
                 self._end("unrecovered" if minor else "fatal")
 
     def _end(self, outcome: Outcome) -> None:
@@ -192,11 +192,11 @@ def faults(lines: Sequence[LogLine]) -> list[Fault]:
         for fault, summary in _faults(line):
             if fault.part == "pcie" and fault.grade == "uncorrected":
                 recoveries.error(fault.where, line)
-            into = summaries if summary else errors
+            totals = summaries if summary else errors
             key = (fault.part, fault.where, fault.grade)
-            before = into.get(key)
-            times = fault.times + (before.times if before else 0)
-            into[key] = Fault(fault.part, fault.where, fault.grade, times, fault.last_s)
+            earlier = totals.get(key)
+            times = fault.times + (earlier.times if earlier else 0)
+            totals[key] = Fault(fault.part, fault.where, fault.grade, times, fault.last_s)
     # A summary is written beside the errors themselves, whose lines may be rate-limited.
     for key, fault in summaries.items():
         if key not in errors or fault.times > errors[key].times:
@@ -208,11 +208,11 @@ def _grade_by_recovery(errors: list[Fault], recoveries: Recoveries) -> list[Faul
     """Grade uncorrected errors by their recovery; add devices that no error line names."""
     graded = []
     for fault in errors:
-        how = recoveries.ended.get(fault.where) if fault.part == "pcie" else None
-        graded.append(replace(fault, grade=how) if how and fault.grade == "uncorrected" else fault)
+        end = recoveries.ended.get(fault.where) if fault.part == "pcie" else None
+        graded.append(replace(fault, grade=end) if end and fault.grade == "uncorrected" else fault)
     places = {fault.where for fault in errors if fault.grade in ("fatal", "uncorrected")}
-    alone = [address for address in recoveries.ended if address not in places]
-    return graded + [Fault("pcie", address, "unrecovered", 1, None) for address in alone]
+    without_line = [address for address in recoveries.ended if address not in places]
+    return graded + [Fault("pcie", address, "unrecovered", 1, None) for address in without_line]
 
 
 def judge_hardware_errors(facts: Facts, limit: Thresholds) -> Verdict:
@@ -221,24 +221,24 @@ def judge_hardware_errors(facts: Facts, limit: Thresholds) -> Verdict:
     if log is None:
         return unread(facts)
     lost = lost_slots(facts)
-    errors = [fault for fault in faults(log.lines) if not _echoes_a_gpu(fault, lost, facts)]
+    errors = [fault for fault in faults(log.lines) if not _follows_lost_gpu(fault, lost, facts)]
     evidence: dict[str, Any] = {"faults": [asdict(fault) for fault in errors], "log": log.source}
-    graves = [fault for fault in errors if fault.grade == "fatal"]
-    if graves:
-        words = f"{_fault_words(graves, facts)}; expected no uncorrected error {window(log, facts)}"
-        return fail(words, advice=_ADVICE[graves[0].part], **evidence)
+    fatal = [fault for fault in errors if fault.grade == "fatal"]
+    if fatal:
+        words = f"{_fault_words(fatal, facts)}; expected no uncorrected error {window(log, facts)}"
+        return fail(words, advice=_ADVICE[fatal[0].part], **evidence)
     days = days_covered(log, facts)
     notable = [
         fault
         for fault in errors
         if fault.grade != "corrected"
-        or is_frequent(fault.times, fault.last_s, _most(fault, limit), days, facts)
+        or is_frequent(fault.times, fault.last_s, _max_per_day(fault, limit), days, facts)
     ]
     if notable:
         first = notable[0]
         words = _fault_words(notable, facts)
         if first.grade == "corrected":
-            words += f"; expected under {_most(first, limit):.0f} in a day"
+            words += f"; expected under {_max_per_day(first, limit):.0f} in a day"
         return warn(words, advice=_ADVICE[first.part].removeprefix("drain; "), **evidence)
     number = sum(fault.times for fault in errors)
     note = f"; {count(number, 'corrected error')}, few enough" if number else ""
@@ -249,31 +249,31 @@ def judge_hardware_errors(facts: Facts, limit: Thresholds) -> Verdict:
 def _faults(line: LogLine) -> Iterator[tuple[Fault, bool]]:
     """Read one line; with each fault, whether it is a summary of others."""
 
-    def one(part: Part, place: str, grade: Grade, times: int = 1) -> Fault:
+    def fault(part: Part, place: str, grade: Grade, times: int = 1) -> Fault:
         return Fault(part, place, grade, line.times * times, line.last_s)
 
     text = line.text
     if match := re.match(_AER, text) or re.match(_AER_SUMMARY, text):
         groups = match.groupdict()
-        yield one("pcie", groups["agent"] or groups["port"], _severity(groups)), "port" in groups
+        yield fault("pcie", groups["agent"] or groups["port"], _severity(groups)), "port" in groups
     elif match := re.match(_DPC, text):
-        yield one("pcie", match["agent"], "fatal"), False
+        yield fault("pcie", match["agent"], "fatal"), False
     elif match := re.match(_BANK, text):
         grade: Grade = "fatal" if int(match["status"], 16) & _UNCORRECTED_BIT else "corrected"
-        yield one("cpu", f"CPU {match['cpu']} bank {match['bank']}", grade), False
+        yield fault("cpu", f"CPU {match['cpu']} bank {match['bank']}", grade), False
     elif match := re.match(_DECODED, text):
-        yield one("cpu", "", "corrected" if match[1].startswith("Corr") else "fatal"), False
+        yield fault("cpu", "", "corrected" if match[1].startswith("Corr") else "fatal"), False
     elif match := re.match(_SEVERITY, text):
         grades: dict[str, Grade] = {"fatal": "fatal", "recoverable": "uncorrected"}
-        yield one("cpu", "", grades.get(match[1], "corrected")), False
+        yield fault("cpu", "", grades.get(match[1], "corrected")), False
     elif match := re.match(_POISON, text):
-        yield one("memory", "", "uncorrected" if match["process"] else "fatal"), False
+        yield fault("memory", "", "uncorrected" if match["process"] else "fatal"), False
     elif re.match(_BERT, text):
-        yield one("firmware", "", "earlier"), False
+        yield fault("firmware", "", "earlier"), False
     elif match := re.match(_EDAC, text):
         grade = "fatal" if match["kind"] == "UE" else "corrected"
         times = min(int(match["times"][:9]), 10**9) or 1
-        yield one("memory", f"{match['dimm']} ({match['mc']})", grade, times), False
+        yield fault("memory", f"{match['dimm']} ({match['mc']})", grade, times), False
 
 
 def _severity(groups: dict[str, str | None]) -> Grade:
@@ -282,15 +282,15 @@ def _severity(groups: dict[str, str | None]) -> Grade:
     return "uncorrected" if (groups["fatal"] or "").lower() == "non-fatal" else "fatal"
 
 
-def _echoes_a_gpu(fault: Fault, lost: Collection[str], facts: Facts) -> bool:
+def _follows_lost_gpu(fault: Fault, lost: Collection[str], facts: Facts) -> bool:
     """Whether the fault is of a GPU that fell off the bus, or of a port on the way to it."""
     if fault.part != "pcie" or not lost:
         return False
-    ways = [g.pci_path for g in facts.gpus or () if g.pci_path and slot_of(g.bus_id) in lost]
-    return slot_of(fault.where) in lost or any(fault.where in way for way in ways)
+    paths = [g.pci_path for g in facts.gpus or () if g.pci_path and slot_of(g.bus_id) in lost]
+    return slot_of(fault.where) in lost or any(fault.where in path for path in paths)
 
 
-def _most(fault: Fault, limit: Thresholds) -> float:
+def _max_per_day(fault: Fault, limit: Thresholds) -> float:
     return limit("corrected_dimm_per_day" if fault.part == "memory" else "corrected_errors_per_day")
 
 
@@ -342,7 +342,7 @@ _EVENT_HINT = (
 
 _LOOP = r"^(?:loop|sr|fd|zram|ram)\d"
 """Devices whose errors tell of an image or an empty drive, not of a disk."""
-_OF_A_DISK: tuple[Kind, ...] = ("read-only", "file system", "disk")
+_DISK_KINDS: tuple[Kind, ...] = ("read-only", "file system", "disk")
 
 _WORDS: dict[Kind, tuple[str, str]] = {
     "read-only": (
@@ -382,16 +382,16 @@ def events(lines: Sequence[LogLine]) -> list[Event]:
     """All events of the log, by kind and subject; the gravest kind first."""
     by_subject: dict[tuple[Kind, str], Event] = {}
     for line in lines:
-        key = _read(line.text)
-        if key is not None and not (key[0] in _OF_A_DISK and re.match(_LOOP, key[1])):
-            before = by_subject.get(key)
-            times = line.times + (before.times if before else 0)
+        key = _kind_and_subject(line.text)
+        if key is not None and not (key[0] in _DISK_KINDS and re.match(_LOOP, key[1])):
+            earlier = by_subject.get(key)
+            times = line.times + (earlier.times if earlier else 0)
             by_subject[key] = Event(*key, times, line.last_s)
     return sorted(by_subject.values(), key=lambda event: list(_WORDS).index(event.kind))
 
 
 @lru_cache(maxsize=4096)  # the same lines on every node of a kind
-def _read(text: str) -> tuple[Kind, str] | None:
+def _kind_and_subject(text: str) -> tuple[Kind, str] | None:
     """What happened according to a line, and to which device, task or process."""
     if re.search(_EVENT_HINT, text):
         for kind, pattern in _KINDS:
@@ -407,10 +407,10 @@ def judge_kernel_log(facts: Facts, limit: Thresholds) -> Verdict:
         return unread(facts)
     entries = events(log.lines)
     evidence: dict[str, Any] = {"events": [asdict(event) for event in entries], "log": log.source}
-    graves = [event for event in entries if event.kind == "read-only"]
-    if graves:
-        words = f"{_event_words(graves[0], facts)}; expected none {window(log, facts)}"
-        return fail(words, advice=_WORDS[graves[0].kind][1], **evidence)
+    read_only = [event for event in entries if event.kind == "read-only"]
+    if read_only:
+        words = f"{_event_words(read_only[0], facts)}; expected none {window(log, facts)}"
+        return fail(words, advice=_WORDS[read_only[0].kind][1], **evidence)
     ages = [(elapsed_s(event.last_s, facts), event) for event in entries]
     recent = [event for age_s, event in ages if age_s is None or age_s < limit("host_event_s")]
     if recent:

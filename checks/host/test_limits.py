@@ -27,7 +27,7 @@ CHECKS = (
 
 Kind = Literal["memlock", "nofile"]
 
-IN_THE_JOB: Final = ("srun", "torchrun")
+JOB_TRANSPORTS: Final = ("srun", "torchrun")
 """Transports that are processes of the job itself: our limits are the job's limits."""
 
 
@@ -47,13 +47,13 @@ def job_limit(kind: Kind, facts: Facts, transport: str) -> JobLimit | None:
     if facts.machine is None:
         return None
     daemons = facts.machine.launchers or ()
-    if transport not in IN_THE_JOB and daemons:
+    if transport not in JOB_TRANSPORTS and daemons:
         first = daemons[0]
         owner = f"of {first.name} (pid {first.pid}), from which jobs inherit it"
         return _job_limit(first.limits, kind, owner, sure=True)
     if facts.machine.limits is None:
         return None
-    sure = transport in IN_THE_JOB
+    sure = transport in JOB_TRANSPORTS
     if kind == "memlock" and facts.machine.locks_any:
         owner = "of this root login (CAP_IPC_LOCK); another user's job has a limit of its own"
         owner = "of the job's own process (CAP_IPC_LOCK)" if sure else owner
@@ -62,13 +62,13 @@ def job_limit(kind: Kind, facts: Facts, transport: str) -> JobLimit | None:
     return _job_limit(facts.machine.limits, kind, owner, sure=sure)
 
 
-def memlock_of(facts: Facts) -> float | None:
+def memlock_limit(facts: Facts) -> float | None:
     """For the group's vote: the limit of the service that starts jobs, else of our login."""
     limit = job_limit("memlock", facts, "")
     return None if limit is None else limit.value
 
 
-def nofile_of(facts: Facts) -> float | None:
+def nofile_limit(facts: Facts) -> float | None:
     """For the vote of a group, as above."""
     limit = job_limit("nofile", facts, "")
     return None if limit is None else limit.value
@@ -110,12 +110,12 @@ def judge_memlock(
     if actual.value >= enough:
         return ok(sentence)
     need = f"RDMA needs unlimited, or at least {size(enough)}"
-    grave, comparison = _compare(actual, usual, least, need, size)
+    grave, comparison = _compare_with_peers(actual, usual, least, need, size)
     conclude = fail if grave else warn
     return conclude(f"{sentence}; {comparison}", advice=MEMLOCK_ADVICE, bytes=actual.value)
 
 
-def _compare(
+def _compare_with_peers(
     actual: JobLimit,
     usual: Majority[float] | None,
     least: float,
@@ -138,7 +138,7 @@ def size(limit_bytes: float) -> str:
 
 def test_host_memlock(node: Node, conclude: Conclude) -> None:
     """RDMA registers memory by locking it: with a small limit no queue pair can be made."""
-    usual, transport = node.group.majority(memlock_of), node.reach.transport
+    usual, transport = node.group.majority(memlock_limit), node.reach.transport
     conclude(judge_memlock(node.expected, node.facts, transport, usual, limit=node.limit))
 
 
@@ -161,7 +161,7 @@ def judge_nofile(
         more = "" if actual.value >= enough else f"; it may raise it to {actual.most:.0f}"
         return ok(sentence + more)
     need = f"a training job wants at least {count_files(enough)}"
-    grave, comparison = _compare(actual, usual, limit("nofile_least"), need, count_files)
+    grave, comparison = _compare_with_peers(actual, usual, limit("nofile_least"), need, count_files)
     conclude = fail if grave else warn
     return conclude(f"{sentence}; {comparison}", advice=NOFILE_ADVICE, files=actual.value)
 
@@ -173,7 +173,7 @@ def count_files(files: float) -> str:
 
 def test_host_nofile(node: Node, conclude: Conclude) -> None:
     """Every peer, channel and loader costs open files: a job at its limit dies when it grows."""
-    usual = node.group.majority(nofile_of)
+    usual = node.group.majority(nofile_limit)
     conclude(judge_nofile(node.facts, node.reach.transport, usual, limit=node.limit))
 
 
@@ -190,7 +190,7 @@ def judge_cgroup(
     if machine is None or machine.cgroup is None or machine.load is None or machine.stack is None:
         sentence = "the limits of its control group could not be read"
         return unknown(sentence, advice="mount /proc and /sys/fs/cgroup there")
-    sure = transport in IN_THE_JOB
+    sure = transport in JOB_TRANSPORTS
     owner = "the job" if sure else "our login (the job's group may differ)"
     online = machine.stack.cpus_online
     usable = float(machine.load.cpus_allowed)
@@ -220,11 +220,11 @@ def test_host_cgroup(node: Node, conclude: Conclude) -> None:
     conclude(judge_cgroup(node.facts, node.expected.gpus, node.reach.transport, node.limit))
 
 
-ENLARGE = (
+ENLARGE_SHM = (
     "give the container more: --shm-size=8g or --ipc=host; in Kubernetes an emptyDir with "
     "medium: Memory at /dev/shm"
 )
-CLEAR = (
+CLEAR_SHM = (
     "look at ls -l /dev/shm, end the processes that hold it, and remove what dead jobs left there"
 )
 
@@ -244,12 +244,12 @@ def judge_shm(facts: Facts, limit: Thresholds) -> Verdict:
         return warn(sentence, advice=advice, mib=mib)
     least, enough = limit("shm_least_mib"), limit("shm_enough_mib")
     if shm.size_mib <= least:
-        return fail(f"{space}; {memory(enough)} are needed", advice=ENLARGE, mib=mib)
+        return fail(f"{space}; {memory(enough)} are needed", advice=ENLARGE_SHM, mib=mib)
     if shm.refused or shm.free_mib <= least:
         why = f"; {shm.refused[0]}" if shm.refused else f"; {memory(enough)} are needed"
-        return fail(space + why, advice=CLEAR, cause=SHM_FULL, mib=mib)
+        return fail(space + why, advice=CLEAR_SHM, cause=SHM_FULL, mib=mib)
     if shm.free_mib < enough:
-        advice = ENLARGE if shm.size_mib < enough else CLEAR
+        advice = ENLARGE_SHM if shm.size_mib < enough else CLEAR_SHM
         return warn(f"{space}; {memory(enough)} are advised", advice=advice, mib=mib)
     return ok(space, mib=mib)
 

@@ -34,7 +34,7 @@ def available_mib(facts: Facts) -> float | None:
     return None if ram is None else float(ram.available_mib)
 
 
-def least_whole_mib(usual_mib: float, limit: Thresholds) -> float:
+def min_complete_mib(usual_mib: float, limit: Thresholds) -> float:
     """The least memory that a machine shows when no DIMM is missing: equal ones differ by less."""
     percent, gib = limit("memory_short_percent"), limit("memory_short_gib")
     return usual_mib - max(usual_mib * percent / 100, gib * 1024)
@@ -51,17 +51,17 @@ def main_holder(ram: Memory) -> tuple[str, str]:
     return "", ""
 
 
-def scarcity(ram: Memory, usual_mib: float | None, limit: Thresholds) -> str:
+def shortage(ram: Memory, usual_mib: float | None, limit: Thresholds) -> str:
     """Say that too little is free, by the group's median where there is one; "" if not."""
     if usual_mib is not None:
         low = ram.available_mib < usual_mib * limit("memory_of_peers_percent") / 100
         return f"{memory(usual_mib)} is usual in its group" if low else ""
-    least = limit("memory_idle_percent")
-    low = ram.available_mib < ram.total_mib * least / 100
-    return f"an idle node has over {least:g} %" if low else ""
+    min_percent = limit("memory_idle_percent")
+    low = ram.available_mib < ram.total_mib * min_percent / 100
+    return f"an idle node has over {min_percent:g} %" if low else ""
 
 
-def strain(ram: Memory, limit: Thresholds) -> str:
+def pressure(ram: Memory, limit: Thresholds) -> str:
     """Say that the node stalls or swaps although some memory is left; "" if not."""
     most, most_swap_gib = limit("memory_stalled_percent"), limit("swap_used_gib")
     if ram.stalled_percent is not None and ram.stalled_percent > most:
@@ -74,7 +74,7 @@ def strain(ram: Memory, limit: Thresholds) -> str:
     return ""
 
 
-def wear(edac: Edac, up_s: float, limit: Thresholds) -> str:
+def failing_dimm(edac: Edac, up_s: float, limit: Thresholds) -> str:
     """Name the DIMM whose corrected errors come faster than chance; "" if there is none."""
     most_per_day = limit("corrected_dimm_per_day")
     for dimm in sorted(edac.errors, key=lambda dimm: -dimm.corrected):
@@ -103,14 +103,14 @@ def judge_memory(facts: Facts, usual_mib: float | None = None, *, limit: Thresho
     available = f"{memory(ram.available_mib)} of {memory(ram.total_mib)} available"
     percent = 100 * ram.available_mib / max(1, ram.total_mib)
     holder, cause = main_holder(ram)
-    least = limit("memory_left_percent")
-    if percent < least:
-        sentence = f"{available}{holder}; at least {least:g} % expected"
+    min_percent = limit("memory_left_percent")
+    if percent < min_percent:
+        sentence = f"{available}{holder}; at least {min_percent:g} % expected"
         return fail(sentence, advice=FREE, cause=cause)
-    if scarce := scarcity(ram, usual_mib, limit):
-        return warn(f"{available}{holder}; {scarce}", advice=FREE, cause=cause)
-    if trouble := strain(ram, limit):
-        return warn(f"{trouble}; {available}", advice=FREE)
+    if short := shortage(ram, usual_mib, limit):
+        return warn(f"{available}{holder}; {short}", advice=FREE, cause=cause)
+    if stalls := pressure(ram, limit):
+        return warn(f"{stalls}; {available}", advice=FREE)
     return ok(available, swap_used_mib=ram.swap_used_mib)
 
 
@@ -119,8 +119,8 @@ def test_host_memory(node: Node, conclude: Conclude) -> None:
     conclude(judge_memory(node.facts, node.group.median(available_mib), limit=node.limit))
 
 
-REPLACE = "drain, replace the DIMM, then recheck; see ras-mc-ctl --errors, ipmitool sel list"
-MISSING = "compare dmidecode -t memory with a peer: a DIMM was disabled at boot, or sits badly"
+REPLACE_DIMM = "drain, replace the DIMM, then recheck; see ras-mc-ctl --errors, ipmitool sel list"
+FIND_DIMM = "compare dmidecode -t memory with a peer: a DIMM was disabled at boot, or sits badly"
 
 
 def judge_dimms(
@@ -135,11 +135,11 @@ def judge_dimms(
     verdict = ecc_verdict(facts, edac, limit)
     if verdict is not None and verdict.outcome is Outcome.FAIL:
         return verdict
-    alike, usual = peers
-    if usual is not None and ram.total_mib < least_whole_mib(usual, limit):
+    number, usual = peers
+    if usual is not None and ram.total_mib < min_complete_mib(usual, limit):
         sentence = f"{memory(ram.total_mib)} of memory; {memory(usual)} is usual in its group"
-        conclude = fail if alike > 1 else warn
-        return conclude(f"{sentence} ({count(alike, 'node')} with it)", advice=MISSING)
+        conclude = fail if number > 1 else warn
+        return conclude(f"{sentence} ({count(number, 'node')} with it)", advice=FIND_DIMM)
     if verdict is not None:
         return verdict
     if not edac.watched and usual is None:
@@ -156,14 +156,14 @@ def ecc_verdict(facts: Facts, edac: Edac, limit: Thresholds) -> Verdict | None:
         errors = count(broken[0].uncorrected, "uncorrected error")
         sentence = f"{errors} on {broken[0].name}, 0 expected"
         more = f" (and {count(len(broken) - 1, 'more DIMM')})" if len(broken) > 1 else ""
-        return fail(sentence + more, advice=REPLACE, dimms=[dimm.name for dimm in broken])
-    worn = wear(edac, max(0.0, facts.time_s - facts.boot_s), limit)
-    return warn(worn, advice=REPLACE) if worn else None
+        return fail(sentence + more, advice=REPLACE_DIMM, dimms=[dimm.name for dimm in broken])
+    failing = failing_dimm(edac, max(0.0, facts.time_s - facts.boot_s), limit)
+    return warn(failing, advice=REPLACE_DIMM) if failing else None
 
 
 def test_host_dimms(node: Node, conclude: Conclude) -> None:
     """A DIMM that failed at boot or loses bits takes memory, speed and, in the end, the job."""
-    usual, alike = node.group.median(total_mib), 0
+    usual, number = node.group.median(total_mib), 0
     if usual is not None:
-        alike = node.group.count_at_least(total_mib, least_whole_mib(usual, node.limit))
-    conclude(judge_dimms(node.facts, (alike, usual), limit=node.limit))
+        number = node.group.count_at_least(total_mib, min_complete_mib(usual, node.limit))
+    conclude(judge_dimms(node.facts, (number, usual), limit=node.limit))

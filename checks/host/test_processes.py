@@ -34,18 +34,18 @@ def judge_stale_processes(facts: Facts, limit: Thresholds) -> Verdict:
     conclude = fail if worst.grave else warn
     pids = [culprit.pid for stale in leftovers for culprit in stale.culprits]
     return conclude(
-        sentence, advice=worst.advice, cause=cause(leftovers), findings=evidence, pids=pids
+        sentence, advice=worst.advice, cause=common_cause(leftovers), findings=evidence, pids=pids
     )
 
 
-def cause(leftovers: list[Stale]) -> str:
+def common_cause(leftovers: list[Stale]) -> str:
     """The single culprit, or the one that listens: `net.ports` names the same process."""
     culprits = {
         culprit.pid: culprit for stale in leftovers if stale.grave for culprit in stale.culprits
     }
     listeners = [pid for pid, culprit in culprits.items() if culprit.listens]
-    single = list(culprits) if len(culprits) == 1 else listeners
-    return f"pid {single[0]}" if len(single) == 1 else ""
+    pids = list(culprits) if len(culprits) == 1 else listeners
+    return f"pid {pids[0]}" if len(pids) == 1 else ""
 
 
 def test_host_stale_processes(node: Node, conclude: Conclude) -> None:
@@ -64,7 +64,7 @@ def judge_load(facts: Facts, limit: Thresholds) -> Verdict:
     most = max(limit("foreign_cpus_least"), cpus * limit("foreign_cpus_percent") / 100)
     usage = f"others' processes use {load.foreign_cpus:.1f} of {cpus} CPUs"
     if round(load.foreign_cpus, 1) > most:
-        workers = ", ".join(words(worker) for worker in load.busiest)
+        workers = ", ".join(worker_words(worker) for worker in load.busiest)
         pids = ",".join(str(worker.pid) for worker in load.busiest)
         advice = f"see ps -fp {pids}; ask their owners, or wait for them"
         sentence = f"{usage}, at most {most:g} expected: {workers}"
@@ -72,7 +72,7 @@ def judge_load(facts: Facts, limit: Thresholds) -> Verdict:
     return ok(usage, load_1min=load.one_minute)
 
 
-def words(worker: Worker) -> str:
+def worker_words(worker: Worker) -> str:
     """As in: pid 4242 (python, user alice, 12.0 CPUs)."""
     return f"pid {worker.pid} ({worker.name}, user {worker.user}, {worker.cpus:.1f} CPUs)"
 

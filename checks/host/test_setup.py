@@ -23,7 +23,7 @@ CHECKS = (
 )
 
 
-SHOW = {
+SHOW_PROCESSES = {
     "kubernetes": "hostPID: true in the pod's spec",
     "docker": "docker run --pid=host",
     "podman": "podman run --pid=host",
@@ -39,18 +39,18 @@ def judge_container(facts: Facts) -> Verdict:
     if container is None or container.hidden_by is None:
         sentence = "whether a container hides part of the machine could not be read"
         return unknown(sentence, advice="mount /proc there")
-    where = f"in a container ({container.kind})" if container.kind else "no container"
+    container_words = f"in a container ({container.kind})" if container.kind else "no container"
     if not container.hidden_by:
-        return ok(f"{where}; nothing hides other processes")
+        return ok(f"{container_words}; nothing hides other processes")
     number = facts.processes.seen if facts.processes else 0
-    grant = SHOW.get(container.kind or container.hidden_by, NSENTER)
+    grant = SHOW_PROCESSES.get(container.kind or container.hidden_by, NSENTER)
     processes = "processes of the machine and of other containers"
     if container.hidden_by == "hidepid":
-        grant, processes = SHOW["hidepid"], "other users' processes (hidepid)"
+        grant, processes = SHOW_PROCESSES["hidepid"], "other users' processes (hidepid)"
     load = facts.machine.load if facts.machine else None
-    busy = f"; the load average of all is {load.one_minute:.1f}" if load is not None else ""
+    load_words = f"; the load average of all is {load.one_minute:.1f}" if load is not None else ""
     return unknown(
-        f"{where}: {processes} are hidden, {number} seen{busy}",
+        f"{container_words}: {processes} are hidden, {number} seen{load_words}",
         advice=f"to check leftovers and other users' load, grant {grant}",
         grant=grant,
     )
@@ -61,7 +61,7 @@ def test_host_container(node: Node, conclude: Conclude) -> None:
     conclude(judge_container(node.facts))
 
 
-STEADY = "performance"
+FULL_CLOCK = "performance"
 SET_GOVERNOR = (
     "cpupower frequency-set -g performance, and make it last (tuned-adm profile hpc-compute)"
 )
@@ -73,31 +73,31 @@ def judge_governor(facts: Facts, usual: Majority[tuple[str, ...]] | None = None)
     governors = facts.machine.governors if facts.machine else None
     if governors is None:
         return unknown("CPU frequency governors could not be read", advice="mount /sys there")
-    alike = decided(usual)
-    if not governors and alike is not None and alike.value:
-        sentence = f"no CPU frequency governor here; {majority_text(alike, ', '.join(alike.value))}"
+    vote = decided(usual)
+    if not governors and vote is not None and vote.value:
+        sentence = f"no CPU frequency governor here; {majority_text(vote, ', '.join(vote.value))}"
         return warn(sentence, advice=BIOS)
     if not governors:
         return not_run("its firmware or hypervisor sets CPU frequencies, no governor does")
-    slow = [governor for governor in governors if governor.name != STEADY]
+    slow = [governor for governor in governors if governor.name != FULL_CLOCK]
     cpus = sum(governor.cpus for governor in governors)
     if not slow:
-        return ok(f"{count(cpus, 'CPU')} under {STEADY}")
-    slow_words = ", ".join(words(governor) for governor in slow)
-    expected = f"{STEADY} is expected"
-    if alike is not None and alike.value == (STEADY,):
-        expected = majority_text(alike, STEADY)
-    every = [words(governor) for governor in governors]
-    return warn(f"{slow_words} of {cpus}; {expected}", advice=SET_GOVERNOR, governors=every)
+        return ok(f"{count(cpus, 'CPU')} under {FULL_CLOCK}")
+    slow_words = ", ".join(governor_words(governor) for governor in slow)
+    expected = f"{FULL_CLOCK} is expected"
+    if vote is not None and vote.value == (FULL_CLOCK,):
+        expected = majority_text(vote, FULL_CLOCK)
+    all_words = [governor_words(governor) for governor in governors]
+    return warn(f"{slow_words} of {cpus}; {expected}", advice=SET_GOVERNOR, governors=all_words)
 
 
-def words(governor: Governor) -> str:
+def governor_words(governor: Governor) -> str:
     """192 CPUs under powersave (intel_pstate)."""
     driver = governor.driver or "driver unknown"
     return f"{count(governor.cpus, 'CPU')} under {governor.name or '?'} ({driver})"
 
 
-def names_of(facts: Facts) -> tuple[str, ...] | None:
+def governor_names(facts: Facts) -> tuple[str, ...] | None:
     """For the vote of a group."""
     if facts.machine is None or facts.machine.governors is None:
         return None
@@ -106,7 +106,7 @@ def names_of(facts: Facts) -> tuple[str, ...] | None:
 
 def test_host_governor(node: Node, conclude: Conclude) -> None:
     """Cores that clock down between messages make every small collective wait for them."""
-    conclude(judge_governor(node.facts, node.group.majority(names_of)))
+    conclude(judge_governor(node.facts, node.group.majority(governor_names)))
 
 
 _GRACE: Final = "aarch64"
@@ -116,10 +116,10 @@ _CLEAR: Final = (
     "clear ACS on it (setpci -s {0} ECAP_ACS+6.w=0) at boot, or switch it off in the BIOS"
 )
 _NAMED: Final = 3
-_THROUGH: Final = "boot with iommu=pt (or intel_iommu=off / amd_iommu=off), recheck"
+_IOMMU_PT: Final = "boot with iommu=pt (or intel_iommu=off / amd_iommu=off), recheck"
 
 
-def redirects(facts: Facts) -> tuple[str, ...] | None:
+def redirecting_ports(facts: Facts) -> tuple[str, ...] | None:
     """PCIe ports that send traffic between GPU and NIC up to the root complex."""
     if facts.gpudirect is None or facts.gpudirect.acs is None:
         return None
@@ -127,7 +127,7 @@ def redirects(facts: Facts) -> tuple[str, ...] | None:
     return tuple(port.bus_id for port in ports if port.redirects and not port.translated)
 
 
-def mapping(facts: Facts) -> str | None:
+def iommu_mapping(facts: Facts) -> str | None:
     """How the IOMMU maps the devices: none, identity, or the kernel's word for translation."""
     direct = facts.gpudirect
     return None if direct is None or direct.machine == _GRACE else direct.iommu
@@ -141,9 +141,9 @@ def strict_nics(facts: Facts) -> tuple[str, ...] | None:
     return tuple(nic.name for nic in nics if not nic.relaxed_ordering)
 
 
-def obstacles(facts: Facts, group: Group) -> Iterator[Deviation]:
+def detours(facts: Facts, group: Group) -> Iterator[Deviation]:
     """Settings that send traffic between GPUs and NICs on a detour."""
-    redirecting, vote = redirects(facts), decided(group.majority(redirects))
+    redirecting, vote = redirecting_ports(facts), decided(group.majority(redirecting_ports))
     if redirecting:
         grave, usual_setting = False, "none should"
         if vote is not None and not vote.value:
@@ -152,16 +152,16 @@ def obstacles(facts: Facts, group: Group) -> Iterator[Deviation]:
             f"ACS redirects the traffic between GPUs and NICs at {first_few(redirecting, _NAMED)}"
         )
         yield Deviation(f"{finding}; {usual_setting}", _CLEAR.format(redirecting[0]), grave=grave)
-    how, usual = mapping(facts), decided(group.majority(mapping))
-    if how is not None and how.startswith("DMA"):
+    mapping, usual = iommu_mapping(facts), decided(group.majority(iommu_mapping))
+    if mapping is not None and mapping.startswith("DMA"):
         grave, usual_setting = False, "identity expected"
         if usual is not None and not usual.value.startswith("DMA"):
             grave, usual_setting = True, f"{usual.value} on {usual.holders}"
-        finding = f"the IOMMU translates for GPUs and NICs ({how})"
-        yield Deviation(f"{finding}, {usual_setting}", _THROUGH, grave=grave)
-    strict, lax = strict_nics(facts), decided(group.majority(strict_nics))
-    if strict and lax is not None and not lax.value:
-        usual_setting = f"on for all on {lax.holders}"
+        finding = f"the IOMMU translates for GPUs and NICs ({mapping})"
+        yield Deviation(f"{finding}, {usual_setting}", _IOMMU_PT, grave=grave)
+    strict, peers_strict = strict_nics(facts), decided(group.majority(strict_nics))
+    if strict and peers_strict is not None and not peers_strict.value:
+        usual_setting = f"on for all on {peers_strict.holders}"
         advice = "set PCI_WR_ORDERING=1 (mlxconfig), or relaxed ordering in the BIOS"
         sentence = f"relaxed ordering is off for {first_few(strict, _NAMED)}, {usual_setting}"
         yield Deviation(sentence, advice, grave=False)
@@ -174,16 +174,16 @@ def judge_pci_acs(facts: Facts, group: Group) -> Verdict:
     if facts.gpudirect is None:
         sentence = "the PCIe settings between GPUs and NICs could not be read"
         return unknown(sentence, advice="look at /sys/bus/pci and /sys/kernel/iommu_groups")
-    if odd := conclude_deviations(obstacles(facts, group)):
-        return odd
-    if redirects(facts) is None:
+    if verdict := conclude_deviations(detours(facts, group)):
+        return verdict
+    if redirecting_ports(facts) is None:
         return unknown(
             "ACS lies in PCIe configuration space, which only root may read",
             advice="as root: lspci -vvv | grep ACSCtl",
             grant="run the probe as root on the node (sudo), or give it CAP_SYS_ADMIN",
         )
     ports = facts.gpudirect.acs or ()
-    iommu = mapping(facts) or "not checked here"
+    iommu = iommu_mapping(facts) or "not checked here"
     sentence = f"{len(ports)} PCIe ports with ACS between GPUs and NICs, none redirects"
     return ok(f"{sentence}; IOMMU: {iommu}", iommu=facts.gpudirect.iommu)
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preflight.checks.host.test_drift import agreement, clocks_off, judge_clock
+from preflight.checks.host.test_drift import agreed_time, clocks_off, judge_clock
 from preflight.core.thresholds import SHIPPED
 from preflight.facts import Clock, Reach
 from preflight.run.probe_stage import clock_of
@@ -104,5 +104,5 @@ def test_no_round_trip_counts_against_a_good_clock(
     good = {f"h{i}": Clock(true_s + (-1) ** i * e, e + 1e-3) for i, e in enumerate(errors)}
     clocks = {**good, "bad": Clock(true_s + far, 0.5)}
     assert list(
-        clocks_off(clocks, agreement([*clocks.values()], limit=SHIPPED), limit=SHIPPED)
+        clocks_off(clocks, agreed_time([*clocks.values()], limit=SHIPPED), limit=SHIPPED)
     ) == ["bad"]

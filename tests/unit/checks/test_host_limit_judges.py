@@ -11,8 +11,8 @@ from preflight.checks.host.test_limits import (
     judge_cgroup,
     judge_memlock,
     judge_nofile,
-    memlock_of,
-    nofile_of,
+    memlock_limit,
+    nofile_limit,
 )
 from preflight.core.thresholds import SHIPPED
 from preflight.facts import Majority
@@ -78,7 +78,7 @@ def test_a_small_limit_of_our_login_is_a_fault_only_against_its_peers() -> None:
     alone = judge_memlock(NONE, odd, "paramiko", limit=SHIPPED)
     assert alone.outcome is Outcome.WARN
     assert "our login; the job's may differ" in alone.sentence
-    usual = group(*[facts()] * 12, odd).majority(memlock_of)
+    usual = group(*[facts()] * 12, odd).majority(memlock_limit)
     among = judge_memlock(NONE, odd, "paramiko", usual, limit=SHIPPED)
     assert among.outcome is Outcome.FAIL
     assert "12 of 13 nodes of its group have any amount" in among.sentence
@@ -130,7 +130,7 @@ def test_too_few_files() -> None:
     few = with_limits(limits(nofile=256))
     assert judge_nofile(few, "srun", limit=SHIPPED).outcome is Outcome.FAIL
     assert judge_nofile(few, "paramiko", limit=SHIPPED).outcome is Outcome.WARN
-    usual = group(*[facts()] * 3, few).majority(nofile_of)
+    usual = group(*[facts()] * 3, few).majority(nofile_limit)
     odd = judge_nofile(few, "paramiko", usual, limit=SHIPPED)
     assert odd.outcome is Outcome.FAIL
     assert "256 files may be open" in odd.sentence
@@ -209,5 +209,5 @@ def test_a_small_machine_is_no_small_group() -> None:
 
 def test_votes_are_by_value() -> None:
     """A group agrees on no limit as on any other number."""
-    usual = group(facts(), facts()).majority(memlock_of)
+    usual = group(facts(), facts()).majority(memlock_limit)
     assert usual == Majority(UNLIMITED, 2, 2)

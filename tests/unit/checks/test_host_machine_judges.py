@@ -8,9 +8,9 @@ import pytest
 from msgspec.structs import replace
 
 from preflight.checks.host.test_drift import READINGS, judge_drift
-from preflight.checks.host.test_memory import judge_dimms, judge_memory, least_whole_mib, total_mib
+from preflight.checks.host.test_memory import judge_dimms, judge_memory, min_complete_mib, total_mib
 from preflight.checks.host.test_processes import judge_load
-from preflight.checks.host.test_setup import judge_container, judge_governor, names_of
+from preflight.checks.host.test_setup import governor_names, judge_container, judge_governor
 from preflight.core.thresholds import SHIPPED
 from preflight.facts.machine import Container, Dimm, Edac, Governor, KernelLog, LogLine, Worker
 from preflight.verdict import Outcome
@@ -45,7 +45,7 @@ def test_cpus_that_clock_down() -> None:
         "warn",
         "96 CPUs under powersave (intel_pstate) of 192; performance is expected",
     )
-    usual = group(*[facts()] * 12, node(governors=mixed)).majority(names_of)
+    usual = group(*[facts()] * 12, node(governors=mixed)).majority(governor_names)
     among = judge_governor(node(governors=mixed), usual)
     assert among.sentence.endswith("; 12 of 13 nodes of its group have performance")
 
@@ -53,7 +53,7 @@ def test_cpus_that_clock_down() -> None:
 @pytest.mark.proves("host.governor", finds="a node without a frequency driver that its peers have")
 def test_a_node_whose_bios_keeps_the_clocks_to_itself() -> None:
     """Nothing to read there, while the others have it: settings of the BIOS differ."""
-    usual = group(*[facts()] * 3, node(governors=())).majority(names_of)
+    usual = group(*[facts()] * 3, node(governors=())).majority(governor_names)
     assert judge_governor(node(governors=()), usual).outcome is Outcome.WARN
 
 
@@ -122,7 +122,7 @@ def dimms_among(one: Facts, *others: Facts) -> Verdict:
     of = group(one, *others)
     usual = of.median(total_mib)
     alike = (
-        0 if usual is None else of.count_at_least(total_mib, least_whole_mib(usual, limit=SHIPPED))
+        0 if usual is None else of.count_at_least(total_mib, min_complete_mib(usual, limit=SHIPPED))
     )
     return judge_dimms(one, (alike, usual), limit=SHIPPED)
 
