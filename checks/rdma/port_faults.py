@@ -45,20 +45,20 @@ def unconnected_port(
     """What is wrong with a port that is down, where neither inventory nor peers decide."""
     if not _has_no_link(port):
         return None
-    alike = [peer for peer in ports if peer.active or _has_no_link(peer)]
-    fabric = [peer for peer in alike if peer.layer == port.layer]
-    up = sum(peer.active for peer in fabric)
-    if up >= ENOUGH_ALIKE and _second(port, ports):
+    comparable = [peer for peer in ports if peer.active or _has_no_link(peer)]
+    infiniband = [peer for peer in comparable if peer.layer == port.layer]
+    up = sum(peer.active for peer in infiniband)
+    if up >= ENOUGH_ALIKE and _has_active_sibling(port, ports):
         return None
     if up:
-        peers = f"{up} of {len(fabric)} InfiniBand ports are ACTIVE"
+        peers = f"{up} of {len(infiniband)} InfiniBand ports are ACTIVE"
         return Deviation(f"{port.seen}; {peers}", _CABLE, grave=False)
     # So many ports without a cable are not spare; one card beside Ethernet may well be.
-    many = len(fabric) >= ENOUGH_ALIKE
-    may_idle = len(alike) > len(fabric) or idle_everywhere(facts, group)
+    several = len(infiniband) >= ENOUGH_ALIKE
+    may_idle = len(comparable) > len(infiniband) or idle_everywhere(facts, group)
     complete = not any(problem.startswith("nics") for problem in facts.problems)
     # A card or two of a live node may never have had a cable; those of a pasted text are in doubt.
-    grave = complete and (many or (not facts.time_s and not may_idle))
+    grave = complete and (several or (not facts.time_s and not may_idle))
     return Deviation(f"{port.seen}, and no InfiniBand port is ACTIVE", _CABLE, grave=grave)
 
 
@@ -75,7 +75,7 @@ def _has_no_link(port: Port) -> bool:
     return down and port.layer == "infiniband" and port.physical != "DISABLED"
 
 
-def _second(port: Port, ports: Sequence[Port]) -> bool:
+def _has_active_sibling(port: Port, ports: Sequence[Port]) -> bool:
     """Whether another port of the same card is up."""
     return any(peer.active and _card(peer) == _card(port) for peer in ports)
 
@@ -102,7 +102,7 @@ def down_ports(expected: Expected, facts: Facts, group: Group) -> list[Deviation
     """Ports that are not up although inventory, group or peers expect them to be."""
     ports = ports_of(facts)
     down = [port for port in ports if port.state and not port.active]
-    return [odd for port in down if (odd := _down_port(port, expected, ports, facts, group))]
+    return [fault for port in down if (fault := _down_port(port, expected, ports, facts, group))]
 
 
 def unsteady_ports(facts: Facts) -> Iterator[Deviation]:
@@ -162,16 +162,16 @@ def _without_names(
         sentence = f"{port.seen}: no other end; its link is lost, or it has no cable"
         return Deviation(sentence, _EMPTY, grave=False)
     if expected.nics is not None:
-        return _by_number(port, expected.nics, expected, ports, facts)
-    if _stuck(port):
+        return _missing_by_number(port, expected.nics, expected, ports, facts)
+    if _unconfigured(port):
         return Deviation(f"{port.seen}: no subnet manager has configured it", _CONFIGURE)
-    odd = _unlike_peers(port, ports)
-    if odd is None and is_rail(port, expected):
-        odd = unconnected_port(port, ports, facts, group)
-    return odd
+    deviation = _peer_deviation(port, ports)
+    if deviation is None and is_rail(port, expected):
+        deviation = unconnected_port(port, ports, facts, group)
+    return deviation
 
 
-def _by_number(
+def _missing_by_number(
     port: Port, number: int, expected: Expected, ports: Sequence[Port], facts: Facts
 ) -> Deviation | None:
     """Ports with an unread state may be up: no other port is missing in their place."""
@@ -186,35 +186,35 @@ def _by_number(
     return Deviation(f"{port.seen}: {up} of {number} expected ports are ACTIVE", _advice(port))
 
 
-def _unlike_peers(port: Port, ports: Sequence[Port]) -> Deviation | None:
-    off = port.physical == "DISABLED"
-    alike = [p for p in ports if p.kind == port.kind and (off or p.physical != "DISABLED")]
-    if not off and port.layer != "infiniband" and not _has_kind(port):
+def _peer_deviation(port: Port, ports: Sequence[Port]) -> Deviation | None:
+    disabled = port.physical == "DISABLED"
+    same_kind = [p for p in ports if p.kind == port.kind and (disabled or p.physical != "DISABLED")]
+    if not disabled and port.layer != "infiniband" and not _board_known(port):
         # `rdma link` and ibstatus print no board: a port that is on and has no link is in doubt.
-        others = (p for p in ports if p.layer == port.layer and not _has_kind(p))
-        alike = [p for p in others if p.physical != "DISABLED"]
-    active = sum(p.active for p in alike)
-    if active < ENOUGH_ALIKE or _MOSTLY * (len(alike) - active) > len(alike):
+        others = (p for p in ports if p.layer == port.layer and not _board_known(p))
+        same_kind = [p for p in others if p.physical != "DISABLED"]
+    active = sum(p.active for p in same_kind)
+    if active < ENOUGH_ALIKE or _MOSTLY * (len(same_kind) - active) > len(same_kind):
         return None
     # One of a card's two Ethernet ports often has no cable, and one of any two is switched off.
     fabric = port.layer == "infiniband"
-    if off and (not fabric or _second(port, ports)):
+    if disabled and (not fabric or _has_active_sibling(port, ports)):
         return None
-    kind = "ports of its kind" if _has_kind(port) else "such ports"
-    peers = f"{active} of {len(alike)} {kind} are ACTIVE"
-    return Deviation(f"{port.seen}; {peers}", _advice(port), grave=fabric and not off)
+    kind = "ports of its kind" if _board_known(port) else "such ports"
+    peer_words = f"{active} of {len(same_kind)} {kind} are ACTIVE"
+    return Deviation(f"{port.seen}; {peer_words}", _advice(port), grave=fabric and not disabled)
 
 
-def _has_kind(port: Port) -> bool:
+def _board_known(port: Port) -> bool:
     return port.nic.kind != port.nic.name
 
 
-def _stuck(port: Port) -> bool:
+def _unconfigured(port: Port) -> bool:
     return port.layer == "infiniband" and port.physical == "LINKUP" and not port.active
 
 
 def _advice(port: Port) -> str:
-    if _stuck(port):
+    if _unconfigured(port):
         return _CONFIGURE
     return _ENABLE if port.physical == "DISABLED" else _RESEAT_CABLE
 
@@ -271,14 +271,14 @@ def errors_of(port: Port, facts: Facts, limit: Thresholds) -> Iterator[Deviation
     if port.state and not port.active:
         return
     up_s = facts.time_s - facts.boot_s
-    yield from _moving(port)
+    yield from _rising(port)
     if up_s > 0:
-        yield from _too_fast(port, up_s, limit)
+        yield from _high_rates(port, up_s, limit)
     else:
-        yield from _beyond_peers(port, facts, limit)
+        yield from _above_peers(port, facts, limit)
 
 
-def undated(facts: Facts, limit: Thresholds) -> tuple[str, ...]:
+def totals_without_start(facts: Facts, limit: Thresholds) -> tuple[str, ...]:
     """Counters that may be too high, but have no start time."""
     if facts.time_s > facts.boot_s:
         return ()
@@ -290,7 +290,7 @@ def undated(facts: Facts, limit: Thresholds) -> tuple[str, ...]:
     )
 
 
-def _moving(port: Port) -> Iterator[Deviation]:
+def _rising(port: Port) -> Iterator[Deviation]:
     counters = port.port.counters
     for counter in counters.nonzero if counters else ():
         if counters and counter.moved and counter.name in BREAKS:
@@ -300,27 +300,27 @@ def _moving(port: Port) -> Iterator[Deviation]:
             yield Deviation(sentence, advice.format(port.name))
 
 
-def _too_fast(port: Port, up_s: float, limit: Thresholds) -> Iterator[Deviation]:
+def _high_rates(port: Port, up_s: float, limit: Thresholds) -> Iterator[Deviation]:
     for counter in port.nonzero:
         rule = RULES.get(counter.name)
         if rule is None or (counter.moved and counter.name in BREAKS):
             continue
-        most = limit(rule.limit)
+        max_rate = limit(rule.limit)
         # Loading the driver and training the link cost a few events, however short ago that was.
         rate = counter.value / max(up_s, _DAY_S if rule.per_s == _DAY_S else _HOUR_S) * rule.per_s
-        if rate >= most:
+        if rate >= max_rate:
             since = f"{counter.value} in {up_s / _DAY_S:.1f} d since boot"
             measure = f"{port.name}: {rate:.3g} {counter.name}/{rule.unit} ({since})"
-            sentence = f"{measure}, at most {most:g}/{rule.unit}"
+            sentence = f"{measure}, at most {max_rate:g}/{rule.unit}"
             yield Deviation(sentence, rule.advice.format(port.name), grave=rule.grave)
 
 
-def _beyond_peers(port: Port, facts: Facts, limit: Thresholds) -> Iterator[Deviation]:
+def _above_peers(port: Port, facts: Facts, limit: Thresholds) -> Iterator[Deviation]:
     """Compare totals without a start time with other ports, which counted for the same time."""
-    high = [e for e in port.nonzero if e.name in RULES and e.value >= limit(RULES[e.name].limit)]
-    alike = [p for p in ports_of(facts) if p.kind == port.kind] if high else []
-    others = [p.port.counters for p in alike if p.name != port.name and p.port.counters]
-    for counter in high if len(others) >= ENOUGH_ALIKE else ():
+    excess = [e for e in port.nonzero if e.name in RULES and e.value >= limit(RULES[e.name].limit)]
+    same_kind = [p for p in ports_of(facts) if p.kind == port.kind] if excess else []
+    others = [p.port.counters for p in same_kind if p.name != port.name and p.port.counters]
+    for counter in excess if len(others) >= ENOUGH_ALIKE else ():
         usual = nearest_rank([counters.value(counter.name) for counters in others], 0.5)
         if counter.value > 10 * usual:
             peers = f"{usual} on its {len(others)} peers"
@@ -337,21 +337,21 @@ ETHERNET: Final = "net.ethernet"
 def reporting_check(who: str, facts: Facts, limit: Thresholds) -> str:
     """The check that reports the link of this PCI address or interface; "" where none does."""
     ports = [port for port in ports_of(facts) if _names_port(who, port)]
-    fell = {port.name for port, _ in down_interfaces(facts)}
-    if any((port.state and not port.active) or port.name in fell for port in ports):
+    down = {port.name for port, _ in down_interfaces(facts)}
+    if any((port.state and not port.active) or port.name in down for port in ports):
         return PORT
     if any(True for port in ports for _ in errors_of(port, facts, limit)):
         return COUNTERS
     rates = (flaps_per_day(link, facts) for link in facts.interfaces if link.name == who)
-    many = limit("link_flaps_per_day")
-    return ETHERNET if any(rate is not None and rate >= many for rate in rates) else ""
+    max_flaps = limit("link_flaps_per_day")
+    return ETHERNET if any(rate is not None and rate >= max_flaps for rate in rates) else ""
 
 
 def counted_cause(facts: Facts, limit: Thresholds) -> str:
     """The cause of the counted errors: `ib.port` where only links that went down have counted."""
-    odd = [port for port in ports_of(facts) if any(True for _ in errors_of(port, facts, limit))]
-    fell = {port.name for port, _ in down_interfaces(facts)}
-    return PORT if odd and all(port.name in fell for port in odd) else ""
+    faulty = [port for port in ports_of(facts) if any(True for _ in errors_of(port, facts, limit))]
+    down = {port.name for port, _ in down_interfaces(facts)}
+    return PORT if faulty and all(port.name in down for port in faulty) else ""
 
 
 def _names_port(device: str, port: Port) -> bool:

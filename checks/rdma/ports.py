@@ -134,8 +134,8 @@ def active_ports(facts: Facts) -> tuple[str, ...] | None:
 def rates(facts: Facts) -> tuple[tuple[str, float], ...] | None:
     """(port, Gb/s) of the ports that are up."""
     pairs = [(p.name, p.gbits) for p in ports_of(facts) if p.active]
-    pairs_with_rate = tuple((name, gbits) for name, gbits in pairs if gbits is not None)
-    return pairs_with_rate if pairs_with_rate and len(pairs_with_rate) == len(pairs) else None
+    known = tuple((name, gbits) for name, gbits in pairs if gbits is not None)
+    return known if known and len(known) == len(pairs) else None
 
 
 def mtus(facts: Facts) -> tuple[tuple[str, int], ...] | None:
@@ -163,7 +163,7 @@ def chip(nic: Nic) -> str:
     return " ".join(filter(None, (nic.kind, nic.firmware.partition(".")[0])))
 
 
-def most(values: Iterable[T]) -> T | None:
+def most_common(values: Iterable[T]) -> T | None:
     """What more than half of a peer group, and enough of them, share."""
     return majority(values, ENOUGH_ALIKE)
 

@@ -9,7 +9,7 @@ from typing import Final
 from preflight.check import Check
 from preflight.checks.deviations import Deviation, conclude_deviations, on_most
 from preflight.checks.net.selected import hca_of, nccl_ports
-from preflight.checks.rdma.ports import Port, chip, firmwares, most
+from preflight.checks.rdma.ports import Port, chip, firmwares, most_common
 from preflight.core.statistics import grouped
 from preflight.core.text import count, first_finding, whole
 from preflight.facts import Facts, Group, Node
@@ -29,9 +29,9 @@ def judge_firmware(facts: Facts, group: Group) -> Verdict:
     """Compare each device's firmware with the group's, or else with its own peers'."""
     if not facts.nics:
         return not_run("no RDMA devices here")
-    if odd := list(_odd_firmwares(facts.nics, group)):
+    if findings := list(_unusual_firmwares(facts.nics, group)):
         advice = "update it to the others' firmware (mlxfwmanager, flint), then reboot"
-        return warn(first_finding(odd), advice=advice, findings=odd)
+        return warn(first_finding(findings), advice=advice, findings=findings)
     if unreported := [nic.name for nic in facts.nics if not nic.firmware]:
         sentence = f"{', '.join(unreported)} did not report its firmware"
         return unknown(sentence, advice="look at fw_ver in /sys/class/infiniband")
@@ -39,13 +39,13 @@ def judge_firmware(facts: Facts, group: Group) -> Verdict:
     return ok(f"{len(facts.nics)} RDMA devices on {', '.join(kinds)}", firmwares=kinds)
 
 
-def _odd_firmwares(nics: Sequence[Nic], group: Group) -> Iterator[str]:
+def _unusual_firmwares(nics: Sequence[Nic], group: Group) -> Iterator[str]:
     by_group = decided(group.majority(firmwares))
     chips = [chip(nic) for nic in nics]
     by_chip = grouped((chip_name, nic.firmware) for chip_name, nic in zip(chips, nics, strict=True))
     for chip_name, nic in zip(chips, nics, strict=True):
         if by_group is None:
-            expected, origin = most(filter(None, by_chip[chip_name])), "on its peers"
+            expected, origin = most_common(filter(None, by_chip[chip_name])), "on its peers"
         else:
             # Nodes may have several versions for one chip: each of these is right.
             versions = [version for kind, version in by_group.value if kind == chip_name]
@@ -60,11 +60,11 @@ def test_ib_firmware(node: Node, conclude: Conclude) -> None:
     conclude(judge_firmware(node.facts, node.group))
 
 
-_REFUSED: Final = 'NCCL ends with "ibv_modify_qp failed: Invalid argument"'
+_NCCL_ERROR: Final = 'NCCL ends with "ibv_modify_qp failed: Invalid argument"'
 REPORTED_GIDS: Final = 32
 """A node reports the first entries of a GID table, at most so many (payload/probe/rdma.py)."""
 
-_MAPPED: Final = "0000:0000:0000:0000:0000:ffff:"
+_MAPPED_IPV4: Final = "0000:0000:0000:0000:0000:ffff:"
 """Begins a GID that is an IPv4 address of its interface."""
 
 
@@ -83,12 +83,12 @@ def wrong_gids(ports: Sequence[Port], index: int | None) -> Iterator[Deviation]:
                 sentence = f"{port.name} has no RoCE v2 GID beyond its own link; it has {has}"
                 yield Deviation(sentence, advice, grave=False)
             continue
-        ipv4 = [gid.index for gid in gids if is_v2(gid) and gid.gid.startswith(_MAPPED)]
+        ipv4 = [gid.index for gid in gids if is_v2(gid) and gid.gid.startswith(_MAPPED_IPV4)]
         index_advice = f"unset it (NCCL 2.21 and newer chooses), or set {ipv4[0]}" if ipv4 else ""
         entry = next((gid for gid in gids if gid.index == index), None)
         origin = "which NCCL_IB_GID_INDEX asks for"
         if entry is None:
-            sentence = f"{port.name} has no GID {index}, {origin}: {_REFUSED}; it has {has}"
+            sentence = f"{port.name} has no GID {index}, {origin}: {_NCCL_ERROR}; it has {has}"
             yield Deviation(sentence, index_advice or "give its interface an address")
         elif entry.kind and not is_v2(entry):
             sentence = f"GID {index} of {port.name}, {origin}, is RoCE v1: no router passes it on"
@@ -134,8 +134,8 @@ def test_ib_gid(node: Node, conclude: Conclude) -> None:
     conclude(judge_gid(node.facts, node.environ))
 
 
-_BAD = re.compile(r"err|fail|fault|bad|crit|alarm|not ok|nok\b|dead|stop", re.IGNORECASE)
-_GONE = re.compile(r"absent|not[ _]?(?:present|installed)|missing|removed|off\b", re.IGNORECASE)
+_FAULT = re.compile(r"err|fail|fault|bad|crit|alarm|not ok|nok\b|dead|stop", re.IGNORECASE)
+_ABSENT = re.compile(r"absent|not[ _]?(?:present|installed)|missing|removed|off\b", re.IGNORECASE)
 ADVICE = "look at the switch itself: replace the fan or supply, free its air, plug its power in"
 
 
@@ -144,11 +144,11 @@ def judge_switch(switches: tuple[Switch, ...] | None) -> Verdict:
     if switches is None:
         return not_run("no node reports its switches; `preflight read` judges a switch's ibswinfo")
     parts = [(switch, part) for switch in switches for part in switch.parts]
-    bad = [_part_words(*row) for row in parts if _BAD.search(row[1].status) or row[1].rpm == 0]
-    gone = [_part_words(*row) for row in parts if _GONE.search(row[1].status)]
-    if bad or gone:
-        fail_or_warn = fail if bad else warn
-        return fail_or_warn(first_finding(bad + gone), advice=ADVICE, findings=bad + gone)
+    faulty = [_part_words(*row) for row in parts if _FAULT.search(row[1].status) or row[1].rpm == 0]
+    absent = [_part_words(*row) for row in parts if _ABSENT.search(row[1].status)]
+    if faulty or absent:
+        fail_or_warn = fail if faulty else warn
+        return fail_or_warn(first_finding(faulty + absent), advice=ADVICE, findings=faulty + absent)
     not_ok = [_part_words(*row) for row in parts if row[1].rpm is None and row[1].status != "OK"]
     if not_ok or not parts:
         summary = not_ok[0] if not_ok else "no fan and no power supply is reported"

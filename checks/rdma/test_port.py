@@ -16,13 +16,13 @@ from preflight.checks.rdma.port_faults import (
     idle_everywhere,
     idle_interfaces,
     port_errors,
-    undated,
+    totals_without_start,
     unsteady_ports,
 )
 from preflight.checks.rdma.ports import (
     Port,
     is_rail,
-    most,
+    most_common,
     mtus,
     netdev_of,
     nic_names,
@@ -49,16 +49,16 @@ CHECKS = (
 def judge_port(expected: Expected, facts: Facts, group: Group) -> Verdict:
     """Compare each port that is not up with the inventory, the group and its own peers."""
     if facts.nics is None:
-        tried = any(problem.startswith("nics") for problem in facts.problems)
-        if not (expected.nics or expected.hcas or tried):
+        unreadable = any(problem.startswith("nics") for problem in facts.problems)
+        if not (expected.nics or expected.hcas or unreadable):
             return not_run("no RDMA ports expected, none reported")
         return unknown("the RDMA ports could not be read", advice="look at /sys/class/infiniband")
     ports = ports_of(facts)
     if not ports and not facts.nics:
         return not_run("no RDMA devices here")
     down = down_ports(expected, facts, group)
-    if odd := conclude_deviations([*down, *idle_interfaces(facts), *unsteady_ports(facts)]):
-        return odd
+    if verdict := conclude_deviations([*down, *idle_interfaces(facts), *unsteady_ports(facts)]):
+        return verdict
     unreported = [nic.name for nic in facts.nics if not nic.ports]
     unreported += [port.name for port in ports if not port.state]
     if unreported:
@@ -103,7 +103,7 @@ def judge_count(
     if nics is None:
         return unknown("the RDMA devices could not be read", advice="look at /sys/class/infiniband")
     names = sorted((nic.name for nic in nics), key=natural)
-    present = len([nic for nic in nics if _counts(nic, expected)])
+    present = len([nic for nic in nics if _is_counted(nic, expected)])
     origin = "expected"
     if expected.hcas is not None:
         gone = [name for name in expected.hcas if name not in names]
@@ -120,7 +120,7 @@ def judge_count(
     return ok(count(len(names), "RDMA device"), devices=names)
 
 
-def _counts(nic: Nic, expected: Expected) -> bool:
+def _is_counted(nic: Nic, expected: Expected) -> bool:
     """Whether a device is of the expected kind; front ends of another link layer are not."""
     layers = {port.link_layer.lower() for port in nic.ports} - {""}
     layer = {"ib": "infiniband", "roce": "ethernet"}.get(expected.nic_link or "", "")
@@ -144,8 +144,8 @@ def slow_ports(
     vote = decided(group.majority(rates))
     by_group = dict(vote.value) if vote is not None else {}
     gbits = grouped((port.kind, port.gbits) for port in active)
-    peers = {kind: most(values) for kind, values in gbits.items()}
-    lanes = most(port.lanes for port in active)
+    peers = {kind: most_common(values) for kind, values in gbits.items()}
+    lanes = most_common(port.lanes for port in active)
     for port in active:
         if (rate := port.gbits) is None:
             continue
@@ -178,7 +178,7 @@ def slow_ports(
             yield Deviation(sentence, _RETRAIN, grave=grave)
 
 
-def odd_frames(active: Sequence[Port], facts: Facts, group: Group) -> Iterator[Deviation]:
+def unusual_frames(active: Sequence[Port], facts: Facts, group: Group) -> Iterator[Deviation]:
     """Active Ethernet ports whose MTU or error correction is not that of their peers."""
     active = [port for port in active if port.layer == "ethernet"]
     vote = decided(group.majority(mtus))
@@ -189,18 +189,18 @@ def odd_frames(active: Sequence[Port], facts: Facts, group: Group) -> Iterator[D
         expected, origin = by_group.get(port.name), on_most(vote, group) if vote else ""
         if expected is None:
             peers = [p.name for p in active if p.kind == port.kind]
-            expected = most(mtu_of[name] for name in peers if name in mtu_of)
+            expected = most_common(mtu_of[name] for name in peers if name in mtu_of)
             origin = "on its peers"
         if mtu is not None and expected is not None and mtu < expected:
             sentence = f"{port.name}: MTU {mtu} of {port.port.netdev}, {expected} {origin}"
             yield Deviation(sentence, f"ip link set {port.port.netdev} mtu {expected}; keep it so")
-        yield from _odd_fec(port, active, facts)
+        yield from _unusual_fec(port, active, facts)
 
 
-def _odd_fec(port: Port, active: Sequence[Port], facts: Facts) -> Iterator[Deviation]:
+def _unusual_fec(port: Port, active: Sequence[Port], facts: Facts) -> Iterator[Deviation]:
     fecs = {p.name: device.fec for p in active if (device := netdev_of(p, facts))}
     fec = fecs.get(port.name)
-    usual = most(fecs[p.name] for p in active if p.kind == port.kind and fecs.get(p.name))
+    usual = most_common(fecs[p.name] for p in active if p.kind == port.kind and fecs.get(p.name))
     if fec and usual and fec != usual:
         sentence = f"{port.name}: error correction {fec}, {usual} on its peers"
         advice = f"ethtool --set-fec {port.port.netdev} encoding {usual}, on the switch port too"
@@ -215,7 +215,7 @@ def _expected_rate(
         return None, ""
     if expected.hcas is None and expected.nic_link is None:
         # Nothing says which ports are rails: those of the layer that most active ports have.
-        layer = most(p.layer for p in active)
+        layer = most_common(p.layer for p in active)
         if layer is not None and port.layer != layer:
             return None, ""
     return float(expected.nic_gbits), "expected"
@@ -239,8 +239,8 @@ def judge_rate(expected: Expected, facts: Facts, group: Group) -> Verdict:
     if not active:
         return not_run("no active RDMA port here")
     slow = slow_ports(active, expected, facts, group)
-    if odd := conclude_deviations([*slow, *odd_frames(active, facts, group)]):
-        return odd
+    if verdict := conclude_deviations([*slow, *unusual_frames(active, facts, group)]):
+        return verdict
     unreported = [port.name for port in active if port.gbits is None]
     if unreported:
         sentence = f"the rate of {', '.join(unreported)} could not be read"
@@ -261,21 +261,21 @@ def judge_errors(facts: Facts, limit: Thresholds) -> Verdict:
     ports = [port for port in ports_of(facts) if port.active or not port.state]
     if not ports:
         return not_run("no active RDMA port here")
-    if odd := conclude_deviations(port_errors(facts, limit)):
-        return replace(odd, cause=counted_cause(facts, limit))
+    if verdict := conclude_deviations(port_errors(facts, limit)):
+        return replace(verdict, cause=counted_cause(facts, limit))
     unreported = [port.name for port in ports if port.port.counters is None]
     if unreported:
         advice = "look at counters and hw_counters in /sys/class/infiniband/*/ports"
         advice += "; virtual functions have none: ask their host"
         return unknown(f"{', '.join(unreported)} did not report any error counter", advice=advice)
-    if old := undated(facts, limit):
+    if undated := totals_without_start(facts, limit):
         advice = "take a second reading after a known time, or check the live node"
-        return unknown(f"{', '.join(old)}: a total without a start time", advice=advice)
+        return unknown(f"{', '.join(undated)}: a total without a start time", advice=advice)
     counts = [port.port.counters.read for port in ports if port.port.counters]
     totals = {f"{p.name} {counter.name}": counter.value for p in ports for counter in p.nonzero}
-    few = sum(name.rpartition(" ")[2] in RULES for name in totals)
-    more = [f"{few} too few to matter"] * bool(few)
-    more += [f"{len(totals) - few} that no limit names"] * (len(totals) > few)
+    limited = sum(name.rpartition(" ")[2] in RULES for name in totals)
+    more = [f"{limited} too few to matter"] * bool(limited)
+    more += [f"{len(totals) - limited} that no limit names"] * (len(totals) > limited)
     note = f", but for {' and '.join(more)}" if more else ""
     summary = f"{sum(counts)} error counters of {count(len(ports), 'port')} at rest{note}"
     return ok(summary, totals=totals)

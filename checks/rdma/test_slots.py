@@ -14,7 +14,7 @@ from typing import Final
 from preflight.check import Check
 from preflight.checks.deviations import Deviation, conclude_deviations, on_most
 from preflight.checks.net.test_nic_log import logged_events
-from preflight.checks.rdma.ports import Port, most, ports_of
+from preflight.checks.rdma.ports import Port, most_common, ports_of
 from preflight.facts import Facts, Group, Node
 from preflight.facts.model import Nic
 from preflight.facts.node import decided
@@ -38,12 +38,12 @@ _FIRST_128B130B_GTS: Final = 8.0
 """From this rate on, 130 bits carry 128; at a lower rate, ten bits carry eight."""
 
 
-def odd_slots(facts: Facts, group: Group) -> Iterator[Deviation]:
+def slot_deviations(facts: Facts, group: Group) -> Iterator[Deviation]:
     """NICs with fewer lanes or a lower generation than they should have, or than ports need."""
     nics = [nic for nic in facts.nics or () if nic.pcie is not None and nic.pcie.width]
     for nic in nics:
-        if odd := _unlike(nic, nics, group) or _too_little(nic, facts):
-            yield odd
+        if deviation := _below_usual(nic, nics, group) or _below_port_rate(nic, facts):
+            yield deviation
     yield from _log_deviations(facts, {bus for nic in nics if (bus := _bus(nic))})
 
 
@@ -56,20 +56,20 @@ def link_in_words(nic: Nic) -> str:
 def link_reader(name: str) -> Callable[[Facts], tuple[float, int] | None]:
     """The reader of (GT/s, lanes) of a NIC, for a vote of a group: one for all nodes."""
 
-    def read(facts: Facts) -> tuple[float, int] | None:
+    def read_link(facts: Facts) -> tuple[float, int] | None:
         return next((_link(nic) for nic in facts.nics or () if nic.name == name), None)
 
-    return read
+    return read_link
 
 
-def _unlike(nic: Nic, nics: list[Nic], group: Group) -> Deviation | None:
+def _below_usual(nic: Nic, nics: list[Nic], group: Group) -> Deviation | None:
     own_link = _link(nic)
     if own_link is None or nic.pcie is None:
         return None
     vote = decided(group.majority(link_reader(nic.name)))
     if vote is not None:
         grave, expected, origin = True, vote.value, on_most(vote, group)
-    elif peers_link := most(link for n in nics if n.kind == nic.kind and (link := _link(n))):
+    elif peers_link := most_common(link for n in nics if n.kind == nic.kind and (link := _link(n))):
         grave, expected, origin = True, peers_link, "on the other NICs of its kind"
     else:
         # A slot may be wired so, or a virtual machine show it so: only peers can tell.
@@ -81,7 +81,7 @@ def _unlike(nic: Nic, nics: list[Nic], group: Group) -> Deviation | None:
     return Deviation(sentence, _RESEAT.format(nic.name), grave=grave)
 
 
-def _too_little(nic: Nic, facts: Facts) -> Deviation | None:
+def _below_port_rate(nic: Nic, facts: Facts) -> Deviation | None:
     """Whatever all nodes have: a port faster than its slot never reaches its rate."""
     link = _link(nic)
     ports = [port for port in ports_of(facts) if port.nic is nic and port.active]
@@ -130,7 +130,7 @@ def _bus(nic: Nic) -> str:
 
 def judge_pcie(facts: Facts, group: Group) -> Verdict:
     """Compare lanes and generation with group, own peers, the card, and the port's rate."""
-    if verdict := conclude_deviations(odd_slots(facts, group)):
+    if verdict := conclude_deviations(slot_deviations(facts, group)):
         return verdict
     nics = facts.nics or ()
     if not nics:
@@ -162,7 +162,7 @@ def uses_rdma(facts: Facts) -> bool:
     return bool(facts.gpus) and bool(layers & {"infiniband", "ethernet"})
 
 
-def gpu_memory_way(facts: Facts) -> str | None:
+def gpu_memory_path(facts: Facts) -> str | None:
     """Name the way by which NICs reach GPU memory: "" for none, None where that is not known."""
     direct = facts.gpudirect
     if direct is None:
@@ -187,19 +187,19 @@ def judge_gpudirect(facts: Facts, group: Group) -> Verdict:
     """Look for nvidia_peermem, or for a kernel and a driver that do dma-buf."""
     if not uses_rdma(facts):
         return not_run("no GPUs beside an active RDMA port here")
-    way = gpu_memory_way(facts)
-    if way is None:
+    path = gpu_memory_path(facts)
+    if path is None:
         return unknown(
             "neither the kernel's modules nor the driver's kind show whether NICs reach GPUs",
             advice="look at lsmod for nvidia_peermem and at /proc/driver/nvidia/version",
         )
-    if way:
-        return ok(f"NICs reach GPU memory by {way}", way=way)
-    vote = decided(group.majority(gpu_memory_way))
+    if path:
+        return ok(f"NICs reach GPU memory by {path}", way=path)
+    vote = decided(group.majority(gpu_memory_path))
     sentence = f"no nvidia_peermem, and no dma-buf on kernel {facts.kernel} with this driver"
     if vote is not None and vote.value:
-        usual_way = f"{vote.value} {on_most(vote, group)}"
-        return fail(f"{sentence}; {usual_way}", advice=LOAD_PEERMEM)
+        usual_path = f"{vote.value} {on_most(vote, group)}"
+        return fail(f"{sentence}; {usual_path}", advice=LOAD_PEERMEM)
     return warn(
         f"{sentence}: NCCL copies through host memory, at about half the rate", advice=LOAD_PEERMEM
     )
