@@ -46,10 +46,10 @@ _GID_CHOICE: Final = ("NCCL_IB_ROCE_VERSION_NUM", "NCCL_IB_ADDR_FAMILY", "NCCL_I
 
 def clashes(environ: Environ) -> list[Remark]:
     """Remarks on settings that contradict one another."""
-    return [*_twins(environ), *_of_torch(environ), *_of_network(environ), *_of_features(environ)]
+    return [*_renamed_pairs(environ), *_torch(environ), *_network(environ), *_features(environ)]
 
 
-def _twins(environ: Environ) -> list[Remark]:
+def _renamed_pairs(environ: Environ) -> list[Remark]:
     """An old name and its new one, with two values."""
     remarks = []
     for old in filter(environ.__contains__, variables()):
@@ -68,9 +68,9 @@ def _twins(environ: Environ) -> list[Remark]:
     return remarks
 
 
-def _of_torch(environ: Environ) -> Iterator[Remark]:
-    blocking = _either(environ, "TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT")
-    handling = _either(environ, "TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING")
+def _torch(environ: Environ) -> Iterator[Remark]:
+    blocking = _new_or_old(environ, "TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT")
+    handling = _new_or_old(environ, "TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING")
     if blocking and blocking[1].lower() in _TRUE and handling and handling[1] != "0":
         sentence = (
             f"{show(*blocking)} with {show(*handling)}: a wait that blocks takes the place of"
@@ -80,7 +80,7 @@ def _of_torch(environ: Environ) -> Iterator[Remark]:
     if desync and environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING") == "0":
         sentence = "TORCH_NCCL_DESYNC_DEBUG=1 does nothing with TORCH_NCCL_ASYNC_ERROR_HANDLING=0"
         yield Remark(sentence, "unset TORCH_NCCL_ASYNC_ERROR_HANDLING", "warn")
-    size = _either(environ, "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+    size = _new_or_old(environ, "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
     dumps = environ.get("TORCH_NCCL_DUMP_ON_TIMEOUT", "").lower() in _TRUE
     if dumps and size and number(size[1], "stoi") == 0:
         sentence = f"TORCH_NCCL_DUMP_ON_TIMEOUT=1 has nothing to write with {show(*size)}"
@@ -93,9 +93,9 @@ def _of_torch(environ: Environ) -> Iterator[Remark]:
         yield Remark(sentence, "unset TORCH_NCCL_ENABLE_MONITORING", "warn")
 
 
-def _of_network(environ: Environ) -> Iterator[Remark]:
+def _network(environ: Environ) -> Iterator[Remark]:
     if switched_on(environ.get("NCCL_IB_DISABLE")):
-        idle = _first(environ, _IB_ONLY)
+        idle = _first_set(environ, _IB_ONLY)
         if environ.get("NCCL_NET", "").upper() == "IB":
             sentence = (
                 "NCCL_NET=IB demands what NCCL_IB_DISABLE=1 switches off: NCCL will not start"
@@ -105,7 +105,7 @@ def _of_network(environ: Environ) -> Iterator[Remark]:
             sentence = f"{show(idle, environ[idle])} does nothing with NCCL_IB_DISABLE=1"
             advice = f"unset the wrong one of NCCL_IB_DISABLE and {idle}"
             yield Remark(sentence, advice, "warn", cause="NCCL_IB_DISABLE")
-    index, idle = number(environ.get("NCCL_IB_GID_INDEX")), _first(environ, _GID_CHOICE)
+    index, idle = number(environ.get("NCCL_IB_GID_INDEX")), _first_set(environ, _GID_CHOICE)
     if index is not None and index >= 0 and idle is not None:
         sentence = (
             f"{show(idle, environ[idle])} does nothing while NCCL_IB_GID_INDEX={index} chooses"
@@ -120,18 +120,18 @@ def _of_network(environ: Environ) -> Iterator[Remark]:
         yield Remark(sentence, "lower NCCL_SOCKET_NTHREADS or NCCL_NSOCKS_PERTHREAD", "warn")
 
 
-def _of_features(environ: Environ) -> Iterator[Remark]:
+def _features(environ: Environ) -> Iterator[Remark]:
     for resource in ("CTAS", "NCHANNELS"):
         least, most = (number(environ.get(f"NCCL_{end}_{resource}")) for end in ("MIN", "MAX"))
         if least is not None and most is not None and 0 < most < least:
             sentence = f"NCCL_MIN_{resource}={least} is above NCCL_MAX_{resource}={most}"
             yield Remark(sentence, f"set NCCL_MIN_{resource} to at most {most}")
             break
-    idle = _first(environ, ("NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE"))
-    loud = environ.get("NCCL_DEBUG", "").upper()
+    idle = _first_set(environ, ("NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE"))
+    debug_level = environ.get("NCCL_DEBUG", "").upper()
     levels = ("INFO", "TRACE") if idle == "NCCL_DEBUG_SUBSYS" else ("INFO", "TRACE", "WARN", "ATTN")
-    if idle is not None and loud not in levels and "NCCL_DEBUG_LEVELS" not in environ:
-        setting = f"NCCL_DEBUG={loud}" if loud else "NCCL_DEBUG not set"
+    if idle is not None and debug_level not in levels and "NCCL_DEBUG_LEVELS" not in environ:
+        setting = f"NCCL_DEBUG={debug_level}" if debug_level else "NCCL_DEBUG not set"
         sentence = f"{show(idle, environ[idle])} does nothing with {setting}"
         yield Remark(sentence, f"set NCCL_DEBUG={levels[0]}, or unset {idle}", "warn")
     algorithms = {word for word in re.split(r"[,;:]", environ.get("NCCL_ALGO", "").upper()) if word}
@@ -154,17 +154,17 @@ def _of_features(environ: Environ) -> Iterator[Remark]:
         yield Remark(sentence, "unset NCCL_GRAPH_STREAM_ORDERING")
 
 
-def _first(environ: Environ, names: Sequence[str]) -> str | None:
+def _first_set(environ: Environ, names: Sequence[str]) -> str | None:
     return next((name for name in names if environ.get(name)), None)
 
 
-def _either(environ: Environ, new: str, old: str) -> tuple[str, str] | None:
+def _new_or_old(environ: Environ, new: str, old: str) -> tuple[str, str] | None:
     name = new if new in environ else old
     return (name, environ[name]) if name in environ else None
 
 
 _RANKS: Final = ("--nproc-per-node", "NPROC_PER_NODE")
-_GIVEN: Final = ("SLURM_GPUS_PER_NODE", "SLURM_GPUS_ON_NODE", "PBS_NGPUS")
+_GPU_GRANTS: Final = ("SLURM_GPUS_PER_NODE", "SLURM_GPUS_ON_NODE", "PBS_NGPUS")
 _EPHEMERAL: Final = (32768, 60999)
 """Linux's default net.ipv4.ip_local_port_range."""
 
@@ -174,7 +174,7 @@ _SINGLE: Final = re.compile(r"(?:.*,)?(?:gres:gpu:|gres/gpu:)?(?:verbose,)?(?:pe
 
 def launching(environ: Environ) -> list[Remark]:
     """Remarks on how ranks are bound and counted, and on where they meet."""
-    remarks = (_gpu_binding(environ), _too_many(environ), _port(environ))
+    remarks = (_gpu_binding(environ), _too_many_ranks(environ), _port(environ))
     return [remark for remark in remarks if remark is not None]
 
 
@@ -196,14 +196,14 @@ def _gpu_binding(environ: Environ) -> Remark | None:
         sentence = "--gpus-per-task=1 binds each task to its own GPU"
     else:
         return None
-    then = f'{sentence}: ranks of one node lose each other, or die of "invalid device ordinal"'
-    return Remark(then, "add --gpu-bind=none, and let LOCAL_RANK choose the GPU", "warn")
+    effect = f'{sentence}: ranks of one node lose each other, or die of "invalid device ordinal"'
+    return Remark(effect, "add --gpu-bind=none, and let LOCAL_RANK choose the GPU", "warn")
 
 
-def _too_many(environ: Environ) -> Remark | None:
+def _too_many_ranks(environ: Environ) -> Remark | None:
     ranks = next((environ[name] for name in _RANKS if environ.get(name, "").isdecimal()), None)
     devices = environ.get("CUDA_VISIBLE_DEVICES")
-    grant = next((environ[name] for name in _GIVEN if name in environ), "").rpartition(":")[2]
+    grant = next((environ[name] for name in _GPU_GRANTS if name in environ), "").rpartition(":")[2]
     gpus = len(devices.split(",")) if devices else int(grant[:6]) if grant.isdecimal() else None
     if ranks is None or gpus is None or int(ranks[:6]) <= gpus:
         return None
@@ -221,9 +221,9 @@ def _port(environ: Environ) -> Remark | None:
             sentence = (
                 f"{show(name, environ[name])[:80]} is inside the ephemeral range {low}-{high}"
             )
-            then = "any outgoing connection may take it before the job does"
+            risk = "any outgoing connection may take it before the job does"
             return Remark(
-                f"{sentence}: {then}", f"choose a port below {low}, such as 29500", "warn"
+                f"{sentence}: {risk}", f"choose a port below {low}, such as 29500", "warn"
             )
     return None
 
@@ -241,7 +241,7 @@ def test_env_contradictions(node: Node, conclude: Conclude) -> None:
 
 
 _SHOWN: Final = 3
-_MANY: Final = 2
+_MIN_NODES: Final = 2
 
 
 def differing(name: str, environs: Mapping[str, Mapping[str, str]]) -> list[Remark]:
@@ -250,15 +250,15 @@ def differing(name: str, environs: Mapping[str, Mapping[str, str]]) -> list[Rema
     `environs`: the job's environment by node; "" are the nodes that have none of their own.
     """
     by_node = {node: environ for node, environ in environs.items() if node}
-    if name not in by_node or len(by_node) < _MANY:
+    if name not in by_node or len(by_node) < _MIN_NODES:
         return []
     remarks = []
     for setting in sorted({key for environ in by_node.values() for key in environ}):
-        alike = _alike(setting)
-        if alike == "free":
+        rule = _sharing(setting)
+        if rule == "free":
             continue
         values = {node: environ.get(setting) for node, environ in by_node.items()}
-        remark = _same(setting, name, values) if alike == "unique" else _odd(setting, name, values)
+        remark = _same(setting, name, values) if rule == "unique" else _odd(setting, name, values)
         if remark is not None:
             remarks.append(remark)
     return remarks
@@ -268,15 +268,15 @@ def uneven(values_by_name: Mapping[str, Sequence[str | None]]) -> list[Remark]:
     """How the ranks of one node differ among themselves: values in the order of the local ranks."""
     remarks = []
     for setting, values in sorted(values_by_name.items()):
-        alike = _alike(setting)
-        if alike in ("free", "unique") or len(set(values)) < _MANY:
+        rule = _sharing(setting)
+        if rule in ("free", "unique") or len(set(values)) < _MIN_NODES:
             continue
         usual = Counter(values).most_common(1)[0][0]
-        at = next(at for at, value in enumerate(values) if value != usual)
+        pos = next(pos for pos, value in enumerate(values) if value != usual)
         sentence = (
-            f"local rank {at} has {_value(setting, values[at])}, others {_value(setting, usual)}"
+            f"local rank {pos} has {_value(setting, values[pos])}, others {_value(setting, usual)}"
         )
-        remarks.append(Remark(sentence, _advice(setting), "fail" if alike == "must" else "warn"))
+        remarks.append(Remark(sentence, _advice(setting), "fail" if rule == "must" else "warn"))
     return remarks
 
 
@@ -291,10 +291,10 @@ def _odd(setting: str, name: str, values: Mapping[str, str | None]) -> Remark | 
             return None
         usual, votes = rival, counts[rival]
     holders = f"{votes} of {count(len(values), 'node')}"
-    if len(values) == _MANY:
+    if len(values) == _MIN_NODES:
         holders = next(node for node in values if node != name)
     sentence = f"{_value(setting, own_value)} here, {_value(setting, usual)} on {holders}"
-    return Remark(sentence, _advice(setting), "fail" if _alike(setting) == "must" else "warn")
+    return Remark(sentence, _advice(setting), "fail" if _sharing(setting) == "must" else "warn")
 
 
 def _same(setting: str, name: str, values: Mapping[str, str | None]) -> Remark | None:
@@ -308,7 +308,7 @@ def _same(setting: str, name: str, values: Mapping[str, str | None]) -> Remark |
     return Remark(sentence, f"number the nodes: {setting} 0 to {len(values) - 1}")
 
 
-def _alike(setting: str) -> Alike:
+def _sharing(setting: str) -> Alike:
     if setting.startswith("-"):
         option, options = setting.lstrip("-").replace("_", "-"), table("torch")["launch_options"]
         if option in options["unique"]:
@@ -330,7 +330,7 @@ def _value(setting: str, value: str | None) -> str:
 
 
 def _advice(setting: str) -> str:
-    if _alike(setting) == "must":
+    if _sharing(setting) == "must":
         return f"give every rank the same {setting}: else they wait for one another forever"
     return f"give every node the same {setting}, or make sure that this is intended"
 
@@ -340,11 +340,11 @@ def judge_ranks(name: str, job: Job) -> Verdict:
     if job.environ is None:
         return not_run(UNKNOWN_JOB)
     nodes = [node for node in job.environ if node]
-    within = job.uneven.get(name, {})
-    if len(nodes) < 2 and not within:  # noqa: PLR2004 - it takes two to differ
+    by_rank = job.uneven.get(name, {})
+    if len(nodes) < 2 and not by_rank:  # noqa: PLR2004 - it takes two to differ
         return not_run(f"one environment for all nodes ({job.environ_origin}): nothing to compare")
     fine = ok(f"{count(len(nodes), 'node')}, alike in what ranks must share")
-    return verdict([*differing(name, job.environ), *uneven(within)], fine, job.environ_origin)
+    return verdict([*differing(name, job.environ), *uneven(by_rank)], fine, job.environ_origin)
 
 
 def test_env_ranks(node: Node, conclude: Conclude) -> None:

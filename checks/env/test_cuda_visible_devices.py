@@ -78,22 +78,22 @@ def read_visible(value: str | None, gpus: Sequence[Gpu]) -> Visible:
     if entries[0].startswith(("GPU-", "MIG-")):
         kind = "gpu-uuid" if entries[0].startswith("GPU-") else "mig"
     devices: list[Device] = []
-    wrong = next((entry for entry in entries if _loses(entry)), None) if kind == "index" else None
+    wrong = next((entry for entry in entries if _drops(entry)), None) if kind == "index" else None
     trouble, remedy = _misread(wrong) if wrong is not None else ("", "")
-    for at, entry in enumerate(entries):
+    for position, entry in enumerate(entries):
         device, why = _resolve(entry, kind, gpus)
         if device is None:
-            stop = "" if _harmless_end(entries, at) else f"CUDA stops at {entry!r}: {why}"
+            stop = "" if _harmless_end(entries, position) else f"CUDA stops at {entry!r}: {why}"
             return _one_mig(Visible(kind, tuple(devices), entries, trouble or stop, remedy), gpus)
         if device in devices:
             why = trouble or f"{entry!r} occurs twice, so CUDA hides every GPU"
             return Visible(kind, (), entries, why, remedy)
         devices.append(device)
-    doubt = next((device.mig for device in devices if _OLD_MIG.fullmatch(device.mig)), "")
-    return _one_mig(Visible(kind, tuple(devices), entries, trouble, remedy, doubt), gpus)
+    old_mig = next((device.mig for device in devices if _OLD_MIG.fullmatch(device.mig)), "")
+    return _one_mig(Visible(kind, tuple(devices), entries, trouble, remedy, old_mig), gpus)
 
 
-def _loses(entry: str) -> bool:
+def _drops(entry: str) -> bool:
     """Whether CUDA reads a number and drops a meaningful text behind it."""
     number = _STRTOUL.match(entry)
     if number is None:
@@ -118,9 +118,9 @@ def _misread(entry: str) -> tuple[str, str]:
     )
 
 
-def _harmless_end(entries: Sequence[str], at: int) -> bool:
+def _harmless_end(entries: Sequence[str], position: int) -> bool:
     """A trailing comma or a closing -1 ends a list that was used up to there."""
-    return 0 < at == len(entries) - 1 and entries[at].strip() in ("", "-1")
+    return 0 < position == len(entries) - 1 and entries[position].strip() in ("", "-1")
 
 
 def _resolve(entry: str, kind: Kind, gpus: Sequence[Gpu]) -> tuple[Device | None, str]:
@@ -222,7 +222,7 @@ def unconfirmed(visible: Visible) -> Deviation | None:
     )
 
 
-def too_few(visible: Visible, nproc: int | None) -> Deviation | None:
+def fewer_than_ranks(visible: Visible, nproc: int | None) -> Deviation | None:
     """Fewer GPUs than ranks: the surplus ranks die of "invalid device ordinal"."""
     number = len(visible.devices)
     if nproc is None or nproc <= number:
@@ -234,41 +234,41 @@ def too_few(visible: Visible, nproc: int | None) -> Deviation | None:
     )
 
 
-def not_its_own(visible: Visible, given: Allocation | None, seen: int) -> Deviation | None:
-    """GPUs beyond the allocation. `seen`: GPUs that NVML shows, fewer inside a device cgroup."""
-    if given is None or visible.kind == "mig":
+def beyond_allocation(visible: Visible, grant: Allocation | None, listed: int) -> Deviation | None:
+    """GPUs beyond the allocation. `listed`: GPUs that NVML lists, fewer inside a device cgroup."""
+    if grant is None or visible.kind == "mig":
         return None
-    number, has = len(visible.devices), f"Slurm gave the job {count(given.number, 'GPU')}"
+    number, has = len(visible.devices), f"Slurm gave the job {count(grant.number, 'GPU')}"
     if visible.kind == "unset":
-        return _unset(seen, has) if seen > given.number else None
-    if number > given.number:
+        return _unset_list(listed, has) if listed > grant.number else None
+    if number > grant.number:
         return Deviation(f"it shows {count(number, 'GPU')}; {has}", "leave the list to Slurm")
-    numberings = (set(given.host_indices), set(range(given.number)))
-    if given.host_indices and not any(set(visible.indices) <= ids for ids in numberings):
-        indices = ",".join(str(index) for index in given.host_indices)
-        strangers = sorted(set(visible.indices) - numberings[0])
-        numbers = ",".join(str(index) for index in strangers)
+    numberings = (set(grant.host_indices), set(range(grant.number)))
+    if grant.host_indices and not any(set(visible.indices) <= ids for ids in numberings):
+        indices = ",".join(str(index) for index in grant.host_indices)
+        outside = sorted(set(visible.indices) - numberings[0])
+        numbers = ",".join(str(index) for index in outside)
         return Deviation(f"GPU {numbers} is not in the allocation ({indices})", "leave it to Slurm")
-    if number < given.number:
+    if number < grant.number:
         sentence = f"it shows {count(number, 'GPU')}; {has}"
         return Deviation(sentence, "use all, or ask for fewer", grave=False)
     return None
 
 
-def _unset(number: int, has: str) -> Deviation:
+def _unset_list(number: int, has: str) -> Deviation:
     advice = "export CUDA_VISIBLE_DEVICES, or constrain devices in Slurm's cgroup.conf"
     return Deviation(f"it is not set and {number} GPUs are in sight; {has}", advice, grave=False)
 
 
-def host_numbered(visible: Visible, given: Allocation | None, seen: int) -> Deviation | None:
+def host_numbers(visible: Visible, grant: Allocation | None, listed: int) -> Deviation | None:
     """The host's numbers inside a device cgroup, where the job's GPUs count from 0."""
     numbers = [entry.strip() for entry in visible.entries]
-    if not visible.trouble or given is None or seen != given.number or not given.host_indices:
+    if not visible.trouble or grant is None or listed != grant.number or not grant.host_indices:
         return None
-    if sorted(numbers) != sorted(str(index) for index in given.host_indices):
+    if sorted(numbers) != sorted(str(index) for index in grant.host_indices):
         return None
     return Deviation(
-        f"it has the host's numbers, but inside the job's cgroup its {seen} GPUs count from 0",
+        f"it has the host's numbers, but inside the job's cgroup its {listed} GPUs count from 0",
         "if a script exported it, remove that line; Slurm sets it right inside the job",
         grave=False,
     )
@@ -298,17 +298,17 @@ def unlike_other_nodes(visible: Visible, job: Job) -> Deviation | None:
         return None
     holders = f"{votes} of {lengths.total()} nodes"
     numbers = (length, usual)
-    here, there = (count(n, "entry", "entries") if n else "unset" for n in numbers)
-    sentence = f"{here} here, {there} on {holders}"
+    own, theirs = (count(n, "entry", "entries") if n else "unset" for n in numbers)
+    sentence = f"{own} here, {theirs} on {holders}"
     return Deviation(sentence, "give every node a list of one length", grave=False)
 
 
-def owner_of(visible: Visible, here: Facts, others: Mapping[str, Facts]) -> str | None:
+def owner_of(visible: Visible, local: Facts, others: Mapping[str, Facts]) -> str | None:
     """The node to which a list of UUIDs belongs that names nothing here."""
     if visible.kind not in ("gpu-uuid", "mig") or visible.devices:
         return None
     for name, facts in others.items():
-        for gpu in () if facts is here else facts.gpus or ():
+        for gpu in () if facts is local else facts.gpus or ():
             uuids = (gpu.uuid, *(mig.uuid for mig in gpu.mig))
             if any(uuid.startswith(visible.entries[0]) for uuid in uuids):
                 return name
@@ -332,23 +332,23 @@ def judge(
     setting = "CUDA_VISIBLE_DEVICES " + ("is not set" if value is None else f"is {value[:80]!r}")
     setting += f" ({job.environ_origin})" if job.environ_origin else ""
     devices = [device.mig or device.gpu for device in visible.devices]
-    complaint = first_complaint(environ, visible, job, facts, others)
-    if complaint is None:
+    deviation = first_deviation(environ, visible, job, facts, others)
+    if deviation is None:
         return ok(f"{setting}: {count(len(visible.devices), 'device')} visible", visible=devices)
-    conclude = fail if complaint.grave else warn
-    return conclude(f"{setting}: {complaint.sentence}", advice=complaint.advice, visible=devices)
+    conclude = fail if deviation.grave else warn
+    return conclude(f"{setting}: {deviation.sentence}", advice=deviation.advice, visible=devices)
 
 
-def first_complaint(
+def first_deviation(
     env: Mapping[str, str], visible: Visible, job: Job, facts: Facts, others: Mapping[str, Facts]
 ) -> Deviation | None:
     """The worst thing about the list; what kills ranks comes before what is only odd."""
     gpus, grant = facts.gpus or (), allocation(env)
     return (
-        host_numbered(visible, grant, len(gpus))
+        host_numbers(visible, grant, len(gpus))
         or unusable(visible, gpus, owner_of(visible, facts, others))
-        or too_few(visible, job.nproc_per_node)
-        or not_its_own(visible, grant, len(gpus))
+        or fewer_than_ranks(visible, job.nproc_per_node)
+        or beyond_allocation(visible, grant, len(gpus))
         or ambiguous_order(visible, gpus, env.get("CUDA_DEVICE_ORDER", ""))
         or unconfirmed(visible)
         or unlike_other_nodes(visible, job)

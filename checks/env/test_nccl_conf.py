@@ -34,7 +34,7 @@ def settings(files: tuple[ConfFile, ...]) -> dict[str, str]:
     return {line.name: line.value for file in user_last for line in reversed(file.settings)}
 
 
-def shared(facts: Facts) -> tuple[tuple[str, str], ...] | None:
+def shared_settings(facts: Facts) -> tuple[tuple[str, str], ...] | None:
     """The settings that all nodes of a job should share; None where they are not known."""
     if facts.nccl_conf is None or any(file.error for file in facts.nccl_conf):
         return None
@@ -68,32 +68,32 @@ def remarks(file: ConfFile, environ: Mapping[str, str], facts: Facts | None = No
     return [replace(remark, sentence=f"{file.path}: {remark.sentence}") for remark in troubles]
 
 
-def left_over(
+def paths_off(
     files: tuple[ConfFile, ...], environ: Mapping[str, str], expected: Expected, facts: Facts
 ) -> list[Remark]:
     """Fast paths that the files switch off, not the job."""
     by_job = switched_off(environ, expected, facts)
-    together = switched_off({**settings(files), **environ}, expected, facts)
+    all_remarks = switched_off({**settings(files), **environ}, expected, facts)
     paths = " and ".join(file.path for file in files)
     return [
         Remark(f"{paths}: {remark.sentence}", remark.advice, remark.weight)
-        for remark in together
+        for remark in all_remarks
         if remark not in by_job
     ]
 
 
-def drift(mine: tuple[tuple[str, str], ...] | None, group: Group) -> list[Remark]:
+def drift(own_settings: tuple[tuple[str, str], ...] | None, group: Group) -> list[Remark]:
     """How this node's files differ from those of most nodes of its group."""
-    usual = decided(group.majority(shared))
-    if mine is None or usual is None or usual.value == mine:
+    usual = decided(group.majority(shared_settings))
+    if own_settings is None or usual is None or usual.value == own_settings:
         return []
-    here, there = dict(mine), dict(usual.value)
-    name = next(name for name in sorted({**here, **there}) if here.get(name) != there.get(name))
+    own, theirs = dict(own_settings), dict(usual.value)
+    name = next(name for name in sorted({**own, **theirs}) if own.get(name) != theirs.get(name))
     variable = variables().get(name)
     secret = variable is not None and variable.type == "secret"
     sides = [
         "another value" if secret else show(name, side[name]) if name in side else f"no {name}"
-        for side in (here, there)
+        for side in (own, theirs)
     ]
     sentence = f"nccl.conf has {sides[0]}, {sides[1]} on {usual.holders}"
     fatal = variable is not None and variable.alike == "must"
@@ -112,8 +112,8 @@ def _line(name: str, value: str, values: Mapping[str, str]) -> Remark | None:
         return Remark(f"{setting}: a blank or carriage return is part of it", "remove the blank")
     variable = variables().get(name)
     if variable is not None and variable.owner != "NCCL":
-        late = f"{setting} comes too late: {variable.owner} has read its variables before NCCL"
-        return Remark(f"{late} reads this", f"set {name} in the environment", "warn")
+        sentence = f"{setting} comes too late: {variable.owner} has read its variables before NCCL"
+        return Remark(f"{sentence} reads this", f"set {name} in the environment", "warn")
     return read(variable, value, values) if variable is not None else None
 
 
@@ -134,7 +134,7 @@ def judge(
         return unknown(problem, advice="look why the home or /etc does not answer, then run again")
     job = environ or {}
     troubles = [remark for file in files for remark in remarks(file, job, facts)]
-    troubles += left_over(files, job, expected, facts) + drift(shared(facts), group)
+    troubles += paths_off(files, job, expected, facts) + drift(shared_settings(facts), group)
     unreadable = next((file for file in files if file.error), None)
     if unreadable is not None and not troubles:
         problem = f"{unreadable.path} is there and cannot be read: {unreadable.error}"

@@ -36,8 +36,8 @@ def _judge(settings: frozenset[tuple[str, str]], origin: str) -> Verdict:
     present = [
         var for name, var in variables().items() if name in environ and var.type != "undocumented"
     ]
-    does = [effect(var.effect, environ) for var in present if var.effect]
-    effects = "; ".join(dict.fromkeys(filter(None, does)))
+    effects_set = [effect(var.effect, environ) for var in present if var.effect]
+    effects = "; ".join(dict.fromkeys(filter(None, effects_set)))
     fine = count(len(present), "setting") + " of NCCL, torch, CUDA and gloo, each in its range"
     return verdict(read_all(environ), ok(f"{fine}; {effects}" if effects else fine), origin)
 
@@ -88,15 +88,15 @@ _ADVICE: Final = (
 )
 
 
-def too_loud(environ: Mapping[str, str]) -> list[Remark]:
+def costly_logging(environ: Mapping[str, str]) -> list[Remark]:
     """Settings for debugging that cost a production run its speed, or its disk."""
     level = environ.get("NCCL_DEBUG", "").strip().upper()
-    parts = {part.strip().upper() for part in environ.get("NCCL_DEBUG_SUBSYS", "").split(",")}
+    subsystems = {part.strip().upper() for part in environ.get("NCCL_DEBUG_SUBSYS", "").split(",")}
     remarks = []
     if level == "TRACE":
         sentence = "NCCL_DEBUG=TRACE logs every call of every rank"
         remarks.append(Remark(sentence, "use NCCL_DEBUG=WARN in production", "warn"))
-    elif level == "INFO" and parts & _EVERY_CALL:
+    elif level == "INFO" and subsystems & _EVERY_CALL:
         setting = show("NCCL_DEBUG_SUBSYS", environ["NCCL_DEBUG_SUBSYS"])
         sentence = f"NCCL_DEBUG=INFO with {setting} logs every operation of every rank"
         remarks.append(Remark(sentence, "use NCCL_DEBUG=WARN, or unset NCCL_DEBUG_SUBSYS", "warn"))
@@ -110,7 +110,7 @@ def too_loud(environ: Mapping[str, str]) -> list[Remark]:
     return remarks
 
 
-def too_quiet(environ: Mapping[str, str]) -> list[Remark]:
+def missing_diagnostics(environ: Mapping[str, str]) -> list[Remark]:
     """Settings because of which a hang or crash will leave nothing to read."""
     recorder = next((name for name in _RECORDER if name in environ), None)
     if recorder and number(environ[recorder], "stoi") == 0:
@@ -132,14 +132,14 @@ def judge_debugging(environ: Mapping[str, str] | None, origin: str, facts: Facts
     """Too loud anywhere; too quiet where there are GPUs that a job will use."""
     if environ is None:
         return not_run(UNKNOWN_JOB)
-    loud = too_loud(environ)
-    if not loud and facts.gpus is None and facts.driver.state == "unknown":
-        unseen = "nothing here shows whether that node has GPUs"
-        return not_run(f"{unseen}, without which NCCL logs nothing")
-    if not loud and not facts.gpus:
+    costly = costly_logging(environ)
+    if not costly and facts.gpus is None and facts.driver.state == "unknown":
+        sentence = "nothing here shows whether that node has GPUs"
+        return not_run(f"{sentence}, without which NCCL logs nothing")
+    if not costly and not facts.gpus:
         return not_run("no GPUs here")
     fine = ok("a hang will leave something to read, and no setting logs every call")
-    return verdict([*loud, *(too_quiet(environ) if facts.gpus else ())], fine, origin)
+    return verdict([*costly, *(missing_diagnostics(environ) if facts.gpus else ())], fine, origin)
 
 
 def test_env_debugging(node: Node, conclude: Conclude) -> None:
@@ -147,14 +147,14 @@ def test_env_debugging(node: Node, conclude: Conclude) -> None:
     conclude(judge_debugging(node.environ, node.job.environ_origin, node.facts))
 
 
-_OFF: Final = ("LOC", "0")
+_OFF_LEVELS: Final = ("LOC", "0")
 _PORT_UP: Final = "ACTIVE"
 _IF_DEBUGGING: Final = "unset it, if it was set for debugging"
 
 
 def switched_off(environ: Mapping[str, str], expected: Expected, facts: Facts) -> list[Remark]:
     """Fast paths that this node has and the job's settings switch off."""
-    rdma, direct, shm = _rdma(environ), _direct(environ), _shm(environ)
+    rdma, direct, shm = _rdma_off(environ), _p2p_off(environ), _shm_off(environ)
     remarks = list(filter(None, (_nics(rdma, expected, facts), _gpus(direct, expected, facts))))
     if rdma and direct and shm and not any(remark.weight == "fail" for remark in remarks):
         off = f"{rdma}, {direct}, {shm}"
@@ -165,14 +165,14 @@ def switched_off(environ: Mapping[str, str], expected: Expected, facts: Facts) -
     return [*remarks, gpudirect] if gpudirect else remarks
 
 
-def unjudged(environ: Mapping[str, str], facts: Facts) -> str:
+def unjudged_setting(environ: Mapping[str, str], facts: Facts) -> str:
     """The setting that switches a path off where nothing shows whether the node has it."""
     if facts.driver.state != "unknown" or facts.nics is not None or facts.gpus is not None:
         return ""
-    return _rdma(environ) or _direct(environ) or _shm(environ) or _gdr_level(environ)
+    return _rdma_off(environ) or _p2p_off(environ) or _shm_off(environ) or _gpudirect_off(environ)
 
 
-def _rdma(environ: Mapping[str, str]) -> str:
+def _rdma_off(environ: Mapping[str, str]) -> str:
     """The setting that keeps the job from its RDMA NICs."""
     if switched_on(environ.get("NCCL_IB_DISABLE")):
         return show("NCCL_IB_DISABLE", environ["NCCL_IB_DISABLE"])
@@ -180,14 +180,14 @@ def _rdma(environ: Mapping[str, str]) -> str:
     return show("NCCL_NET", net) if net.upper() == "SOCKET" else ""
 
 
-def _direct(environ: Mapping[str, str]) -> str:
+def _p2p_off(environ: Mapping[str, str]) -> str:
     if switched_on(environ.get("NCCL_P2P_DISABLE")):
         return show("NCCL_P2P_DISABLE", environ["NCCL_P2P_DISABLE"])
     level = environ.get("NCCL_P2P_LEVEL", "")
-    return show("NCCL_P2P_LEVEL", level) if level.strip() in _OFF else ""
+    return show("NCCL_P2P_LEVEL", level) if level.strip() in _OFF_LEVELS else ""
 
 
-def _shm(environ: Mapping[str, str]) -> str:
+def _shm_off(environ: Mapping[str, str]) -> str:
     value = environ.get("NCCL_SHM_DISABLE", "")
     return show("NCCL_SHM_DISABLE", value) if switched_on(value) else ""
 
@@ -198,9 +198,9 @@ def _nics(setting: str, expected: Expected, facts: Facts) -> Remark | None:
         return None
     number_expected = expected.nics or (len(expected.hcas) if expected.hcas else 0)
     if number_expected or expected.nic_gbits or expected.nic_link:
-        had = count(number_expected, "RDMA NIC") + " per node" if number_expected else "RDMA NICs"
+        nics = count(number_expected, "RDMA NIC") + " per node" if number_expected else "RDMA NICs"
         sentence = (
-            f"{setting} sends all over TCP, {had} expected ({expected.origin or 'inventory'})"
+            f"{setting} sends all over TCP, {nics} expected ({expected.origin or 'inventory'})"
         )
         advice = "unset it: it is meant for debugging; else correct the inventory"
         return Remark(sentence, advice, cause=setting.partition("=")[0])
@@ -232,14 +232,14 @@ def _gpus(setting: str, expected: Expected, facts: Facts) -> Remark | None:
     return Remark(sentence, _IF_DEBUGGING, "warn")
 
 
-def _gdr_level(environ: Mapping[str, str]) -> str:
+def _gpudirect_off(environ: Mapping[str, str]) -> str:
     level = environ.get("NCCL_NET_GDR_LEVEL", environ.get("NCCL_IB_GDR_LEVEL", "")).strip()
-    return f"NCCL_NET_GDR_LEVEL={level}" if level in _OFF else ""
+    return f"NCCL_NET_GDR_LEVEL={level}" if level in _OFF_LEVELS else ""
 
 
 def _gpudirect(environ: Mapping[str, str], facts: Facts) -> Remark | None:
     """NICs that must not read GPU memory."""
-    setting = _gdr_level(environ)
+    setting = _gpudirect_off(environ)
     if not setting or not facts.nics or not facts.gpus:
         return None
     sentence = f"{setting} switches GPUDirect off: data go through host memory"
@@ -253,7 +253,7 @@ def judge_transports(
     if environ is None:
         return not_run(UNKNOWN_JOB)
     remarks = switched_off(environ, expected, facts)
-    if not remarks and (setting := unjudged(environ, facts)):
+    if not remarks and (setting := unjudged_setting(environ, facts)):
         return not_run(f"{setting}: nothing here shows whether that node has what it switches off")
     fine = ok("no fast path that is expected or present is switched off")
     return verdict(remarks, fine, origin)

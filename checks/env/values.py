@@ -32,7 +32,7 @@ def allocator_keys() -> frozenset[str]:
     return frozenset((*keys["booleans"], *keys["others"]))
 
 
-def alloc(variable: Variable, value: str) -> Remark | None:
+def allocator(variable: Variable, value: str) -> Remark | None:
     """`key:value,key:value`; blanks do not count, a list stands in brackets."""
     text = value.replace(" ", "")
     setting = show(variable.name, value)
@@ -40,12 +40,12 @@ def alloc(variable: Variable, value: str) -> Remark | None:
         key, sign, content = part.groups()
         if not part.group():
             continue
-        if wrong := _wrong(key, sign, content):
+        if wrong := _allocator_fault(key, sign, content):
             return Remark(f"{setting}: {wrong}, and torch stops with it", _advice(key, sign))
     return None
 
 
-def _wrong(key: str, sign: str, value: str) -> str:
+def _allocator_fault(key: str, sign: str, value: str) -> str:
     if key not in allocator_keys():
         return f"{key[:40]!a} is no setting of the allocator"
     if sign != ":":
@@ -53,12 +53,12 @@ def _wrong(key: str, sign: str, value: str) -> str:
     if key in table("torch")["allocator"]["booleans"]:
         return "" if value in ("True", "False") else f"{key} is neither True nor False"
     if key == "backend":
-        good = value in ("native", "cudaMallocAsync", "hipMallocAsync")
-        return "" if good else "backend is neither native nor cudaMallocAsync"
-    return _wrong_number(key, value)
+        valid = value in ("native", "cudaMallocAsync", "hipMallocAsync")
+        return "" if valid else "backend is neither native nor cudaMallocAsync"
+    return _number_fault(key, value)
 
 
-def _wrong_number(key: str, value: str) -> str:
+def _number_fault(key: str, value: str) -> str:
     if key == "roundup_power2_divisions" and value.startswith("["):
         return ""
     if not re.fullmatch(r"-?[0-9]{1,15}(?:\.[0-9]{0,15})?", value):
@@ -124,23 +124,23 @@ def hcas(variable: Variable, value: str) -> Remark | None:
     names, wrong = _names(setting, value)
     if wrong is not None:
         return wrong
-    odd = next((name for name in names if not _HCA.fullmatch(name)), None)
-    if odd is not None:
-        return Remark(f"{setting}: {odd[:40]!a} is not NAME:PORT", "write it as mlx5_0:1")
+    malformed = next((name for name in names if not _HCA.fullmatch(name)), None)
+    if malformed is not None:
+        return Remark(f"{setting}: {malformed[:40]!a} is not NAME:PORT", "write it as mlx5_0:1")
     if len(names) > MOST_HCAS:
-        many = f"{variable.name} lists {len(names)} devices, NCCL takes {MOST_HCAS}"
-        return Remark(many, "list fewer, or a prefix", "warn")
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        return Remark(f"{setting}: {twice[:40]} is listed twice", "list each device once", "warn")
+        sentence = f"{variable.name} lists {len(names)} devices, NCCL takes {MOST_HCAS}"
+        return Remark(sentence, "list fewer, or a prefix", "warn")
+    double = next((name for name in names if names.count(name) > 1), None)
+    if double is not None:
+        return Remark(f"{setting}: {double[:40]} is listed twice", "list each device once", "warn")
     return None
 
 
 def endpoint(variable: Variable, value: str) -> Remark | None:
     """host:port, an IPv6 address in brackets."""
     host, _, port = value.rpartition(":")
-    good = bool(host) and port.isascii() and port.isdigit() and 0 < int(port[:6]) <= 65535  # noqa: PLR2004 TCP
-    if not value or good:
+    valid = bool(host) and port.isascii() and port.isdigit() and 0 < int(port[:6]) <= 65535  # noqa: PLR2004 TCP
+    if not value or valid:
         return None
     sentence = f"{show(variable.name, value)} is not HOST:PORT"
     return Remark(sentence, f"write {variable.name} as localhost:28028, IPv6 as [::1]:28028")
@@ -283,7 +283,7 @@ def _or(value: int | None, default: int) -> int:
 
 def choice(variable: Variable, value: str) -> Remark | None:
     """One word of a list."""
-    return None if not value or _is_one(variable, value) else _unknown_word(variable, value, value)
+    return None if not value or _listed(variable, value) else _unknown_word(variable, value, value)
 
 
 def listed_words(variable: Variable, value: str) -> Remark | None:
@@ -297,7 +297,7 @@ def listed_words(variable: Variable, value: str) -> Remark | None:
     for text in texts:
         inverts = variable.invert or variable.type == "functions"
         for word in (text.removeprefix("^") if inverts else text).split(","):
-            if word and not _is_one(variable, word):
+            if word and not _listed(variable, word):
                 return _unknown_word(variable, value, word)
     return None
 
@@ -317,11 +317,11 @@ def level(variable: Variable, value: str) -> Remark | None:
 def float_number(variable: Variable, value: str) -> Remark | None:
     """A positive number with a point."""
     try:
-        good = not value or float(value) > 0
+        valid = not value or float(value) > 0
     except ValueError:
-        good = False
+        valid = False
     sentence = f"{show(variable.name, value)} is no positive number, and is ignored"
-    return None if good else Remark(sentence, f"give {variable.name} a number such as 1.5")
+    return None if valid else Remark(sentence, f"give {variable.name} a number such as 1.5")
 
 
 def path(variable: Variable, value: str) -> Remark | None:
@@ -337,14 +337,14 @@ def path(variable: Variable, value: str) -> Remark | None:
     return None
 
 
-def _is_one(variable: Variable, word: str) -> bool:
+def _listed(variable: Variable, word: str) -> bool:
     words = [value.upper() for value in variable.values] if variable.fold else variable.values
     return (word.upper() if variable.fold else word) in words
 
 
 def _unknown_word(variable: Variable, value: str, word: str) -> Remark:
     sentence = f"{show(variable.name, value)}: "
-    if word.strip() != word and _is_one(variable, word.strip()):
+    if word.strip() != word and _listed(variable, word.strip()):
         sentence += f"the blank in {word!a} is part of the word, so it is not known"
         advice = "remove the blank"
     elif not variable.fold and word.upper() in variable.values:
@@ -383,7 +383,7 @@ def read(variable: Variable, value: str, environ: Mapping[str, str]) -> Remark |
         )
     reader = _READERS.get(variable.type)
     wrong = reader(variable, value) if reader else None
-    return wrong or _unwise(variable, value) or _unusual(variable, value, environ)
+    return wrong or _harmful(variable, value) or _unusual(variable, value, environ)
 
 
 def read_all(environ: Mapping[str, str]) -> list[Remark]:
@@ -398,11 +398,11 @@ def _number(variable: Variable, value: str) -> Remark | None:
     read_as = as_stoi(value) if torch else as_strtoll(value)
     setting = show(variable.name, value)
     if torch and read_as.value is None:
-        return Remark(f"{setting} is no number, and torch stops with it", _instead(variable))
+        return Remark(f"{setting} is no number, and torch stops with it", _correction(variable))
     if read_as.how == "empty":
         return None
     if read_as.how == "huge":
-        return Remark(f"{setting} is too large a number, and is ignored", _instead(variable))
+        return Remark(f"{setting} is too large a number, and is ignored", _correction(variable))
     if read_as.how in ("words", "rest", "octal"):
         return _misread(variable, value, read_as)
     return _out_of_range(variable, setting, read_as.value or 0)
@@ -423,7 +423,7 @@ def _misread(variable: Variable, value: str, read_as: Number) -> Remark:
             f"{means}: it knows no units", f"write the number of {variable.unit or 'units'}"
         )
     wrong = _out_of_range(variable, means, read_as.value or 0)
-    return wrong or Remark(f"{means}, the rest is dropped", _instead(variable))
+    return wrong or Remark(f"{means}, the rest is dropped", _correction(variable))
 
 
 def _out_of_range(variable: Variable, subject: str, number: int) -> Remark | None:
@@ -438,11 +438,11 @@ def _out_of_range(variable: Variable, subject: str, number: int) -> Remark | Non
         variable.max is None or number <= variable.max
     ):
         return None
-    then = f": {variable.beyond}" if variable.beyond else ""
+    effect_words = f": {variable.beyond}" if variable.beyond else ""
     verb = ", not" if " is read as " in subject else " is not"
     return Remark(
-        f"{subject}{verb} {_choice_words(variable)}{then}",
-        _instead(variable),
+        f"{subject}{verb} {_choice_words(variable)}{effect_words}",
+        _correction(variable),
         hangs=variable.hangs,
     )
 
@@ -467,18 +467,18 @@ _READERS: Final[Mapping[str, Callable[[Variable, str], Remark | None]]] = {
     "hca": hcas,
     "endpoint": endpoint,
     "path": path,
-    "alloc": alloc,
+    "alloc": allocator,
 }
 """By the type of a variable; a text of any other type is always accepted."""
 
 
-def _unwise(variable: Variable, value: str) -> Remark | None:
+def _harmful(variable: Variable, value: str) -> Remark | None:
     """A value that is right and does harm."""
     key = {"true": "1", "yes": "1", "false": "0", "no": "0"}.get(value.lower(), value.strip())
     harm = variable.warn.get(key)
     if harm is None:
         return None
-    return Remark(f"{show(variable.name, value)}: {harm}", _instead(variable), "warn")
+    return Remark(f"{show(variable.name, value)}: {harm}", _correction(variable), "warn")
 
 
 def _unusual(variable: Variable, value: str, environ: Mapping[str, str]) -> Remark | None:
@@ -490,7 +490,7 @@ def _unusual(variable: Variable, value: str, environ: Mapping[str, str]) -> Rema
         return None
     does = effect(variable.effect, environ)
     usual = f"{show(variable.name, value)} (usual: {low:g} to {high:g})"
-    return Remark(f"{usual}: {does}" if does else usual, _instead(variable), "warn")
+    return Remark(f"{usual}: {does}" if does else usual, _correction(variable), "warn")
 
 
 def _choice_words(variable: Variable) -> str:
@@ -503,7 +503,7 @@ def _choice_words(variable: Variable) -> str:
     return f"a number from {variable.min:g} on" if variable.min is not None else "a number"
 
 
-def _instead(variable: Variable) -> str:
+def _correction(variable: Variable) -> str:
     if variable.advice:
         return f"{variable.name}: {variable.advice}"
     return f"unset {variable.name}, or give it {_choice_words(variable)}"

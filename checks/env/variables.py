@@ -96,7 +96,7 @@ class UnreadName(Struct, frozen=True):
 @cache
 def variables() -> dict[str, Variable]:
     """Every variable that is known, by name."""
-    return {variable.name: variable for owner in _OWNERS for variable in _of(owner)}
+    return {variable.name: variable for owner in _OWNERS for variable in _variables_of(owner)}
 
 
 @cache
@@ -125,50 +125,50 @@ def table(owner: str) -> dict[str, Any]:
     return shipped_table(__file__, f"{owner}.toml")
 
 
-def _of(owner: str) -> list[Variable]:
-    its = table(owner)
-    common: dict[str, Any] = {name: its[name] for name in ("owner", "read_as", "date")}
-    prefix = its["prefix"] if owner == "nccl" else ""
+def _variables_of(owner: str) -> list[Variable]:
+    entries = table(owner)
+    common: dict[str, Any] = {name: entries[name] for name in ("owner", "read_as", "date")}
+    prefix = entries["prefix"] if owner == "nccl" else ""
     alike: Alike = "should" if owner == "nccl" else "free"
     undocumented = [
-        Variable(name=prefix + name, source=its["edition"], alike=alike, **common)
-        for name in its["undocumented"].split()
+        Variable(name=prefix + name, source=entries["edition"], alike=alike, **common)
+        for name in entries["undocumented"].split()
     ]
     described = [
         Variable(name=name, **common, **{**entry, "values": tuple(entry.get("values", ()))})
-        for name, entry in its["variables"].items()
+        for name, entry in entries["variables"].items()
     ]
     return [*undocumented, *described]
 
 
-_LIKENESS: Final = 0.85
+_MIN_SIMILARITY: Final = 0.85
 """As difflib counts it: one or two letters of a name differ."""
-_SHORTEST: Final = 8
-_LETTERS_MORE: Final = 2
+_MIN_LENGTH: Final = 8
+_MAX_LENGTH_DIFFERENCE: Final = 2
 
 
-def meant(name: str) -> str:
+def nearest_name(name: str) -> str:
     """The variable that a wrong name is probably meant to be; "" where none is near."""
     upper = name.upper()
     if upper in variables():
         return upper
-    as_long = [
-        other
-        for other in variables()
-        if len(other) >= _SHORTEST and abs(len(other) - len(upper)) <= _LETTERS_MORE
+    candidates = [
+        known
+        for known in variables()
+        if len(known) >= _MIN_LENGTH and abs(len(known) - len(upper)) <= _MAX_LENGTH_DIFFERENCE
     ]
-    near = get_close_matches(upper, as_long, 1, _LIKENESS)
-    return _by_words().get(_words(upper), "") or "".join(near)
+    matches = get_close_matches(upper, candidates, 1, _MIN_SIMILARITY)
+    return _names_by_words().get(_sorted_words(upper), "") or "".join(matches)
 
 
-def _words(name: str) -> tuple[str, ...]:
+def _sorted_words(name: str) -> tuple[str, ...]:
     return tuple(sorted(name.split("_")))
 
 
 @cache
-def _by_words() -> Mapping[tuple[str, ...], str]:
+def _names_by_words() -> Mapping[tuple[str, ...], str]:
     """The known names by their words in any order; of several the first."""
-    return {_words(name): name for name in reversed(variables())}
+    return {_sorted_words(name): name for name in reversed(variables())}
 
 
 class Editions(Struct, frozen=True):
@@ -207,29 +207,29 @@ _UNKNOWN_EDITIONS: Final = Editions()
 _MISSPELT_PREFIXES: Final = ("NCLL_", "NCC_", "NCCLL_", "NNCCL_", "PYTROCH_", "TROCH_", "GOLO_")
 
 
-def unread(environ: Mapping[str, str], here: Editions = _UNKNOWN_EDITIONS) -> list[Remark]:
+def unread(environ: Mapping[str, str], versions: Editions = _UNKNOWN_EDITIONS) -> list[Remark]:
     """Names that no program reads, or none of these versions, with the name probably meant."""
     by_name = variables()
-    strange = [
+    unknown = [
         name for name in sorted(environ) if name not in by_name and _looks_like_ours(name, by_name)
     ]
-    left_out = frozenset(strange[MOST_COMPARED:])
+    left_out = frozenset(unknown[MOST_COMPARED:])
     names = [name for name in sorted(environ) if name not in left_out]
-    remarks = [_unread(name) or _too_new(name, environ, here) for name in names]
+    remarks = [_unread(name) or _too_new(name, environ, versions) for name in names]
     if left_out:
-        sentence = f"{len(left_out)} of {len(strange)} unknown names were not looked up: too many"
+        sentence = f"{len(left_out)} of {len(unknown)} unknown names were not looked up: too many"
         remarks.append(Remark(sentence, "give the job's own variables only", "unknown"))
     return list(filter(None, remarks))
 
 
-def outdated(environ: Mapping[str, str], here: Editions = _UNKNOWN_EDITIONS) -> list[Remark]:
+def outdated(environ: Mapping[str, str], versions: Editions = _UNKNOWN_EDITIONS) -> list[Remark]:
     """Names that were renamed or removed; where old and new are both set, the old may go.
 
     A version older than the new name needs the old one.
     """
     by_name = variables()
     names = sorted(by_name.keys() & environ)
-    return list(filter(None, (_outdated(by_name[name], environ, here) for name in names)))
+    return list(filter(None, (_outdated(by_name[name], environ, versions) for name in names)))
 
 
 @lru_cache(maxsize=MOST_COMPARED)
@@ -242,27 +242,27 @@ def _unread(name: str) -> Remark | None:
         entry = unread_names()[name]
         sentence = f"{name} has no effect: nothing reads it (hoped for: {entry.hope})"
         return Remark(sentence, f"in place of {name}: {entry.instead}", "warn")
-    return _strange(name, by_name) if _looks_like_ours(name, by_name) else None
+    return _unknown_name(name, by_name) if _looks_like_ours(name, by_name) else None
 
 
 def _looks_like_ours(name: str, by_name: Mapping[str, Variable]) -> bool:
     """Whether a name seems meant for NCCL, torch, CUDA or gloo, and not for a plugin or image."""
-    kind = family(name)
-    if kind is None:
+    group = family(name)
+    if group is None:
         wrong_case = name.upper() in by_name and family(name.upper()) is not None
         return wrong_case or name.upper().startswith(_MISSPELT_PREFIXES)
-    return not any(name.startswith(prefix) for prefix in kind.foreign)
+    return not any(name.startswith(prefix) for prefix in group.foreign)
 
 
-def _strange(name: str, by_name: Mapping[str, Variable]) -> Remark | None:
-    kind, near = family(name), meant(name)
-    if near and (kind is None or kind.closed or by_name[near].type != "undocumented"):
-        why = ": capitals count" if near == name.upper() else ""
+def _unknown_name(name: str, by_name: Mapping[str, Variable]) -> Remark | None:
+    group, nearest = family(name), nearest_name(name)
+    if nearest and (group is None or group.closed or by_name[nearest].type != "undocumented"):
+        why = ": capitals count" if nearest == name.upper() else ""
         sentence = f"{name} has no effect: nothing reads it{why}"
-        return Remark(sentence, f"did you mean {near}?", "warn")
-    if kind is None or not kind.closed:
+        return Remark(sentence, f"did you mean {nearest}?", "warn")
+    if group is None or not group.closed:
         return None
-    sentence = f"{name} has no effect that is known: {kind.edition} does not read it"
+    sentence = f"{name} has no effect that is known: {group.edition} does not read it"
     advice = f"unset {quote(name)}, or ask the person who set it which program reads it"
     return Remark(sentence, advice, "warn")
 
@@ -272,15 +272,15 @@ def _too_new(name: str, environ: Mapping[str, str], versions: Editions) -> Remar
     new = variables().get(name)
     if new is None or not new.since or not versions.before(new.owner, new.since):
         return None
-    olds = [
+    old_names = [
         old
         for old in variables().values()
         if old.use == name and version(old.deprecated) >= version(new.since)
     ]
-    if any(old.name in environ for old in olds):
+    if any(old.name in environ for old in old_names):
         return None
     sentence = f"{name} has no effect: {new.owner} reads it since {new.since}, and here is "
-    old = max(olds, key=lambda old: version(old.deprecated), default=None)
+    old = max(old_names, key=lambda old: version(old.deprecated), default=None)
     instead = f"set {old.name}" if old is not None else f"unset {quote(name)}"
     advice = f"{instead}, or update {new.owner} to {new.since} or later"
     return Remark(sentence + versions.of(new.owner), advice, "warn")

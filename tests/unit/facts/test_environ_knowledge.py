@@ -17,7 +17,7 @@ from preflight.checks.env.test_variables import (
     judge_values,
 )
 from preflight.checks.env.values import allocator_keys, as_stoi, as_strtoll, duration, read
-from preflight.checks.env.variables import family, meant, unread_names, variables
+from preflight.checks.env.variables import family, nearest_name, unread_names, variables
 from tests.unit.facts.builders import facts
 
 KNOWN: Final = variables()
@@ -169,4 +169,4 @@ def test_a_name_with_a_wrong_letter_in_seven_is_near_some_known_name(
         where = at.draw(st.integers(0, len(letters) - 1))
         letters[where] = at.draw(st.sampled_from("ABCXYZ_09"))
     if len(known) >= 8:
-        assert meant("".join(letters))
+        assert nearest_name("".join(letters))
