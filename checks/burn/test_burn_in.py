@@ -18,25 +18,25 @@ from preflight.facts import Node
 from preflight.facts.burn import Burn, Measure, Throttle, Unit
 from preflight.verdict import Conclude, Outcome, Verdict, fail, flaky, not_run, ok, unknown, warn
 
-_BEFORE = ("reach.answer", "host.driver_hung", "gpu.count")
-_LOADED = ("burn.device",)
-_LOADING = partial(Check, stage="local", tier="standard")
+_BEFORE_LOAD = ("reach.answer", "host.driver_hung", "gpu.count")
+_AFTER_DEVICE = ("burn.device",)
+_LOAD_CHECK = partial(Check, stage="local", tier="standard")
 CHECKS = (
-    _LOADING("burn.device", requires=_BEFORE, drains=True),
-    _LOADING("burn.integrity", requires=_BEFORE, drains=True),
-    _LOADING("burn.sustained", requires=_LOADED),
-    _LOADING("burn.gemm", requires=_LOADED),
-    _LOADING("burn.memory", requires=_LOADED),
-    _LOADING("burn.launch", requires=_LOADED),
-    _LOADING("burn.pcie", requires=_LOADED),
-    _LOADING("burn.p2p", requires=_LOADED),
-    _LOADING("burn.host", requires=_LOADED),
-    _LOADING("burn.nic", requires=_LOADED),
+    _LOAD_CHECK("burn.device", requires=_BEFORE_LOAD, drains=True),
+    _LOAD_CHECK("burn.integrity", requires=_BEFORE_LOAD, drains=True),
+    _LOAD_CHECK("burn.sustained", requires=_AFTER_DEVICE),
+    _LOAD_CHECK("burn.gemm", requires=_AFTER_DEVICE),
+    _LOAD_CHECK("burn.memory", requires=_AFTER_DEVICE),
+    _LOAD_CHECK("burn.launch", requires=_AFTER_DEVICE),
+    _LOAD_CHECK("burn.pcie", requires=_AFTER_DEVICE),
+    _LOAD_CHECK("burn.p2p", requires=_AFTER_DEVICE),
+    _LOAD_CHECK("burn.host", requires=_AFTER_DEVICE),
+    _LOAD_CHECK("burn.nic", requires=_AFTER_DEVICE),
 )
 
 
-XIDS = "look for Xids (dmesg) and D-state processes; reset or power-cycle {0}, then recheck"
-VISIBLE = "look at CUDA_VISIBLE_DEVICES and at what the allocation grants, then run again"
+RESET_ADVICE = "look for Xids (dmesg) and D-state processes; reset or power-cycle {0}, then recheck"
+VISIBLE_ADVICE = "look at CUDA_VISIBLE_DEVICES and at what the allocation grants, then run again"
 LOAD = "look at what else runs on this node, then run again"
 
 
@@ -52,15 +52,15 @@ def judge_device(burn: Burn | None) -> Verdict:
         advice = burn.advice or "read the node's output, run again, or exclude this node"
         return unknown(burn.reason, advice=advice)
     if not burn.devices:
-        return unknown("torch sees no device", advice=VISIBLE)
+        return unknown("torch sees no device", advice=VISIBLE_ADVICE)
     return _passed_verdict(burn)
 
 
 def _passed_verdict(burn: Burn) -> Verdict:
     if burn.unseen:
-        of = burn.devices + burn.unseen
-        summary = f"torch sees {burn.devices} of {of} GPUs, the others were not loaded"
-        return warn(summary, advice=VISIBLE)
+        total = burn.devices + burn.unseen
+        summary = f"torch sees {burn.devices} of {total} GPUs, the others were not loaded"
+        return warn(summary, advice=VISIBLE_ADVICE)
     word = "GPU" if burn.kind == "cuda" else "CPU slot"
     summary = f"{count(burn.devices, word)} came through {burn.seconds:.0f} s of burn-in"
     if burn.unplaced:
@@ -80,7 +80,7 @@ def _lost_verdict(burn: Burn) -> Verdict:
         return not_run(sentence, busy=True)
     if first.starved:
         return warn(sentence, advice=LOAD, lost=flaws)
-    advice = XIDS.format(first.name)
+    advice = RESET_ADVICE.format(first.name)
     return fail(sentence, advice=advice, cause=first.cause, blocks=False, lost=flaws)
 
 
@@ -101,13 +101,13 @@ def judge_integrity(burn: Burn | None) -> Verdict:
             cause=f"wrong bits of {first.name}",
             flaws=[f"{flaw.name}: {flaw.what}" for flaw in burn.wrong],
         )
-    nothing = unjudged(burn, "proof of integrity")
-    if burn is None or (nothing is not None and not burn.stopped):
-        return nothing or not_run("no proof of integrity was measured")
+    reason = no_results(burn, "proof of integrity")
+    if burn is None or (reason is not None and not burn.stopped):
+        return reason or not_run("no proof of integrity was measured")
     lost = len({flaw.cause for flaw in burn.lost if flaw.cause})
     if burn.proven + lost < burn.devices or not burn.devices:
-        if nothing is not None:
-            return nothing
+        if reason is not None:
+            return reason
         sentence = (
             f"{burn.proven} of {count(burn.devices, 'device')} proved that their bits are right"
         )
@@ -206,12 +206,12 @@ def judge_nic(burn: Burn | None) -> Verdict:
         if failed and verdict.outcome is not Outcome.FAIL:
             verdict = unknown(f"ib_write_bw failed on {'; '.join(failed)}", advice=FAILED)
         if burn.nics_no_time:
-            return replace(verdict, sentence=verdict.sentence + _no_time(burn, len(failed)))
+            return replace(verdict, sentence=verdict.sentence + _no_time_words(burn, len(failed)))
         return verdict
     return judge_speed("nic", burn)
 
 
-def _no_time(burn: Burn, failed: int) -> str:
+def _no_time_words(burn: Burn, failed: int) -> str:
     without_time = burn.nics_no_time
     nics = len(without_time) + len(burn.of("nic_gbits")) + failed
     return f"; no time for {len(without_time)} of {nics} NICs: {', '.join(without_time)}"
@@ -225,7 +225,7 @@ def test_burn_nic(node: Node, conclude: Conclude) -> None:
 _LESS_IS_BETTER = ("launch_us",)
 _BASELINE = "set or learn a baseline (preflight learn), or judge more nodes at once"
 _SET_MODEL = f"set gpu_model in the inventory, or {_BASELINE}"
-_OF_HOSTS = frozenset({"host_copy_gbs", "host_gflops"})
+_HOST_MEASURES = frozenset({"host_copy_gbs", "host_gflops"})
 _HUNDRED, _MOST_NAMED = 100, 4
 _FIELDS = ("name", "measure", "best", "typical", "samples", "peers", "limit", "limit_origin",
          "waited")  # fmt: skip
@@ -252,15 +252,15 @@ def judge_units(
     """
     units = burn.of(*measures) if burn is not None else ()
     if burn is not None and burn.stopped and units:
-        odd = _slow(units, what, advice) or _flaky(units, what, advice)
-        return odd or _interrupted(burn, units, what)
-    nothing = unjudged(burn, what)
-    if nothing is not None or burn is None:
-        return nothing or not_run(f"no {what} was measured")
+        fault = _slow(units, what, advice) or _flaky(units, what, advice)
+        return fault or _interrupted(burn, units, what)
+    reason = no_results(burn, what)
+    if reason is not None or burn is None:
+        return reason or not_run(f"no {what} was measured")
     if not units:
         return _unmeasured(burn, what)
-    odd = _slow(units, what, advice) or _flaky(units, what, advice) or _missing(burn, units, what)
-    return odd or _starved(units, what) or _fine(units, what)
+    fault = _slow(units, what, advice) or _flaky(units, what, advice) or _missing(burn, units, what)
+    return fault or _starved(units, what) or _fine(units, what)
 
 
 def _fine(units: Sequence[Unit], what: str) -> Verdict:
@@ -271,9 +271,9 @@ def _fine(units: Sequence[Unit], what: str) -> Verdict:
     unheld = {unit.measure for unit in units if unit.held == "unheld"}
     if unheld:
         sentence = f"no peers: {_range(units, what)}, and no floor known"
-        advice, give = (_BASELINE, _BASELINE) if unheld <= _OF_HOSTS else (_SET_MODEL, "")
+        advice, give = (_BASELINE, _BASELINE) if unheld <= _HOST_MEASURES else (_SET_MODEL, "")
         return unknown(sentence, advice=advice, grant=give, **_evidence(units))
-    return ok(_range(units, what) + _limits(units), **_evidence(units))
+    return ok(_range(units, what) + _nearest_limit(units), **_evidence(units))
 
 
 def _interrupted(burn: Burn, units: Sequence[Unit], what: str) -> Verdict:
@@ -287,7 +287,7 @@ def _interrupted(burn: Burn, units: Sequence[Unit], what: str) -> Verdict:
     return not_run(sentence, stopped=True, **_evidence(units))
 
 
-def unjudged(burn: Burn | None, what: str) -> Verdict | None:
+def no_results(burn: Burn | None, what: str) -> Verdict | None:
     """The reason why there is nothing to judge, if there is nothing."""
     if burn is None:
         return not_run(f"no {what} was measured")
@@ -330,7 +330,7 @@ def _slow(units: Sequence[Unit], what: str, advice: str) -> Verdict | None:
         names = first_few(sorted(causes, key=natural), _MOST_NAMED)
     more = f"; slow as well: {first_few(others, _MOST_NAMED)}" if others else ""
     return fail(
-        f"{worst.name}: {_against(worst, what)}{more}",
+        f"{worst.name}: {_comparison(worst, what)}{more}",
         advice=advice.format(names),
         cause=causes.pop() if len(causes) == 1 else "",
         **_evidence(units),
@@ -338,11 +338,11 @@ def _slow(units: Sequence[Unit], what: str, advice: str) -> Verdict | None:
 
 
 def _flaky(units: Sequence[Unit], what: str, advice: str) -> Verdict | None:
-    come = [unit for unit in units if unit.held == "flaky"]
-    if not come:
+    flaky_units = [unit for unit in units if unit.held == "flaky"]
+    if not flaky_units:
         return None
-    worst = max(come, key=lambda unit: unit.bad / unit.samples)
-    sentence = f"samples of {worst.name} were slow: {_against(worst, what)}"
+    worst = max(flaky_units, key=lambda unit: unit.bad / unit.samples)
+    sentence = f"samples of {worst.name} were slow: {_comparison(worst, what)}"
     return flaky(
         worst.bad, worst.samples, sentence, advice=advice.format(worst.name), **_evidence(units)
     )
@@ -354,10 +354,10 @@ def _starved(units: Sequence[Unit], what: str) -> Verdict | None:
         return None
     worst = min(starved, key=_ratio)
     wait = f"; it waited for a CPU for {percent(worst.waited)} of the time"
-    return warn(f"{worst.name}: {_against(worst, what)}{wait}", advice=LOAD, **_evidence(units))
+    return warn(f"{worst.name}: {_comparison(worst, what)}{wait}", advice=LOAD, **_evidence(units))
 
 
-def _against(unit: Unit, what: str) -> str:
+def _comparison(unit: Unit, what: str) -> str:
     """The unit's number, its peers' number and the limit, and which of them decided."""
     peers = f"peers' median {amount(unit.peers, unit.measure)}, " if unit.peers else ""
     limit = amount(unit.limit, unit.measure) if unit.limit is not None else "none"
@@ -377,10 +377,10 @@ def _range(units: Sequence[Unit], what: str) -> str:
         symbol = table()["units"][measure]
         span = high if low == high else f"{low.removesuffix(' ' + symbol)} to {high}"
         clauses.append(span)
-    return f"{what} {', '.join(clauses)} ({_things(units)})"
+    return f"{what} {', '.join(clauses)} ({_unit_count(units)})"
 
 
-def _things(units: Sequence[Unit]) -> str:
+def _unit_count(units: Sequence[Unit]) -> str:
     """How many of what was measured: "8 GPUs", "56 ways", "1 NUMA node"."""
     first = units[0]
     word = table()["parts"].get(first.measure) or first.cause.partition(" ")[0] or "part"
@@ -388,7 +388,7 @@ def _things(units: Sequence[Unit]) -> str:
     return count(number, word)
 
 
-def _limits(units: Sequence[Unit]) -> str:
+def _nearest_limit(units: Sequence[Unit]) -> str:
     """The limit that came nearest to deciding."""
     with_limit = [unit for unit in units if unit.limit is not None]
     nearest = min(with_limit, key=_ratio)
@@ -399,8 +399,8 @@ def _ratio(unit: Unit) -> float:
     """How much of its limit it reached; less is worse."""
     if unit.limit is None:
         return float("inf")
-    less = unit.measure in _LESS_IS_BETTER
-    return unit.limit / unit.best if less else unit.best / unit.limit
+    less_is_better = unit.measure in _LESS_IS_BETTER
+    return unit.limit / unit.best if less_is_better else unit.best / unit.limit
 
 
 def _evidence(units: Sequence[Unit]) -> dict[str, Any]:

@@ -24,15 +24,15 @@ CHECKS = (
 )
 
 
-_OF_PAIR = (
+_PAIR_KEYS = (
     "state", "error", "backend", "rail", "busbw_gbs", "peers_gbs", "limit_gbs", "limit_origin",
     "decided_by", "latency_us", "latency_limit_us", "size_bytes",
 )  # fmt: skip
-_OF_NODE = (
+_NODE_KEYS = (
     "state", "backend", "rails", "size_bytes", "busbw_gbs", "best_gbs", "peers_gbs", "peers",
     "limit_gbs", "limit_origin", "latency_us", "error",
 )  # fmt: skip
-_OF_DOMAIN = (
+_DOMAIN_KEYS = (
     "nvlink_domain", "nodes", "rail", "partners", "way", "size_bytes", "best_gbs", "peers_gbs",
 )  # fmt: skip
 
@@ -59,7 +59,7 @@ def judge_allreduce(pair: Pair) -> Verdict:
         return not_run(
             pair.error or "not measured", stopped=pair.waited or pair.lost, busy=pair.busy
         )
-    evidence = _evidence(pair, _OF_PAIR, size_bytes="at_bytes")
+    evidence = _evidence(pair, _PAIR_KEYS, size_bytes="at_bytes")
     if pair.events:
         return flaky(pair.events, pair.operations, pair.why, **_blame(pair), **evidence)
     if pair.bad or pair.doubt:
@@ -117,7 +117,7 @@ def judge_intra_node(
 
 
 def _intra_node_verdict(inside: Inside) -> Verdict:
-    evidence = _evidence(inside, _OF_NODE, size_bytes="at_bytes", error="reason")
+    evidence = _evidence(inside, _NODE_KEYS, size_bytes="at_bytes", error="reason")
     if inside.events:
         return flaky(inside.events, inside.operations, inside.why, advice=inside.advice, **evidence)
     if inside.why:
@@ -170,7 +170,7 @@ def judge_nvlink_domain(
 
 
 def _nvlink_domain_verdict(name: str, domain: OverNvlink) -> Verdict:
-    evidence = _evidence(domain, _OF_DOMAIN, nvlink_domain="domain", size_bytes="at_bytes")
+    evidence = _evidence(domain, _DOMAIN_KEYS, nvlink_domain="domain", size_bytes="at_bytes")
     evidence["partners"] = list(domain.partners)
     if domain.why and domain.proven:
         return fail(domain.why, advice=domain.advice, **evidence)

@@ -36,12 +36,12 @@ def devices_of(node: Node) -> int | None:
     return len(read_visible((node.environ or {}).get("CUDA_VISIBLE_DEVICES"), gpus).devices)
 
 
-def misfit(shape: Shape, nodes: int, devices: Mapping[str, int | None]) -> Deviation | None:
+def launch_fault(shape: Shape, nodes: int, devices: Mapping[str, int | None]) -> Deviation | None:
     """The first reason why the launch will not become one job on all of these nodes and GPUs."""
-    return _by_srun(shape) or _nodes(shape, nodes) or _meeting(shape) or _idle(shape, devices)
+    return _srun(shape) or _nodes(shape, nodes) or _rendezvous(shape) or _idle_gpus(shape, devices)
 
 
-def _by_srun(shape: Shape) -> Deviation | None:
+def _srun(shape: Shape) -> Deviation | None:
     tasks, nodes = shape.srun_tasks, shape.srun_nodes
     if shape.launcher == "torchrun" and tasks is not None and tasks > 1:
         return Deviation(
@@ -83,7 +83,7 @@ def _nodes(shape: Shape, nodes: int) -> Deviation | None:
     )
 
 
-def _meeting(shape: Shape) -> Deviation | None:
+def _rendezvous(shape: Shape) -> Deviation | None:
     """Where the nodes of torchrun find each other."""
     if shape.launcher != "torchrun" or shape.nnodes is None or shape.nnodes[1] == 1:
         return None
@@ -113,7 +113,7 @@ def _meeting(shape: Shape) -> Deviation | None:
     return None
 
 
-def _idle(shape: Shape, devices: Mapping[str, int | None]) -> Deviation | None:
+def _idle_gpus(shape: Shape, devices: Mapping[str, int | None]) -> Deviation | None:
     """GPUs that no rank will use; `env.cuda_visible_devices` reports too few of them."""
     counts = Counter(number for number in devices.values() if number)
     if shape.nproc is None or not counts:
@@ -138,18 +138,17 @@ def judge_fits(shape: Shape | None, nodes: int, devices: Mapping[str, int | None
     """Compare the launch line with the nodes. `devices`: GPUs that the job sees on each."""
     if shape is None:
         return not_run("no launch line of torchrun, accelerate or deepspeed is known")
-    bad = misfit(shape, nodes, devices)
-    if bad is not None and bad.grave:
-        return fail(bad.sentence, advice=bad.advice)
-    silent_nodes = [name for name, number in devices.items() if number is None]
-    if shape.nproc is not None and silent_nodes:
+    fault = launch_fault(shape, nodes, devices)
+    if fault is not None and fault.grave:
+        return fail(fault.sentence, advice=fault.advice)
+    unreported = [name for name, number in devices.items() if number is None]
+    if shape.nproc is not None and unreported:
         summary = (
-            f"{count(shape.nproc, 'rank')} per node, and {fold(silent_nodes)} did not report its "
-            "GPUs"
+            f"{count(shape.nproc, 'rank')} per node, and {fold(unreported)} did not report its GPUs"
         )
-        return unknown(summary, advice="see gpu.count of it; then run again", culprits=silent_nodes)
-    if bad is not None:
-        return warn(bad.sentence, advice=bad.advice)
+        return unknown(summary, advice="see gpu.count of it; then run again", culprits=unreported)
+    if fault is not None:
+        return warn(fault.sentence, advice=fault.advice)
     summary = f"{shape.launcher} for {count(nodes, 'node')}"
     if shape.nproc is not None:
         summary += f", {count(shape.nproc, 'rank')} on each"
@@ -179,12 +178,12 @@ def judge_script(script: LintResult | None) -> Verdict:
     if not errors and not warnings:
         if not script.distributed:
             return ok(f"{script.path}: nothing in it is for several ranks", **evidence)
-        see = f", {count(hints, 'hint')} (preflight lint)" if hints else ""
-        return ok(f"{script.path}: nothing found{see}", **evidence)
+        hint_words = f", {count(hints, 'hint')} (preflight lint)" if hints else ""
+        return ok(f"{script.path}: nothing found{hint_words}", **evidence)
     first = (errors or warnings)[0]
-    rest = len(errors) + len(warnings) - 1
+    others = len(errors) + len(warnings) - 1
     sentence = f"{script.path} line {first.line}: {first.sentence}; {first.will}"
-    more = f"; {count(rest, 'more finding')}: preflight lint {script.path}" if rest else ""
+    more = f"; {count(others, 'more finding')}: preflight lint {script.path}" if others else ""
     conclude = fail if errors else warn
     return conclude(sentence, advice=first.remedy + more, **evidence)
 

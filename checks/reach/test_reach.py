@@ -23,7 +23,7 @@ CHECKS = (
 
 _SSH_STEPS: Final = frozenset({"name", "route", "hostkey", "login"})
 _NO_LOGIN: Final = frozenset({"local", "torchrun"})
-_WORDS: Final[dict[Step, str]] = {
+_OK_WORDS: Final[dict[Step, str]] = {
     "name": "its name resolves",
     "route": "it accepts connections",
     "hostkey": "its host key is the known one",
@@ -44,7 +44,7 @@ def judge_step(step: Step, reach: Reach) -> Verdict:
     if reach.transport == "srun" and step in _SSH_STEPS - {"route"}:
         return not_run("srun: Slurm starts us, no login needed")
     if reach.failed is None or STEPS.index(step) < STEPS.index(reach.failed):
-        return ok(_WORDS[step], transport=reach.transport)
+        return ok(_OK_WORDS[step], transport=reach.transport)
     if step == reach.failed:
         return _failure(reach)
     return not_run(f"not reached: {reach.failed} failed")

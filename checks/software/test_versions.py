@@ -36,7 +36,7 @@ UNREAD = "the packages of the job's Python could not be read"
 READ_IT = "look at the file system that holds that Python: does `ls` on it hang?"
 
 
-class Needed(Struct, frozen=True, forbid_unknown_fields=True):
+class MinimumDriver(Struct, frozen=True, forbid_unknown_fields=True):
     """One entry of cuda_drivers.toml."""
 
     driver: str
@@ -58,9 +58,9 @@ class Drift(NamedTuple):
 
 
 @cache
-def drivers() -> dict[str, Needed]:
+def minimum_drivers() -> dict[str, MinimumDriver]:
     """The oldest driver by CUDA's major version."""
-    return msgspec.convert(shipped_table(__file__, "cuda_drivers.toml"), dict[str, Needed])
+    return msgspec.convert(shipped_table(__file__, "cuda_drivers.toml"), dict[str, MinimumDriver])
 
 
 def version(text: str) -> tuple[int, ...]:
@@ -69,7 +69,7 @@ def version(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in match[0].split(".")) if match else ()
 
 
-def torch_or_why(facts: Facts) -> Torch | Verdict:
+def torch_or_verdict(facts: Facts) -> Torch | Verdict:
     """The torch that a job would load, or the verdict where there is none."""
     if facts.software is None:
         return unknown(UNREAD, advice=READ_IT)
@@ -78,7 +78,7 @@ def torch_or_why(facts: Facts) -> Torch | Verdict:
     return facts.software.torch or not_run(reason)
 
 
-def without_cuda(torch: Torch) -> str:
+def no_cuda_reason(torch: Torch) -> str:
     """Why this torch cannot use NVIDIA's GPUs; "" for one that can."""
     if torch.cuda is not None:
         return ""
@@ -152,10 +152,10 @@ def judge_arch(facts: Facts) -> Verdict:
     """Compare what its kernels are compiled for with the GPUs' compute capability."""
     if not facts.gpus:
         return not_run("no GPUs here")
-    torch = torch_or_why(facts)
+    torch = torch_or_verdict(facts)
     if isinstance(torch, Verdict):
         return torch
-    if why := without_cuda(torch):
+    if why := no_cuda_reason(torch):
         gpus = count(len(facts.gpus), "GPU")
         return fail(f"{why}, and {gpus} of NVIDIA are here", advice="install torch with CUDA")
     computes = [gpu.compute for gpu in facts.gpus if gpu.compute]
@@ -166,12 +166,12 @@ def judge_arch(facts: Facts) -> Verdict:
             advice="compare torch.cuda.get_arch_list() with torch.cuda.get_device_capability()",
         )
     built = f"torch {torch.version} is built for {', '.join(torch.archs)}"
-    foreign = [compute for compute in computes if not runs_on(torch.archs, compute)]
-    if not foreign:
+    no_kernel = [compute for compute in computes if not runs_on(torch.archs, compute)]
+    if not no_kernel:
         return ok(built, archs=torch.archs)
-    kind = f"sm_{foreign[0].replace('.', '')}"
+    kind = f"sm_{no_kernel[0].replace('.', '')}"
     return fail(
-        f"{built}; {len(foreign)} of {len(computes)} GPUs are {kind}: no kernel runs on them",
+        f"{built}; {len(no_kernel)} of {len(computes)} GPUs are {kind}: no kernel runs on them",
         advice=f"install a torch that is built for {kind}",
         archs=torch.archs,
     )
@@ -182,7 +182,7 @@ def test_software_arch(node: Node, conclude: Conclude) -> None:
     conclude(judge_arch(node.facts))
 
 
-_SAME = "point them to one image or environment (inventory key python), or leave them out"
+_USE_ONE_IMAGE = "point them to one image or environment (inventory key python), or leave them out"
 
 
 def judge_drift(groups: tuple[Group, ...]) -> Verdict:
@@ -220,7 +220,7 @@ def _drift_verdict(differences: list[Drift]) -> Verdict:
     fail_or_warn = fail if first.grave else warn
     return fail_or_warn(
         "; ".join(sentences[:3]) + more,
-        advice=_SAME,
+        advice=_USE_ONE_IMAGE,
         culprits=sorted({drift.node for drift in decisive if drift.usual}),
         drifts=[drift._asdict() for drift in differences],
     )
@@ -235,12 +235,12 @@ def judge_driver(facts: Facts) -> Verdict:
     """Compare the driver with the oldest one that runs this CUDA's major version."""
     if facts.driver.state == "absent":
         return not_run("no NVIDIA driver here")
-    torch = torch_or_why(facts)
+    torch = torch_or_verdict(facts)
     if isinstance(torch, Verdict):
         return torch
     if torch.cuda is None:
-        return not_run(without_cuda(torch))
-    minimum = drivers().get(torch.cuda.split(".")[0])
+        return not_run(no_cuda_reason(torch))
+    minimum = minimum_drivers().get(torch.cuda.split(".")[0])
     if minimum is None:
         return not_run(f"which driver CUDA {torch.cuda} needs is not known to this preflight")
     return _driver_verdict(facts.driver.version, torch.cuda, minimum.driver, facts.software)
@@ -301,19 +301,19 @@ def requested_plugin(environ: Mapping[str, str]) -> PluginRequest | None:
     return None
 
 
-def plugin_path(wanted: PluginRequest, there: tuple[str, ...]) -> str:
+def plugin_path(request: PluginRequest, plugins: tuple[str, ...]) -> str:
     """The path of the plugin that was asked for; empty if none of these is it."""
-    for path in there:
+    for path in plugins:
         name = path.rsplit("/", 1)[-1]
-        fits = (path, name, name.split(".so")[0] + ".so")
-        if not wanted.names or any(spelling in wanted.names for spelling in fits):
+        spellings = (path, name, name.split(".so")[0] + ".so")
+        if not request.names or any(spelling in request.names for spelling in spellings):
             return path
     return ""
 
 
-def fallback_plugin(there: tuple[str, ...]) -> str:
+def fallback_plugin(plugins: tuple[str, ...]) -> str:
     """What NCCL loads where the one that was named is missing."""
-    return next((path for path in there if path.endswith(f"/{_DEFAULT}")), "")
+    return next((path for path in plugins if path.endswith(f"/{_DEFAULT}")), "")
 
 
 def judge_nccl_plugin(environ: Mapping[str, str] | None, facts: Facts) -> Verdict:
@@ -331,9 +331,9 @@ def judge_nccl_plugin(environ: Mapping[str, str] | None, facts: Facts) -> Verdic
         return ok(f"{request.setting}: {path}", plugins=plugins)
     name = request.names[0] if request.names else "libnccl-net*.so"
     sentence = f"{request.setting}: {name} is not where the loader looks"
-    if other := fallback_plugin(plugins):
+    if fallback := fallback_plugin(plugins):
         return warn(
-            f"{sentence}; NCCL would take {other} in its place",
+            f"{sentence}; NCCL would take {fallback} in its place",
             advice="correct the name, or put the plugin's folder into LD_LIBRARY_PATH",
             plugins=plugins,
         )

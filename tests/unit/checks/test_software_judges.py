@@ -6,10 +6,10 @@ import pytest
 from msgspec.structs import replace
 
 from preflight.checks.software.test_versions import (
-    drivers,
     judge_arch,
     judge_drift,
     judge_driver,
+    minimum_drivers,
     requested_plugin,
     runs_on,
     version,
@@ -66,7 +66,7 @@ def test_where_no_torch_needs_the_driver_it_is_not_judged() -> None:
     for one in (facts(driver=Driver("absent")), nothing, _torch(cuda=None), _torch(cuda="19.1")):
         assert judge_driver(one).outcome is Outcome.NOT_RUN
     assert "--preflight-python" in judge_driver(nothing).sentence
-    assert all(version(needed.driver) and needed.source for needed in drivers().values())
+    assert all(version(needed.driver) and needed.source for needed in minimum_drivers().values())
 
 
 @pytest.mark.proves("software.arch", finds="a torch without kernels for the GPUs")
