@@ -73,7 +73,7 @@ def best_on_a_board(facts: Facts) -> Best | None:
 def expected_of_kind(
     name: str, facts: Facts, group: Group, best: Best | None = None, expectation: Any = None
 ) -> Expectation[Any] | None:
-    """The same for values that depend on the board; peers do not decide where kinds are mixed."""
+    """The same for a value that depends on the board: GPUs of mixed kinds decide nothing."""
     kinds = {gpu.name for gpu in facts.gpus or ()}
     if expectation is None and len(kinds) != 1:
         return None

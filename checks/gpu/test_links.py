@@ -91,7 +91,7 @@ def totals_without_start(facts: Facts, limit: Thresholds) -> tuple[str, ...]:
 
 
 def _error_counts(link: LinkErrors) -> Iterator[tuple[int, str, str]]:
-    """(number, what, its limit) of what the link counted."""
+    """(number, words, name of its limit) of each kind of error that the link counted."""
     if link.replays:
         yield link.replays, "replays", "nvlink_replays_per_hour"
     if link.crc:

@@ -107,7 +107,7 @@ def read_only_by_choice(file_system: FileSystem) -> bool:
 
 
 def shortages(file_system: FileSystem, limit: Thresholds) -> Iterator[str]:
-    """What is nearly used up."""
+    """Space and inodes that are nearly used up, in words."""
     if file_system.read_only or file_system.size_mib is None or file_system.free_mib is None:
         return
     share = file_system.size_mib * limit("disk_free_percent") / 100

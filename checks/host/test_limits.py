@@ -69,7 +69,7 @@ def memlock_limit(facts: Facts) -> float | None:
 
 
 def nofile_limit(facts: Facts) -> float | None:
-    """For the vote of a group, as above."""
+    """For the group's vote: the limit of open files, of the same process as `memlock_limit`."""
     limit = job_limit("nofile", facts, "")
     return None if limit is None else limit.value
 

@@ -23,13 +23,13 @@ _DAY: Final = 86400
 
 
 def total_mib(facts: Facts) -> float | None:
-    """For the group's median."""
+    """The memory of the machine, for the group's median."""
     ram = facts.machine.memory if facts.machine else None
     return None if ram is None else float(ram.total_mib)
 
 
 def available_mib(facts: Facts) -> float | None:
-    """For the group's median."""
+    """The memory that is available, for the group's median."""
     ram = facts.machine.memory if facts.machine else None
     return None if ram is None else float(ram.available_mib)
 

@@ -98,7 +98,7 @@ def governor_words(governor: Governor) -> str:
 
 
 def governor_names(facts: Facts) -> tuple[str, ...] | None:
-    """For the vote of a group."""
+    """The governors of a node's CPUs, each once, for the group's vote."""
     if facts.machine is None or facts.machine.governors is None:
         return None
     return tuple(sorted({governor.name for governor in facts.machine.governors}))

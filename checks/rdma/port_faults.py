@@ -267,7 +267,7 @@ def port_errors(facts: Facts, limit: Thresholds) -> Iterator[Deviation]:
 
 
 def errors_of(port: Port, facts: Facts, limit: Thresholds) -> Iterator[Deviation]:
-    """The same for one port; ib.port reports a port that is down."""
+    """What is wrong with one port's counters; `ib.port` reports a port that is down."""
     if port.state and not port.active:
         return
     up_s = facts.time_s - facts.boot_s
