@@ -15,18 +15,18 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from preflight.core.statistics import grouped
-from preflight.hang.wrong_call import Group, Made, Usual, sides, words
+from preflight.hang.wrong_call import Collective, Group, UsualCalls, call_words, sides
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from preflight.hang.flight_recorder import Call, Recording
 
-_TOGETHER = re.compile(r"_?(all|barrier|reduce_scatter|ALLGATHER|REDUCE_SCATTER)")
+_SYNCHRONIZING = re.compile(r"_?(all|barrier|reduce_scatter|ALLGATHER|REDUCE_SCATTER)")
 """Collectives that no rank ends before all have begun."""
 _PEER = re.compile(r"(send|recv) (\d{1,9})(?:->|<-)(\d{1,9})")
-_OTHER = {"send": "recv", "recv": "send"}
-_STALLED = 2
+_COUNTERPART = {"send": "recv", "recv": "send"}
+_STALLED_CALLS = 2
 """Calls that the other ranks have ended: they cannot end a second one without this rank."""
 
 Kind = Literal[
@@ -109,7 +109,7 @@ class _Job:
     def __init__(
         self, recorded: Mapping[int, Recording], missing: int, no_dump: frozenset[int]
     ) -> None:
-        self.recorded, self.missing, self.no_dump = recorded, missing, no_dump
+        self.recorded, self.unrecorded, self.no_dump = recorded, missing, no_dump
         self._members_by_name = {
             name: at for recording in recorded.values() for name, at in recording.members.items()
         }
@@ -118,11 +118,11 @@ class _Job:
         self._of_rank: dict[tuple[int, str], Group] = {}
         """The same object for the same group: thousands of members are compared once per rank."""
         self.calls: dict[tuple[Group, int], dict[int, Call]] = defaultdict(dict)
-        self.usual = Usual(self.calls, recorded)
-        self.done: dict[Group, dict[int, int]] = defaultdict(dict)
+        self.usual = UsualCalls(self.calls, recorded)
+        self.last_ended: dict[Group, dict[int, int]] = defaultdict(dict)
         """The last collective that ended, by group and rank."""
-        self.reached: dict[Group, dict[int, int]] = defaultdict(dict)
-        self.pending = {rank: self._take(rank, recording) for rank, recording in recorded.items()}
+        self.last_called: dict[Group, dict[int, int]] = defaultdict(dict)
+        self.pending = {rank: self._enter_calls(rank) for rank in recorded}
         batched = {about for recording in recorded.values() for about in recording.batched}
         for rank, calls in self.pending.items():
             # What is left of a batch that has ended, in a dump of unfinished calls only.
@@ -131,19 +131,19 @@ class _Job:
             ]
         self.members = {
             group: group.members or tuple(sorted({*ranks, *(no_dump if _is_world(group) else ())}))
-            for group, ranks in self.reached.items()
+            for group, ranks in self.last_called.items()
         }
         self.stalled = self._drop_stalled()
-        self.first = {rank: calls[0] for rank, calls in self.pending.items() if calls}
-        self.spot = {rank: self._spot(rank, call) for rank, call in self.first.items()}
-        self.at = grouped((spot, rank) for rank, spot in self.spot.items())
+        self.oldest = {rank: calls[0] for rank, calls in self.pending.items() if calls}
+        self.spot_of = {rank: self._spot(rank, call) for rank, call in self.oldest.items()}
+        self.ranks_at = grouped((spot, rank) for rank, spot in self.spot_of.items())
         self.since_ns = {
-            spot: min(self.first[rank].begun_ns for rank in there)
-            for spot, there in self.at.items()
+            spot: min(self.oldest[rank].begun_ns for rank in there)
+            for spot, there in self.ranks_at.items()
         }
-        self.lacks = {spot: self._lacks(spot) for spot in self.at}
-        self.differing = {spot for spot in self.at if len(sides(self._made(spot))) > 1}
-        self.begun = any(call.state == "started" for call in self.first.values())
+        self.waits_for = {spot: self._missing_from(spot) for spot in self.ranks_at}
+        self.differing = {spot for spot in self.ranks_at if len(sides(self._calls_at(spot))) > 1}
+        self.shows_starts = any(call.state == "started" for call in self.oldest.values())
         """Whether the recorder shows which calls the GPUs have begun."""
 
     # -- where each rank is
@@ -151,15 +151,15 @@ class _Job:
     def _group(self, rank: int, call: Call) -> Group:
         group = self._of_rank.get((rank, call.group))
         if group is None:
-            own = self.recorded[rank].members.get(call.group, ())
-            new = Group(call.group, own or self._members_by_name.get(call.group, ()))
+            members = self.recorded[rank].members.get(call.group, ())
+            new = Group(call.group, members or self._members_by_name.get(call.group, ()))
             group = self._of_rank[rank, call.group] = self._groups.setdefault(new, new)
         return group
 
-    def _take(self, rank: int, recording: Recording) -> list[Call]:
+    def _enter_calls(self, rank: int) -> list[Call]:
         """Enter a rank's collectives; return its unfinished calls, oldest first."""
-        pending = []
-        first: dict[Group, int] = {}
+        pending, recording = [], self.recorded[rank]
+        first_pending: dict[Group, int] = {}
         for call in recording.calls:
             if call.pending:
                 pending.append(call)
@@ -167,12 +167,13 @@ class _Job:
                 continue
             group, number = self._group(rank, call), call.number
             self.calls[group, number][rank] = call
-            reached = self.reached[group]
-            reached[rank] = max(number, reached.get(rank, 0), recording.enqueued.get(call.group, 0))
+            last_called = self.last_called[group]
+            enqueued = recording.enqueued.get(call.group, 0)
+            last_called[rank] = max(number, last_called.get(rank, 0), enqueued)
             if call.pending:
-                first.setdefault(group, number)
+                first_pending.setdefault(group, number)
             # The calls of a group end in order: none has ended after the first unfinished one.
-            self.done[group][rank] = first.get(group, number + 1) - 1
+            self.last_ended[group][rank] = first_pending.get(group, number + 1) - 1
         return pending
 
     def _spot(self, rank: int, call: Call) -> Spot:
@@ -180,38 +181,38 @@ class _Job:
 
     def _drop_stalled(self) -> dict[int, int]:
         """Ranks with calls that others ended, and how many; such calls hold up no other rank."""
-        best = {group: max(done.values()) for group, done in self.done.items()}
+        last_ended = {group: max(done.values()) for group, done in self.last_ended.items()}
         stalled = {}
         for rank, calls in self.pending.items():
             last = ended = 0
             for place, call in enumerate(calls, 1):
                 group = self._group(rank, call)
                 if (
-                    not call.alone and call.number <= best[group]
-                    and _TOGETHER.match(call.op) and self._same(group, call)
+                    not call.alone and call.number <= last_ended[group]
+                    and _SYNCHRONIZING.match(call.op) and self._all_make(group, call)
                 ):  # fmt: skip
                     last, ended = place, ended + bool(call.state)
-            if ended >= _STALLED:
+            if ended >= _STALLED_CALLS:
                 stalled[rank] = ended
-            if ended >= _STALLED or not all(call.state for call in calls[:last]):
+            if ended >= _STALLED_CALLS or not all(call.state for call in calls[:last]):
                 for call in calls[:last]:
                     if not call.alone:
-                        self.done[self._group(rank, call)][rank] = call.number
+                        self.last_ended[self._group(rank, call)][rank] = call.number
                 del calls[:last]
         return stalled
 
-    def _same(self, group: Group, call: Call) -> bool:
+    def _all_make(self, group: Group, call: Call) -> bool:
         return len(sides(self.calls[group, call.number])) == 1
 
-    def _lacks(self, spot: Spot) -> tuple[int, ...]:
+    def _missing_from(self, spot: Spot) -> tuple[int, ...]:
         """The ranks that have not come to this call."""
         if spot.rank >= 0:
             return tuple(sorted(self._peers_elsewhere(spot)))
-        done = self.done[spot.group]
+        done = self.last_ended[spot.group]
         return tuple(
             rank
             for rank in self.members[spot.group]
-            if self.spot.get(rank) != spot and done.get(rank, 0) < spot.number
+            if self.spot_of.get(rank) != spot and done.get(rank, 0) < spot.number
         )
 
     def _peers(self, rank: int, call: Call) -> Iterable[tuple[str, int]]:
@@ -226,16 +227,16 @@ class _Job:
                 yield way, members[peer] if members else peer
 
     def _peers_elsewhere(self, spot: Spot) -> set[int]:
-        rank, call = spot.rank, self.first[spot.rank]
-        away = set()
+        rank, call = spot.rank, self.oldest[spot.rank]
+        elsewhere = set()
         for way, peer in self._peers(rank, call):
-            there = self.first.get(peer)
+            peer_call = self.oldest.get(peer)
             if (
-                there is None or not there.alone or there.group != call.group
-                or (_OTHER[way], rank) not in self._peers(peer, there)
+                peer_call is None or not peer_call.alone or peer_call.group != call.group
+                or (_COUNTERPART[way], rank) not in self._peers(peer, peer_call)
             ):  # fmt: skip
-                away.add(peer)
-        return away
+                elsewhere.add(peer)
+        return elsewhere
 
     # -- the ends of the waits
 
@@ -243,9 +244,9 @@ class _Job:
         """Oldest first, by the clocks of the ranks that wait there."""
         roots: dict[tuple[Kind, object], Root] = {}
         idle: dict[int, list[Spot]] = defaultdict(list)
-        for part in self._ends():
-            ranks = [end for end in part if isinstance(end, int)]
-            spots = sorted((end for end in part if isinstance(end, Spot)), key=self._age)
+        for ends in self._ends():
+            ranks = [end for end in ends if isinstance(end, int)]
+            spots = sorted((end for end in ends if isinstance(end, Spot)), key=self._age)
             if spots and ranks:
                 root = self._crossed(spots)
                 roots[root.kind, spots[0]] = root
@@ -254,27 +255,31 @@ class _Job:
                 roots[root.kind, spots[0] if root.kind != "all_in" else root.group] = root
             else:
                 idle[ranks[0]] = []
-        for spot, lacks in self.lacks.items():
-            for rank in lacks:
+        for spot, waits_for in self.waits_for.items():
+            for rank in waits_for:
                 if rank in idle:
                     idle[rank].append(spot)
         roots.update(self._absent({rank: spots for rank, spots in idle.items() if spots}))
         absent = {rank for root in roots.values() if root.kind == "absent" for rank in root.ranks}
-        rest = sorted({*self.recorded} - {*self.first} - absent)
-        if absent and rest:
+        idle_ranks = sorted({*self.recorded} - {*self.oldest} - absent)
+        if absent and idle_ranks:
             roots["idle", 0] = Root(
                 kind="idle",
-                ranks=tuple(rest),
-                few=(len(absent) + len(rest) + self.missing) * 2 < len(self.recorded),
+                ranks=tuple(idle_ranks),
+                few=(len(absent) + len(idle_ranks) + self.unrecorded) * 2 < len(self.recorded),
             )
         if self.stalled:
             failed = tuple(sorted(self.stalled))
-            few = (len(failed) + self.missing) * 2 < len(self.recorded) + self.missing
+            few = self._are_few(failed)
             roots["stalled", 0] = Root(kind="stalled", ranks=failed if few else (), few=few)
-        last = ("no_dump", "idle")
+        last_kinds = ("no_dump", "idle")
         return sorted(
-            roots.values(), key=lambda root: (root.kind in last, root.since_ns, root.group)
+            roots.values(), key=lambda root: (root.kind in last_kinds, root.since_ns, root.group)
         )
+
+    def _are_few(self, ranks: Collection[int]) -> bool:
+        """Whether these are the minority, even if all ranks without a recording belong to them."""
+        return (len(ranks) + self.unrecorded) * 2 < len(self.recorded) + self.unrecorded
 
     def _age(self, spot: Spot) -> tuple[object, ...]:
         """Orders calls: the oldest first, and those of one time always alike."""
@@ -282,21 +287,20 @@ class _Job:
 
     def _absent(self, idle: Mapping[int, Sequence[Spot]]) -> dict[tuple[Kind, object], Root]:
         """Ranks that wait nowhere, by the call that the others wait in."""
-        here = [rank for rank in idle if rank in self.recorded]
-        total = len(self.recorded)
-        few = (len(here) + self.missing) * 2 < total + self.missing
-        if here and not few and len(here) * 2 > total:
-            spots = {spot for rank in here for spot in idle[rank]}
-            odd = sorted({rank for spot in spots for rank in self.at[spot]})
-            enough = (len(odd) + self.missing) * 2 < total + self.missing
-            first = min(spots, key=self.since_ns.__getitem__)
-            return {("extra", first): self._root("extra", first, odd if enough else ())}
-        most = (
-            (rank, min(spots, key=lambda spot: (-len(self.at[spot]), self.since_ns[spot])))
+        recorded_ranks = [rank for rank in idle if rank in self.recorded]
+        few = self._are_few(recorded_ranks)
+        if recorded_ranks and not few and len(recorded_ranks) * 2 > len(self.recorded):
+            spots = {spot for rank in recorded_ranks for spot in idle[rank]}
+            odd = sorted({rank for spot in spots for rank in self.ranks_at[spot]})
+            oldest = min(spots, key=self.since_ns.__getitem__)
+            root = self._root("extra", oldest, odd if self._are_few(odd) else ())
+            return {("extra", oldest): root}
+        main_spots = (
+            (rank, min(spots, key=lambda spot: (-len(self.ranks_at[spot]), self.since_ns[spot])))
             for rank, spots in idle.items()
         )
         kinds: tuple[Kind, Kind] = ("no_dump", "absent")
-        by_spot = grouped(((kinds[rank in self.recorded], spot), rank) for rank, spot in most)
+        by_spot = grouped(((kinds[rank in self.recorded], spot), rank) for rank, spot in main_spots)
         roots: dict[tuple[Kind, object], Root] = {
             (kind, spot): self._root(kind, spot, ranks, few=few)
             for (kind, spot), ranks in by_spot.items()
@@ -313,16 +317,16 @@ class _Job:
         another, nothing shows that any of these calls is right, or most ranks make the next call
         first.
         """
-        waiting = self.first.values()
+        waiting = self.oldest.values()
         right = [
-            self.usual.is_right(Made(spot.group, spot.number, self._made(spot)), self.at[spot])
-            for spot, lacks in self.lacks.items()
-            if spot.rank < 0 and self.no_dump.intersection(lacks)
+            self.usual.is_right(Collective(*spot[:2], self._calls_at(spot)), self.ranks_at[spot])
+            for spot, waits_for in self.waits_for.items()
+            if spot.rank < 0 and self.no_dump.intersection(waits_for)
         ]
         return (
-            self.missing == 1
+            self.unrecorded == 1
             and len(waiting) == len(self.recorded)
-            and not (self.begun and any(call.state == "scheduled" for call in waiting))
+            and not (self.shows_starts and any(call.state == "scheduled" for call in waiting))
             and False not in right
             and (True in right or not right)
             and not self.usual.is_out_of_order(self.pending)
@@ -330,73 +334,71 @@ class _Job:
 
     def _all_in(self, spot: Spot) -> Root:
         """All have come to this call: their calls differ, or some GPUs have not begun it."""
-        made = self._made(spot)
-        if len(sides(made)) > 1:
+        calls = self._calls_at(spot)
+        if len(sides(calls)) > 1:
             members = spot.group.members
-            missing = len(self.no_dump.intersection(members)) if members else self.missing
-            odd = self.usual.odd_side(Made(spot.group, spot.number, made), missing)
+            unrecorded = len(self.no_dump.intersection(members)) if members else self.unrecorded
+            odd = self.usual.odd_side(Collective(spot.group, spot.number, calls), unrecorded)
             return self._root("differs", spot, odd)
         if spot.rank >= 0:
-            peers = (peer for _, peer in self._peers(spot.rank, self.first[spot.rank]))
-            made = {rank: self.first[rank] for rank in (spot.rank, *peers)}
-        late = self._late(made)
+            peers = (peer for _, peer in self._peers(spot.rank, self.oldest[spot.rank]))
+            calls = {rank: self.oldest[rank] for rank in (spot.rank, *peers)}
+        late = self._late(calls)
         return self._root("not_started" if late else "all_in", spot, late)
 
     @staticmethod
-    def _late(made: Mapping[int, Call]) -> list[int]:
+    def _late(calls: Mapping[int, Call]) -> list[int]:
         """The ranks whose GPU has not begun a call that others have begun."""
-        late = [rank for rank, call in made.items() if call.state == "scheduled"]
-        return late if any(call.state == "started" for call in made.values()) else []
+        late = [rank for rank, call in calls.items() if call.state == "scheduled"]
+        return late if any(call.state == "started" for call in calls.values()) else []
 
-    def _made(self, spot: Spot) -> dict[int, Call]:
+    def _calls_at(self, spot: Spot) -> dict[int, Call]:
         if spot.rank >= 0:
-            return {spot.rank: self.first[spot.rank]}
+            return {spot.rank: self.oldest[spot.rank]}
         return self.calls[spot.group, spot.number]
 
     def _crossed(self, spots: Sequence[Spot]) -> Root:
         """Ranks that wait for each other: those few without whose wait no circle is left."""
-        after = {
-            spot: {at for rank in self.lacks[spot] if (at := self.spot.get(rank)) in self.lacks}
-            & {*spots}
+        edges = {
+            spot: {*spots}.intersection(map(self.spot_of.get, self.waits_for[spot]))
             for spot in spots
         }
         # Of the ranks in a call, only those for which other calls of the circle wait.
-        wanted = {rank for spot in spots for rank in self.lacks[spot]}
-        blocking = {spot: [rank for rank in self.at[spot] if rank in wanted] for spot in spots}
-        least: list[Spot] = []
+        awaited = {rank for spot in spots for rank in self.waits_for[spot]}
+        blocking = {spot: sorted(awaited.intersection(self.ranks_at[spot])) for spot in spots}
+        smallest: list[Spot] = []
         for spot in sorted(spots, key=lambda spot: len(blocking[spot])):
-            if least and len(blocking[spot]) > len(blocking[least[0]]):
+            if smallest and len(blocking[spot]) > len(blocking[smallest[0]]):
                 break
-            if not _circle_without(spot, after):
-                least.append(spot)
-        if len(least) == 2:  # noqa: PLR2004
-            first, second = (self.first[self.at[spot][0]] for spot in least)
-            parties = {rank: self.first[rank] for spot in least for rank in blocking[spot]}
-            later = self.usual.made_later(first, second, parties)
-            least = [least[later]] if later is not None else least
-        odd_ranks = blocking[least[0]] if len(least) == 1 else []
+            if not _circle_without(spot, edges):
+                smallest.append(spot)
+        if len(smallest) == 2:  # noqa: PLR2004
+            first, second = (self.oldest[self.ranks_at[spot][0]] for spot in smallest)
+            parties = {rank: self.oldest[rank] for spot in smallest for rank in blocking[spot]}
+            later_one = self.usual.later_call(first, second, parties)
+            smallest = [smallest[later_one]] if later_one is not None else smallest
+        odd_ranks = blocking[smallest[0]] if len(smallest) == 1 else []
         odd_ranks = odd_ranks if len(odd_ranks) * 2 < len(self.recorded) else []
-        others = max(
-            (spot for spot in spots if spot not in least[:1]), key=lambda spot: len(self.at[spot])
-        )
+        rest = [spot for spot in spots if spot not in smallest[:1]]
+        others = max(rest, key=lambda spot: len(self.ranks_at[spot]))
         root = self._root("crossed", others, odd_ranks)
-        made = [
-            (tuple(sorted(blocking[spot])), self._at_words(spot)) for spot in (others, *least[:1])
+        call_sides = [
+            (tuple(blocking[spot]), self._call_at(spot)) for spot in (others, *smallest[:1])
         ]
-        return replace(root, calls=tuple(made))
+        return replace(root, calls=tuple(call_sides))
 
-    def _at_words(self, spot: Spot) -> str:
-        call = self.first[self.at[spot][0]]
-        return f"{words(call)} of {group_words(call)}"
+    def _call_at(self, spot: Spot) -> str:
+        call = self.oldest[self.ranks_at[spot][0]]
+        return f"{call_words(call)} of {group_words(call)}"
 
     def _root(self, kind: Kind, spot: Spot, ranks: Iterable[int], *, few: bool = True) -> Root:
-        call = self.first[self.at[spot][0]]
+        call = self.oldest[self.ranks_at[spot][0]]
         return Root(
             kind=kind,
             ranks=tuple(sorted(ranks)),
             group=group_words(call),
             number=call.number,
-            calls=sides(self._made(spot)),
+            calls=sides(self._calls_at(spot)),
             since_ns=self.since_ns[spot],
             few=few,
         )
@@ -404,17 +406,17 @@ class _Job:
     def _ends(self) -> list[set[int | Spot]]:
         """The strongly connected parts of the graph of waits that lead to no other part."""
         edges: dict[int | Spot, Sequence[int | Spot]] = {}
-        for spot, lacks in self.lacks.items():
+        for spot, waits_for in self.waits_for.items():
             # A call in which ranks differ does not end, whoever comes to it.
             # A rank without a dump may wait too: it is an end only if no other rank is missing.
-            here = [rank for rank in lacks if rank in self.recorded]
-            ends = spot in self.differing or (not here and self._late(self._made(spot)))
-            edges[spot] = () if ends else here or lacks
-            for rank in self.at[spot]:
+            recorded = [rank for rank in waits_for if rank in self.recorded]
+            is_end = spot in self.differing or (not recorded and self._late(self._calls_at(spot)))
+            edges[spot] = () if is_end else recorded or waits_for
+            for rank in self.ranks_at[spot]:
                 edges[rank] = (spot,)
         return [
-            part for part in _connected(edges)
-            if not any(after not in part for end in part for after in edges.get(end, ()))
+            component for component in _components(edges)
+            if all(component.issuperset(edges.get(member, ())) for member in component)
         ]  # fmt: skip
 
     # -- the table
@@ -422,8 +424,8 @@ class _Job:
     def rows(self) -> list[Wait]:
         """One row per collective; like sends and receives of several groups are one row."""
         folded: dict[tuple[object, ...], tuple[list[int], set[int], Call]] = {}
-        for spot, ranks in self.at.items():
-            call = self.first[ranks[0]]
+        for spot, ranks in self.ranks_at.items():
+            call = self.oldest[ranks[0]]
             ops = " and ".join(
                 dict.fromkeys(re.findall(r"send|recv", " ".join(call.parts or (call.op,))))
             )
@@ -431,24 +433,24 @@ class _Job:
             key: tuple[object, ...] = like if spot.rank >= 0 else (spot, ops, call.state)
             row = folded.setdefault(key, ([], set(), call))
             row[0].extend(ranks)
-            row[1].update(self.lacks[spot])
+            row[1].update(self.waits_for[spot])
         rows = []
-        for key, (ranks, lacks, call) in folded.items():
-            several = call.alone and len(ranks) > 1
+        for key, (ranks, missing_ranks, call) in folded.items():
+            is_folded = call.alone and len(ranks) > 1
             rows.append(Wait(
                 ranks=tuple(sorted(ranks)),
-                group=str(key[0]) if several else group_words(call),
-                number=0 if several else call.number,
-                call=str(key[1]) if several else words(call),
-                state=call.state, waits_for=tuple(sorted(lacks)),
+                group=str(key[0]) if is_folded else group_words(call),
+                number=0 if is_folded else call.number,
+                call=str(key[1]) if is_folded else call_words(call),
+                state=call.state, waits_for=tuple(sorted(missing_ranks)),
             ))  # fmt: skip
         return sorted(rows, key=lambda row: (not row.waits_for, -len(row.ranks), row.ranks))
 
 
-def _circle_without(spot: Spot, after: Mapping[Spot, Collection[Spot]]) -> bool:
+def _circle_without(spot: Spot, edges: Mapping[Spot, Collection[Spot]]) -> bool:
     """Whether a circle of waits is left if the ranks at `spot` did not wait."""
     try:
-        TopologicalSorter({**after, spot: ()}).prepare()
+        TopologicalSorter({**edges, spot: ()}).prepare()
     except CycleError:
         return True
     return False
@@ -458,39 +460,39 @@ def _is_world(group: Group) -> bool:
     return group.name in ("0", "default_pg")
 
 
-def _connected(edges: Mapping[int | Spot, Sequence[int | Spot]]) -> list[set[int | Spot]]:
+def _components(edges: Mapping[int | Spot, Sequence[int | Spot]]) -> list[set[int | Spot]]:
     """Tarjan's algorithm, without recursion: a chain of waits can have thousands of ranks."""
     order: dict[int | Spot, int] = {}
     low: dict[int | Spot, int] = {}
     stack: list[int | Spot] = []
     on_stack: set[int | Spot] = set()
-    parts = []
+    components = []
     for start in edges:
         if start in order:
             continue
-        way = [(start, iter(edges[start]))]
+        path = [(start, iter(edges[start]))]
         order[start] = low[start] = len(order)
         stack.append(start)
         on_stack.add(start)
-        while way:
-            here, after = way[-1]
-            for target in after:
+        while path:
+            node, targets = path[-1]
+            for target in targets:
                 if target not in order:
                     order[target] = low[target] = len(order)
                     stack.append(target)
                     on_stack.add(target)
-                    way.append((target, iter(edges.get(target, ()))))
+                    path.append((target, iter(edges.get(target, ()))))
                     break
                 if target in on_stack:
-                    low[here] = min(low[here], order[target])
+                    low[node] = min(low[node], order[target])
             else:
-                way.pop()
-                if way:
-                    low[way[-1][0]] = min(low[way[-1][0]], low[here])
-                if low[here] == order[here]:
-                    part = set()
-                    while here not in part:
-                        part.add(stack.pop())
-                    on_stack -= part
-                    parts.append(part)
-    return parts
+                path.pop()
+                if path:
+                    low[path[-1][0]] = min(low[path[-1][0]], low[node])
+                if low[node] == order[node]:
+                    component = set()
+                    while node not in component:
+                        component.add(stack.pop())
+                    on_stack -= component
+                    components.append(component)
+    return components

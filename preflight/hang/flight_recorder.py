@@ -151,14 +151,14 @@ def read(
     except RefusedError as error:
         return Unreadable(f"no recording: {error}")
     fields = document if isinstance(document, dict) else {}
-    every = fields.get("entries", [] if "pg_status" in fields else None)
-    if not isinstance(every, list):
+    entry_list = fields.get("entries", [] if "pg_status" in fields else None)
+    if not isinstance(entry_list, list):
         return Unreadable("no recording: it has no entries")
-    entries = [entry for entry in every[-MOST_CALLS:] if isinstance(entry, dict)]
-    once, reader = _Once(), _Reader()
-    picked = reader.calls(entries, once, latest)
+    entries = [entry for entry in entry_list[-MOST_CALLS:] if isinstance(entry, dict)]
+    reader = _Reader()
+    calls = reader.calls(entries, latest)
     return Recording(
-        calls=tuple(picked),
+        calls=tuple(calls),
         members=_members(fields.get("pg_config")),
         enqueued=_enqueued(fields.get("pg_status"), reader.names),
         batched=tuple(sorted(reader.batched)),
@@ -177,19 +177,19 @@ class _Reader:
         """The group of each `pg_id`, which is another number on each rank."""
         self.batched: set[str] = set()
         self.first_pending = False
-        self._seen: dict[tuple[str, bool], int] = {}
+        self._counts: dict[tuple[str, bool], int] = {}
         self._ended: set[tuple[str, bool]] = set()
         self._parts: dict[tuple[str, bool, Any], list[str]] = {}
 
-    def calls(self, entries: list[dict[Any, Any]], once: _Once, latest: int) -> list[Call]:
+    def calls(self, entries: list[dict[Any, Any]], latest: int) -> list[Call]:
         """The calls, oldest first."""
-        unfinished = 0
+        unfinished, shared = 0, _SharedValues()
         calls, numbers = [], set[int]()
         for entry, ended, parts in self._pick(entries, latest):
             unfinished += not ended
             if not ended and unfinished > max(latest, _UNFINISHED):
                 continue
-            call = once(_call, entry)
+            call = shared(_call, entry)
             if call is None:
                 continue
             if (pg := _number(entry.get("pg_id"))) is not None:
@@ -231,8 +231,8 @@ class _Reader:
                 self._ended.add(stream)
             # The calls of a group run in their order.
             ended = ended or (not by_host and stream in self._ended)
-            self._seen[stream] = self._seen.get(stream, 0) + 1
-            if not ended or self._seen[stream] <= latest:
+            self._counts[stream] = self._counts.get(stream, 0) + 1
+            if not ended or self._counts[stream] <= latest:
                 picked.append((entry, ended, parts))
             self.first_pending = not ended
         picked.reverse()
@@ -241,22 +241,22 @@ class _Reader:
 
 def _is_full(entries: list[dict[Any, Any]]) -> bool:
     """Whether these are the newest of more calls, and not only the unfinished ones."""
-    first, last = (_number(entries[at].get("record_id")) or 0 for at in (0, -1))
+    first, last = (_number(entries[place].get("record_id")) or 0 for place in (0, -1))
     return first > 0 and len(entries) >= _FULL and last - first == len(entries) - 1
 
 
 def _members(config: Any) -> dict[str, tuple[int, ...]]:
     """`{"5": {"ranks": "[0, 4]"}}`; gloo's has no name and is of any group."""
     members: dict[str, tuple[int, ...]] = {}
-    by_text, room = dict[str, tuple[int, ...] | None](), _MEMBERS
+    by_text, chars_left = dict[str, tuple[int, ...] | None](), _MEMBERS
     for name, group in config.items() if isinstance(config, dict) else ():
-        text = group.get("ranks") if isinstance(group, dict) else None
-        if not isinstance(text, str) or not _text(name) or len(members) == _GROUPS:
+        rank_list = group.get("ranks") if isinstance(group, dict) else None
+        if not isinstance(rank_list, str) or not _text(name) or len(members) == _GROUPS:
             continue
-        if text not in by_text and len(text) <= room:
-            room -= len(text)
-            by_text[text] = _ranks(text)
-        ranks = by_text.get(text)
+        if rank_list not in by_text and len(rank_list) <= chars_left:
+            chars_left -= len(rank_list)
+            by_text[rank_list] = _ranks(rank_list)
+        ranks = by_text.get(rank_list)
         if ranks is not None:
             members[_text(name)] = ranks
     return members
@@ -304,22 +304,22 @@ def _json(data: bytes) -> Any:
         raise RefusedError("its JSON is cut off or damaged") from error
 
 
-class _Once:
+class _SharedValues:
     """Reads a shared value once: 400 bytes can refer to one value a million times."""
 
     def __init__(self) -> None:
-        self._read: dict[tuple[object, int], Any] = {}
+        self._converted: dict[tuple[object, int], Any] = {}
 
-    def __call__(self, read: Callable[[Any, _Once], T], value: Any) -> T:
-        """The result of `read` for this object, which lives as long as the recording."""
-        key = read, id(value)
-        if key not in self._read:
-            self._read[key] = read(value, self)
-        return cast("T", self._read[key])
+    def __call__(self, convert: Callable[[Any, _SharedValues], T], value: Any) -> T:
+        """The result of `convert` for this object, which lives as long as the recording."""
+        key = convert, id(value)
+        if key not in self._converted:
+            self._converted[key] = convert(value, self)
+        return cast("T", self._converted[key])
 
 
-def _call(entry: dict[Any, Any], once: _Once) -> Call | None:
-    name, about = _group(entry)
+def _call(entry: dict[Any, Any], shared: _SharedValues) -> Call | None:
+    group, about = _group(entry)
     alone = entry.get("is_p2p") is True
     number = _number(entry.get("p2p_seq_id" if alone else "collective_seq_id"))
     backend, _, op = map(_text, _profiling_name(entry))
@@ -327,45 +327,45 @@ def _call(entry: dict[Any, Any], once: _Once) -> Call | None:
         return None
     retired = entry.get("retired")
     return Call(
-        group=name,
+        group=group,
         about=about,
         number=number,
         alone=alone,
         op=op,
-        sizes=once(_sizes, entry.get("input_sizes")),
-        shapeless=not once(_has_shapes, entry.get("input_sizes")),
-        types=once(_types, entry.get("input_dtypes")),
+        sizes=shared(_sizes, entry.get("input_sizes")),
+        shapeless=not shared(_has_shapes, entry.get("input_sizes")),
+        types=shared(_types, entry.get("input_dtypes")),
         state=_text(entry.get("state")),
         retired=retired if isinstance(retired, bool) else None,
         begun_ns=_number(entry.get("time_created_ns")) or 0,
         place=_number(entry.get("record_id")) or 0,
-        frames=once(_lines, entry.get("frames")),
+        frames=shared(_lines, entry.get("frames")),
         backend=backend,
     )
 
 
-def _has_shapes(value: Any, _: _Once) -> bool:
+def _has_shapes(value: Any, _: _SharedValues) -> bool:
     return isinstance(value, (list, tuple)) and all(
         isinstance(shape, (list, tuple)) for shape in value[:_TENSORS]
     )
 
 
-def _types(value: Any, _: _Once) -> tuple[str, ...]:
+def _types(value: Any, _: _SharedValues) -> tuple[str, ...]:
     return tuple(_text(dtype) for dtype in _list(value, _TENSORS))
 
 
-def _lines(value: Any, once: _Once) -> tuple[Line, ...]:
-    return tuple(once(_line, frame) for frame in _list(value, _FRAMES))
+def _lines(value: Any, shared: _SharedValues) -> tuple[Line, ...]:
+    return tuple(shared(_line, frame) for frame in _list(value, _FRAMES))
 
 
-def _line(frame: Any, _: _Once) -> Line:
+def _line(frame: Any, _: _SharedValues) -> Line:
     fields = frame if isinstance(frame, dict) else {}
     return Line(
         _text(fields.get("name")), _text(fields.get("filename")), _number(fields.get("line")) or 0
     )
 
 
-def _sizes(value: Any, _: _Once) -> tuple[tuple[int, ...], ...]:
+def _sizes(value: Any, _: _SharedValues) -> tuple[tuple[int, ...], ...]:
     return tuple(
         tuple(_number(size) or 0 for size in _list(shape, _DIMENSIONS))
         for shape in _list(value, _TENSORS)

@@ -65,10 +65,10 @@ class _Machine:
         self.data = data
         self.at = self.steps = 0
         self.stack: list[Any] = []
-        self.below: list[list[Any]] = []
+        self.marked: list[list[Any]] = []
         """The stacks below each mark."""
         self.memo: dict[int, Any] = {}
-        self.usual: list[Any] = []
+        self.last_keys: list[Any] = []
         """The keys of the last dictionary: those of all entries are the same."""
         self.shapes: dict[int, list[_Shape]] = {}
         """Of the entries so far, by their length."""
@@ -98,12 +98,12 @@ class _Machine:
                 stack.append(data[at])
                 at += 1
             elif code == _OPEN:
-                self.below.append(stack)
+                self.marked.append(stack)
                 stack = []
             elif code == _LIST:
                 stack.append([])
             elif code == _EXTEND:
-                batch, stack = stack, self.below.pop()
+                batch, stack = stack, self.marked.pop()
                 if type(stack[-1]) is not list:
                     raise RefusedError(f"byte {at - 1} puts something into what holds nothing")
                 stack[-1].extend(batch)
@@ -114,7 +114,7 @@ class _Machine:
                 at += 2
             elif code == _PUT:
                 self.stack = stack
-                self.keep(data[at])
+                self.memoize(data[at])
                 at += 1
             elif code == _NONE:
                 stack.append(None)
@@ -123,7 +123,7 @@ class _Machine:
             elif code == _FALSE:
                 stack.append(False)
             elif code == _DICT:
-                shape, numbers = self.alike(at)
+                shape, numbers = self.known_shape(at)
                 begun = at, self.steps
                 if shape and self.steps + shape.steps <= most:
                     stack.append(shape.read(numbers))
@@ -144,13 +144,13 @@ class _Machine:
                 step(self)
                 at, stack = self.at, self.stack
                 if code == _ITEMS and begun[0]:
-                    self.learn(data[begun[0] : at], stack[-1], self.steps - begun[1])
+                    self.learn_shape(data[begun[0] : at], stack[-1], self.steps - begun[1])
                     begun = 0, 0
         self.at = at
         raise RefusedError(f"it takes more than {most:,} steps")
 
     def _only(self) -> Any:
-        if len(self.stack) != 1 or self.below:
+        if len(self.stack) != 1 or self.marked:
             raise RefusedError("it holds no single value")
         return self.stack[0]
 
@@ -172,9 +172,9 @@ class _Machine:
 
     # -- the stack
 
-    def since_mark(self) -> list[Any]:
+    def pop_to_mark(self) -> list[Any]:
         """Pop everything after the last mark."""
-        batch, self.stack = self.stack, self.below.pop()
+        batch, self.stack = self.stack, self.marked.pop()
         return batch
 
     def top(self, kind: type) -> Any:
@@ -184,11 +184,11 @@ class _Machine:
         return value
 
     def items(self) -> None:
-        items = self.since_mark()
+        items = self.pop_to_mark()
         keys = items[::2]
-        if keys != self.usual or self.numbers:
-            self.named(keys)
-            self.usual = keys
+        if keys != self.last_keys or self.numbers:
+            self.check_keys(keys)
+            self.last_keys = keys
         self.top(dict).update(zip(keys, items[1::2], strict=True))
 
     def append(self) -> None:
@@ -197,10 +197,10 @@ class _Machine:
 
     def item(self) -> None:
         value, key = self.stack.pop(), self.stack.pop()
-        self.named([key])
+        self.check_keys([key])
         self.top(dict)[key] = value
 
-    def named(self, keys: list[Any]) -> None:
+    def check_keys(self, keys: list[Any]) -> None:
         """Refuse keys that are slow to hash (nested tuples), or easy to collide (long numbers).
 
         Also texts that are so long that comparing two equal ones again and again is slow.
@@ -228,12 +228,12 @@ class _Machine:
             raise RefusedError(f"byte {self.at - 1}: a number of {size} bytes")
         self.stack.append(int.from_bytes(self.take(size), "little", signed=True))
 
-    def keep(self, place: int) -> None:
+    def memoize(self, place: int) -> None:
         if place in self.memo:
             self.shapes.clear()
         self.memo[place] = self.stack[-1]
 
-    def alike(self, at: int) -> tuple[_Shape | None, tuple[Any, ...]]:
+    def known_shape(self, at: int) -> tuple[_Shape | None, tuple[Any, ...]]:
         """The shape of the entry that begins here, and the numbers in it."""
         if at > self.end:  # of the entry, if none of its numbers has these bytes
             place = self.data.find(b"u}(", at)
@@ -246,29 +246,29 @@ class _Machine:
                 self.steps += 1
         return None, ()
 
-    def learn(self, data: bytes, entry: dict[Any, Any], steps: int) -> None:
+    def learn_shape(self, data: bytes, entry: dict[Any, Any], steps: int) -> None:
         """Keep the bytes of an entry but for its numbers: the next one may have the same."""
-        alike = self.shapes.setdefault(len(data) - 1, [])
-        if len(data) > _LONGEST or len(alike) == _ALIKE or not _ENTRY(data):
+        shapes = self.shapes.setdefault(len(data) - 1, [])
+        if len(data) > _LONGEST or len(shapes) == _MOST_SHAPES or not _ENTRY(data):
             return
         items, names = _ITEM.findall(data), [*entry]
         if 2 * len(names) != len(items) or not all(type(name) is str for name in names):
             return
-        form, same, keys = "<", 1, []
+        format_text, constant_bytes, keys = "<", 1, []
         for place, item in enumerate(items):
-            same += len(item)
+            constant_bytes += len(item)
             if item[0] in _FORMATS:
                 kind, size = _FORMATS[item[0]]
-                form += f"{same - size}s{kind}"
-                same = 0
+                format_text += f"{constant_bytes - size}s{kind}"
+                constant_bytes = 0
                 keys.append(names[place // 2])
-        fields = struct.Struct(f"{form}{same + 1}s")
+        fields = struct.Struct(f"{format_text}{constant_bytes + 1}s")
         reals = tuple(key for key in keys if type(entry[key]) is float)
-        alike.append(
+        shapes.append(
             _Shape(dict(entry), tuple(keys), reals, fields.unpack(data)[::2], fields, steps)
         )
 
-    def dropped(self) -> None:
+    def pop(self) -> None:
         self.stack.pop()  # IndexError for a mark
 
 
@@ -304,14 +304,14 @@ _TRUE, _FALSE, _DICT, _ITEMS, _REAL = b"\x88\x89}uG"
 _FORMATS = {
     _BYTE: ("B", 1), _SHORT: ("H", 2), ord("J"): ("i", 4), 0x8A: ("q", 8), _REAL: ("8s", 8),
 }  # fmt: skip
-_ALIKE, _LONGEST = 16, 4096
+_MOST_SHAPES, _LONGEST = 16, 4096
 """Shapes of one length; bytes of a shape."""
-_KNOWN = rb"h.|j.{4}"
+_MEMO_REFERENCE = rb"h.|j.{4}"
 _NUMBER = rb"K.|M..|J.{4}|\x8a\x08.{8}|G.{8}"
-_FLAT = rb"\](?:\((?:%b|%b)*+e)?" % (_KNOWN, _NUMBER)
+_FLAT = rb"\](?:\((?:%b|%b)*+e)?" % (_MEMO_REFERENCE, _NUMBER)
 _ITEM = re.compile(
     rb"(?:%b){2}\x86|%b|%b|[N\x88\x89]|\](?:\((?:%b|%b|%b)*+e)?"
-    % (_KNOWN, _KNOWN, _NUMBER, _KNOWN, _NUMBER, _FLAT),
+    % (_MEMO_REFERENCE, _MEMO_REFERENCE, _NUMBER, _MEMO_REFERENCE, _NUMBER, _FLAT),
     re.DOTALL,
 )
 _ENTRY = re.compile(rb"\((?:%b)*+u" % _ITEM.pattern, re.DOTALL).fullmatch
@@ -331,13 +331,13 @@ _STEPS: dict[int, Any] = {
     ord("a"): _Machine.append,
     ord("s"): _Machine.item,
     ord("u"): _Machine.items,
-    ord("t"): lambda m: m.stack.append(tuple(m.since_mark())),
+    ord("t"): lambda m: m.stack.append(tuple(m.pop_to_mark())),
     0x85: lambda m: m.tuple_of(1),
     0x86: lambda m: m.tuple_of(2),
     0x87: lambda m: m.tuple_of(3),
-    ord("l"): lambda m: m.stack.append(m.since_mark()),
-    ord("r"): lambda m: m.keep(m.count(4)),
-    0x94: lambda m: m.keep(len(m.memo)),
+    ord("l"): lambda m: m.stack.append(m.pop_to_mark()),
+    ord("r"): lambda m: m.memoize(m.count(4)),
+    0x94: lambda m: m.memoize(len(m.memo)),
     ord("j"): lambda m: m.stack.append(m.memo[m.count(4)]),
-    ord("0"): _Machine.dropped,
+    ord("0"): _Machine.pop,
 }

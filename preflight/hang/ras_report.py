@@ -188,7 +188,7 @@ def _absent(row: _Rank) -> Absent:
 
 
 _NUMBER = r"(\d{1,15})"
-_GROUP = re.compile(rf" {{0,9}}{_NUMBER} +{_NUMBER} +{_NUMBER} +[\d-]{{1,15}} +{_NUMBER} ")
+_SIZE_ROW = re.compile(rf" {{0,9}}{_NUMBER} +{_NUMBER} +{_NUMBER} +[\d-]{{1,15}} +{_NUMBER} ")
 _SECTION = re.compile(rf"#{_NUMBER}-{_NUMBER} \(([0-9a-f]{{1,16}})\) (INCOMPLETE|ERROR|MISMATCH)")
 _RANK = re.compile(
     rf"  Rank {_NUMBER} (?:(?:has launched up to operation {_NUMBER}|(has not launched any)"
@@ -196,13 +196,13 @@ _RANK = re.compile(
     rf"(?:GPU {_NUMBER}(?: \(NVML \d{{1,15}}\))? managed by process {_NUMBER} on node (\S{{1,64}})"
     r"|\[process)"
 )
-_MANY = re.compile(
+_MANY_RANKS = re.compile(
     rf"  {_NUMBER} ranks (?:have launched up to operation {_NUMBER}|(have not launched any)"
     r" operations|have status ([A-Z]{1,12})|reported ([A-Z][A-Za-z ]{1,40})$)"
 )
 _TOPIC = re.compile(r"  Communicator ranks have different (\w{1,32})")
 _PROCESS = re.compile(rf"  Process {_NUMBER} on node (\S{{1,64}}) managing GPU")
-_LIST = re.compile(r"  The (missing|unknown) ranks?: ([\d,]{1,1024})$")
+_RANK_LIST = re.compile(r"  The (missing|unknown) ranks?: ([\d,]{1,1024})$")
 _VERSION = re.compile(r"NCCL version (\d{1,4}(?:\.\d{1,4}){1,3})")
 _END = "Warnings"
 """The last heading: a report without it was cut off."""
@@ -216,7 +216,7 @@ class _Topic:
         self.values: dict[int, str] = {}
         self.unlisted: dict[str, None] = {}
 
-    def rest(self) -> str | None:
+    def unlisted_value(self) -> str | None:
         """The value of all ranks that are not listed; None if there are several."""
         return next(iter(self.unlisted)) if len(self.unlisted) == 1 else None
 
@@ -232,23 +232,23 @@ class _Section:
 
     def communicator(self, dead: set[tuple[str, int]]) -> Communicator:
         """Return it with all of its ranks, those of the largest group without their process."""
-        every = (pair for topic in self.topics for pair in topic.values.items())
-        left = [rank for rank, value in every if value in ("NOCOMM", "UNKNOWN")]
-        missing: dict[int, Absence] = {**self.missing, **dict.fromkeys(left, "left")}
-        unknown = (("", -1), -1)
+        listed = (pair for topic in self.topics for pair in topic.values.items())
+        departed = [rank for rank, value in listed if value in ("NOCOMM", "UNKNOWN")]
+        missing: dict[int, Absence] = {**self.missing, **dict.fromkeys(departed, "left")}
+        unnamed = (("", -1), -1)
         processes = self.processes
         return Communicator(
             name=self.name,
             size=self.size,
             members=tuple(
-                self._member(rank, *processes.get(rank, unknown))
+                self._member(rank, *processes.get(rank, unnamed))
                 for rank in range(self.size)
                 if rank not in missing
             ),
             absent=tuple(
                 Absent(rank=rank, process=process, gpu=gpu, why="dead" if process in dead else why)
                 for rank, why in sorted(missing.items())
-                for process, gpu in [processes.get(rank, unknown)]
+                for process, gpu in [processes.get(rank, unnamed)]
             ),
         )
 
@@ -256,7 +256,7 @@ class _Section:
         counts: dict[str, int] = {}
         status, error = "RUNNING", ""
         for topic in self.topics:
-            value = topic.values.get(rank, topic.rest())
+            value = topic.values.get(rank, topic.unlisted_value())
             if topic.name == "status":
                 status = value or status
             elif topic.name == "error":
@@ -264,12 +264,12 @@ class _Section:
             elif value is not None and len(topic.unlisted) < 2:  # noqa: PLR2004
                 counts[topic.name] = int(value)
         return Member(
-            rank=rank, process=process, gpu=gpu, counts=counts, status=_WORDS.get(status, ""),
-            error=error,
+            rank=rank, process=process, gpu=gpu, counts=counts, error=error,
+            status=_STATUS_BY_WORD.get(status, ""),
         )  # fmt: skip
 
 
-_WORDS: dict[str, Status] = {
+_STATUS_BY_WORD: dict[str, Status] = {
     "INIT": "init", "RUNNING": "running", "FINALIZE": "finalize", "ABORT": "abort",
 }  # fmt: skip
 
@@ -308,23 +308,24 @@ class _TextReader:
 
     def read(self, line: str) -> None:
         """Take in one line."""
-        section, group, process = _SECTION.match(line), _GROUP.match(line), _PROCESS.match(line)
+        section, process = _SECTION.match(line), _PROCESS.match(line)
+        size_row = _SIZE_ROW.match(line)
         if line in ("INCOMPLETE", "DEAD"):
             self._why = "dead" if line == "DEAD" else "unresponsive"
         elif section:
-            self._open(f"#{section[1]}-{section[2]} {section[3]}", int(section[1]))
+            self._open_section(f"#{section[1]}-{section[2]} {section[3]}", int(section[1]))
             self._kind, self._topic = section[4], _Topic("error")
             if self._kind == "ERROR" and self._section and len(self._section.topics) < _MOST_TOPICS:
                 self._section.topics.append(self._topic)
-        elif group and not self.sections:
-            self._sizes[int(group[1])] = int(group[4])
-            self.number += int(group[2])
+        elif size_row and not self.sections:
+            self._sizes[int(size_row[1])] = int(size_row[4])
+            self.number += int(size_row[2])
         elif process:
             self.absent.append((process[2], int(process[1]), self._why))
         elif self._section is not None:
-            self._read_in(self._section, line)
+            self._read_difference(self._section, line)
 
-    def _open(self, name: str, group: int) -> None:
+    def _open_section(self, name: str, group: int) -> None:
         if name not in self.sections:
             size = self._sizes.get(group, 0)
             self._ranks += size
@@ -333,16 +334,16 @@ class _TextReader:
             self.sections[name] = _Section(name, size)
         self._section = self.sections[name]
 
-    def _read_in(self, section: _Section, line: str) -> None:
-        topic, many, rank = _TOPIC.match(line), _MANY.match(line), _RANK.match(line)
-        listed = _LIST.match(line)
+    def _read_difference(self, section: _Section, line: str) -> None:
+        topic, several, rank = _TOPIC.match(line), _MANY_RANKS.match(line), _RANK.match(line)
+        listed = _RANK_LIST.match(line)
         if topic:
             if len(section.topics) >= _MOST_TOPICS:
                 raise ReportError("its report repeats the differences of a communicator")
             self._topic = _Topic(topic[1])
             section.topics.append(self._topic)
-        elif many:
-            self._value = "0" if many[3] else many[2] or many[4] or many[5]
+        elif several:
+            self._value = "0" if several[3] else several[2] or several[4] or several[5]
             self._topic.unlisted[self._value] = None
         elif listed:
             why: Absence = "left" if listed[1] == "unknown" else "unresponsive"

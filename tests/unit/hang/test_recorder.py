@@ -228,9 +228,9 @@ def test_entries_of_the_same_bytes_are_read_at_once_and_as_ever(
         at = place % len(data)
         data = data[:at] + bytes(steps) + data[at + left_out :]
     results = []
-    for alike in (0, 16):
+    for shapes in (0, 16):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(plain_pickle, "_ALIKE", alike)
+            patch.setattr(plain_pickle, "_MOST_SHAPES", shapes)
             try:
                 results.append(repr((plain_pickle.plain_values(data), read(data))))
             except plain_pickle.RefusedError as error:
@@ -256,13 +256,13 @@ def test_few_entries_of_a_long_job_are_read_step_by_step(monkeypatch: pytest.Mon
     job.run()
     data = job.dump(1, entries=2000, timing=True, active=False, earlier=60, deep=20)
     learned: list[bytes] = []
-    learn = plain_pickle._Machine.learn
+    learn = plain_pickle._Machine.learn_shape
 
     def counted(machine: Any, content: bytes, *more: Any) -> None:
         learned.append(content)
         learn(machine, content, *more)
 
-    monkeypatch.setattr(plain_pickle._Machine, "learn", counted)
+    monkeypatch.setattr(plain_pickle._Machine, "learn_shape", counted)
     recording = read(data)
     assert isinstance(recording, Recording)
     assert len(recording.calls) > 1500
