@@ -38,7 +38,7 @@ _SPINS, _IDLES = 90, 5
 _FEW = 0.25
 _PARTLY = 0.7
 """Factor on confidence if some ranks' connections are unknown: more paths may be stuck."""
-_HARM = re.compile(r"^(?!.*(?:drop|discard|missed|wait|congest|ecn|cnp|pause|out_of_buffer))")
+_HARMFUL = re.compile(r"^(?!.*(?:drop|discard|missed|wait|congest|ecn|cnp|pause|out_of_buffer))")
 """Excludes counters that also move on healthy ports."""
 _XID = re.compile(r"NVRM: Xid \(([^)]{0,99})\): (\d+)")
 
@@ -49,7 +49,7 @@ def judge_network(case: Case) -> Diagnosis | None:
     """Judge by TCP retransmissions first, then by port counters, then by idle GPUs."""
     if not case.stuck:
         return None
-    return _stuck_connections(case) or _ports(case) or _idle_gpu(case)
+    return _stuck_connections(case) or _bad_ports(case) or _idle_gpu(case)
 
 
 # -- connections
@@ -60,7 +60,7 @@ def _stuck_connections(case: Case) -> Diagnosis | None:
     pairs = Counter(_pair(wire) for wire in stuck)
     if not pairs:
         return None
-    culprits, words, sure = _blamed(pairs, case)
+    culprits, words, sure = _culprits_of(pairs, case)
     if any(not member.look.connections for member in case.waiting):
         sure *= _PARTLY
     worst = sorted(stuck, key=lambda wire: -wire.end.retries)[:4]
@@ -81,7 +81,7 @@ def _stuck_connections(case: Case) -> Diagnosis | None:
     )
 
 
-def _blamed(pairs: Counter[Pair], case: Case) -> tuple[tuple[str, ...], str, float]:
+def _culprits_of(pairs: Counter[Pair], case: Case) -> tuple[tuple[str, ...], str, float]:
     """One path; otherwise the node that all paths share; otherwise the paths."""
     if len(pairs) == 1:
         node, other = next(iter(pairs))
@@ -122,7 +122,7 @@ def _proof(wire: Wire) -> str:
 # -- ports
 
 
-def _ports(case: Case) -> Diagnosis | None:
+def _bad_ports(case: Case) -> Diagnosis | None:
     """The ports of one node are down or count errors, and those of no other node."""
     if any(look.ports is None for look in case.looks.values()):
         return None  # a port that was not read may be as bad
@@ -150,7 +150,7 @@ def _odd_ports(case: Case) -> list[tuple[str, PortLook, str]]:
     odd = []
     for node, look in looks.items():
         for port in look.ports or ():
-            bad = {name: number for name, number in port.errors.items() if _HARM.search(name)}
+            bad = {name: number for name, number in port.errors.items() if _HARMFUL.search(name)}
             moved = ", ".join(f"{name} +{number}" for name, number in sorted(bad.items()))
             if port.up is False and up[port.name] * 2 > len(looks):
                 odd.append((node, port, "is down"))
@@ -236,25 +236,25 @@ def judge_places(case: Case) -> Diagnosis | None:
     if not case.stuck:
         return None
     groups = case.spots(case.waiting)
-    return _different(case, groups) if len(groups) > 1 else _same(case, groups[0])
+    return _several_places(case, groups) if len(groups) > 1 else _one_place(case, groups[0])
 
 
-def _different(case: Case, groups: list[tuple[RankState, ...]]) -> Diagnosis:
-    few = tuple(member for group in groups[1:] for member in group)
+def _several_places(case: Case, groups: list[tuple[RankState, ...]]) -> Diagnosis:
+    minority = tuple(member for group in groups[1:] for member in group)
     complete = len(case.waiting) == case.world
-    clear = len(few) * 2 < case.world and len(groups[0]) * 2 > case.world
+    is_minority = len(minority) * 2 < case.world and len(groups[0]) * 2 > case.world
     passing = any(member.kind == "p2p" for member in case.waiting)
     positions = "; ".join(describe(group) for group in groups[:4])
-    both = complete and case.world == 2  # noqa: PLR2004  either may be the wrong one
+    of_two = complete and case.world == 2  # noqa: PLR2004  either may be the wrong one
     single = tuple(group[0] for group in groups if len(group) == 1)
-    alone = complete and len(single) == 1 and not both
+    one_alone = complete and len(single) == 1 and not of_two
     blamed: tuple[RankState, ...] = ()
     sure = 0.4
-    if clear and not passing:
-        blamed, sure = few, 0.85 if len(few) == 1 else 0.65
-    elif alone:  # a link that carries nothing, or a stage of a pipeline, keeps several
+    if is_minority and not passing:
+        blamed, sure = minority, 0.85 if len(minority) == 1 else 0.65
+    elif one_alone:  # a link that carries nothing, or a stage of a pipeline, keeps several
         blamed, sure = single, 0.55
-    elif both and not passing:
+    elif of_two and not passing:
         blamed, sure = case.waiting, 0.65
     return Diagnosis(
         category="desync",
@@ -280,7 +280,7 @@ def _different(case: Case, groups: list[tuple[RankState, ...]]) -> Diagnosis:
     )
 
 
-def _same(case: Case, group: tuple[RankState, ...]) -> Diagnosis:
+def _one_place(case: Case, group: tuple[RankState, ...]) -> Diagnosis:
     place = group[0].place
     where = place.where if place else ""
     longer = look_longer(case)
@@ -331,7 +331,7 @@ def judge_calls(case: Case) -> Diagnosis | None:
     members = {member.rank: member for member in case.members}
     culprits = tuple(members[rank] for rank in root.ranks)
     if root.kind == "absent":
-        return _absent(root, culprits)
+        return _not_reached(root, culprits)
     calls_made = "; ".join(
         f"{ranks(callers)} {verb(len(callers), 'calls', 'call')} {call}"
         for callers, call in root.calls[:4]
@@ -353,14 +353,14 @@ def judge_calls(case: Case) -> Diagnosis | None:
     )
 
 
-def _absent(root: Root, members: tuple[RankState, ...]) -> Diagnosis:
+def _not_reached(root: Root, members: tuple[RankState, ...]) -> Diagnosis:
     callers, call = root.calls[0]
-    elsewhere = all(member.place is None or not member.waits for member in members)
+    none_waits = all(member.place is None or not member.waits for member in members)
     places = "; ".join(
         f"rank {member.rank} {describe_activity(member)}" for member in members[:3] if member.place
     )
     return Diagnosis(
-        category="odd_rank" if elsewhere else "desync",
+        category="odd_rank" if none_waits else "desync",
         culprits=rank_names(members),
         sentence=f"{describe_ranks(members)} {verb(len(members), 'has', 'have')} not reached call "
         f"{root.number} of {root.group}: {call}, in which {count(len(callers))} "
@@ -388,10 +388,10 @@ def recordings(case: Case) -> dict[int, Recording]:
     ]
     newest = max((written_s for _, written_s in fresh), default=0.0)
     by_rank = {}
-    allowed: dict[str, Allowance] = defaultdict(Allowance)
+    allowances: dict[str, Allowance] = defaultdict(Allowance)
     for member, written_s in fresh:
         if member.look.dump is not None and written_s >= newest - _APART_S:
-            recording = open_dump(member.look.dump, allowed[member.node])
+            recording = open_dump(member.look.dump, allowances[member.node])
             if isinstance(recording, Recording):
                 by_rank[member.rank] = recording
     return by_rank
@@ -403,9 +403,9 @@ def _frames(calls: Mapping[int, Recording], culprits: Iterable[int], number: int
     for rank in list(culprits)[:3]:
         call = next((call for call in calls[rank].calls if call.number == number), None)
         if call is not None and call.frames:
-            way = " < ".join(
+            path = " < ".join(
                 f"{frame.function} ({frame.file.rpartition('/')[2]}:{frame.line})"
                 for frame in call.frames[:5]
             )
-            lines.append(f"rank {rank}: {way}")
+            lines.append(f"rank {rank}: {path}")
     return lines

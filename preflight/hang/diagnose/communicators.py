@@ -87,19 +87,19 @@ def _missing(view: RasView) -> Diagnosis | None:
 
 def _between_halves(view: RasView, absent: Iterable[int], nodes: list[str]) -> Diagnosis:
     """One half of the nodes does not reach the other, and nothing shows on which side that lies."""
-    rest = set(range(view.world)).difference(absent)
-    others = view.whole_nodes(rest)
-    pair = len(nodes) == len(others) == 1
+    half = set(range(view.world)).difference(absent)
+    other_nodes = view.whole_nodes(half)
+    pair = len(nodes) == len(other_nodes) == 1
     return Diagnosis(
         category="link",
-        culprits=(f"path {min(nodes + others)}-{max(nodes + others)}",) if pair else (),
-        sentence=f"{view.names(rest)} and {view.names(absent)} do not reach each other, by NCCL's "
+        culprits=(f"path {min(nodes + other_nodes)}-{max(nodes + other_nodes)}",) if pair else (),
+        sentence=f"{view.names(half)} and {view.names(absent)} do not reach each other, by NCCL's "
         "RAS network, while all of their processes live",
         advice="measure the path between them, and look at the network interface that NCCL uses "
         "at both ends (NCCL_SOCKET_IFNAME)",
         evidence=(f"RAS: {ranks(absent)}: no answer to a rank of the other half",),
         confidence=0.7,
-        next=f"preflight check --nodes={fold(nodes + others)}",
+        next=f"preflight check --nodes={fold(nodes + other_nodes)}",
     )
 
 
@@ -137,24 +137,24 @@ def _early_leavers(view: RasView) -> Diagnosis | None:
             left |= {rank for rank in done if rank is not None}
         if group.absent or done:
             members |= {rank for rank in numbers if rank is not None}
-    few = left if len(left) <= len(members - left) else members - left
-    if not left or not few:
+    minority = left if len(left) <= len(members - left) else members - left
+    if not left or not minority:
         return None
-    finished = few is left
+    finished = minority is left
     words = (
-        f"{verb(len(few), 'has', 'have')} left a communicator in which others wait"
+        f"{verb(len(minority), 'has', 'have')} left a communicator in which others wait"
         if finished
-        else f"{verb(len(few), 'waits', 'wait')} in a communicator that the others have left"
+        else f"{verb(len(minority), 'waits', 'wait')} in a communicator that the others have left"
     )
     return Diagnosis(
         category="desync",
-        culprits=rank_names(few),
-        sentence=f"{view.names(few)} {words}",
+        culprits=rank_names(minority),
+        sentence=f"{view.names(minority)} {words}",
         advice="make the ranks do equally many steps: drop_last=True, equal batches, join()",
-        line=line_of(view.states(few)),
+        line=line_of(view.states(minority)),
         evidence=(f"RAS: {ranks(left)} answered, but not for this communicator",),
         confidence=0.7,
-        next=lint_of(view.states(few)),
+        next=lint_of(view.states(minority)),
     )  # fmt: skip
 
 
@@ -169,35 +169,35 @@ def _by_counts(view: RasView) -> Diagnosis | None:
     if len(apart) > 1:
         in_others = [member.kind == "p2p" for member in view.states(apart)]
         return None if in_others and all(in_others) else _in_kernel(view, apart, waits)
-    few = apart or causes
-    number = len(set(waits.ahead) - few)
-    free = waits.free  # perhaps at fault, too
-    if not few or len(few) * 2 > view.world:
-        unread = all(member.place is None for member in view.states(free))
-        return _several(view, candidates or (free if unread else set()), waits)
-    states = view.states(few)
+    late = apart or causes
+    number = len(set(waits.ahead) - late)
+    awaited = waits.awaited  # perhaps at fault, too
+    if not late or len(late) * 2 > view.world:
+        unread = all(member.place is None for member in view.states(awaited))
+        return _several(view, candidates or (awaited if unread else set()), waits)
+    states = view.states(late)
     # A rank that only lacks calls launched others in their place if it is seen to wait itself.
-    lacking = not waits.apart and few <= free and all(member.place is None for member in states)
+    lacking = not waits.apart and late <= awaited and all(member.place is None for member in states)
     other = bool(apart) and not lacking
-    does = "has launched other collectives than" if other else "has launched fewer collectives than"
-    many = does.replace("has", "have", 1)
+    one = "has launched other collectives than" if other else "has launched fewer collectives than"
+    many = one.replace("has", "have", 1)
     others = (
         f"the {count(number)} that {verb(number, 'waits', 'wait')}" if number else "those that wait"
     )
     doing = f"; {describe_activity(states[0])}" if states and states[0].place else ""
     return Diagnosis(
         category="desync" if other else "odd_rank",
-        culprits=rank_names(few),
-        sentence=f"{view.names(few)} {verb(len(few), does, many)} {others} for "
-        f"{verb(len(few), 'it', 'them')}{doing}",
+        culprits=rank_names(late),
+        sentence=f"{view.names(late)} {verb(len(late), one, many)} {others} for "
+        f"{verb(len(late), 'it', 'them')}{doing}",
         advice=_SAME_ORDER
         if other
         else advice_for(states[0])
         if states and states[0].place
-        else _NOT_THERE,
+        else _FIND_CAUSE,
         line=line_of(states),
-        evidence=waits.evidence(few),
-        confidence=0.7 if apart or candidates or free - few else 0.8,
+        evidence=waits.evidence(late),
+        confidence=0.7 if apart or candidates or awaited - late else 0.8,
         alternatives=(Alternative("progresses", "RAS counts once: a slow job looks alike", 0.15),),
         next=lint_of(states) if states else "",
     )
@@ -242,7 +242,7 @@ def _in_kernel(view: RasView, members: set[int], waits: Waits) -> Diagnosis:
 
 
 _SAME_ORDER = "let all ranks of a group call its collectives in the same order: no branch by rank"
-_NOT_THERE = "look at what this rank does: the others are in a collective that it has not reached"
+_FIND_CAUSE = "look at what this rank does: the others are in a collective that it has not reached"
 
 
 def _several(view: RasView, candidates: set[int], waits: Waits) -> Diagnosis | None:
@@ -266,12 +266,12 @@ def _several(view: RasView, candidates: set[int], waits: Waits) -> Diagnosis | N
 
 
 _SURE = 0.97
-_MORE = 0.2
+_MUCH_SURER = 0.2
 """A desync must be this much surer than the counts, as by a flight recorder."""
-_AS_IT_IS = ("no_job", "progresses", "stopped_rank", "out_of_memory", "node_unreachable")
+_FINAL_CATEGORIES = ("no_job", "progresses", "stopped_rank", "out_of_memory", "node_unreachable")
 
 
-def fused(answer: Diagnosis, case: Case) -> Diagnosis:
+def joined_with_ras(answer: Diagnosis, case: Case) -> Diagnosis:
     """Join the answer from stacks and kernels with that of RAS."""
     if case.state.ras is None:
         return answer
@@ -280,15 +280,15 @@ def fused(answer: Diagnosis, case: Case) -> Diagnosis:
         return replace(answer, unseen=(*answer.unseen, view))
     by_ras = judge(view)
     if by_ras is None:
-        return _with_counts(answer, view)
+        return _add_counts(answer, view)
     culprits, by_counts = set(answer.culprits), set(by_ras.culprits)
-    same = bool(by_counts) and by_counts == culprits
+    agree = bool(by_counts) and by_counts == culprits
     # A rank in another line is no culprit where the counts show another one.
-    apart = bool(by_counts) and not culprits & by_counts and answer.category == "desync"
-    most = by_ras.confidence + _MORE * apart
-    surer = answer.confidence >= most and bool(culprits)
-    if same or surer or answer.category in _AS_IT_IS:
-        sure = min(_SURE, answer.confidence + 0.05 * same)
+    disagree = bool(by_counts) and not culprits & by_counts and answer.category == "desync"
+    needed = by_ras.confidence + _MUCH_SURER * disagree
+    surer = answer.confidence >= needed and bool(culprits)
+    if agree or surer or answer.category in _FINAL_CATEGORIES:
+        sure = min(_SURE, answer.confidence + 0.05 * agree)
         evidence = (*answer.evidence, *by_ras.evidence)
         return replace(answer, evidence=evidence, confidence=round(sure, 2))
     doubt = Alternative(answer.category, answer.sentence, round(answer.confidence / 4, 2))
@@ -300,7 +300,7 @@ def fused(answer: Diagnosis, case: Case) -> Diagnosis:
     )
 
 
-def _with_counts(answer: Diagnosis, view: RasView) -> Diagnosis:
+def _add_counts(answer: Diagnosis, view: RasView) -> Diagnosis:
     """Add what was launched; a minority in another place is none if the counts differ."""
     waits, number = waits_of(view), view.report.number
     if waits.levels and answer.category == "desync" and len(answer.culprits) > 1:
@@ -315,13 +315,13 @@ def _with_counts(answer: Diagnosis, view: RasView) -> Diagnosis:
     return replace(answer, evidence=(*answer.evidence, same))
 
 
-def without_ranks(answer: Diagnosis, state: JobState) -> Diagnosis:
+def answer_without_ranks(answer: Diagnosis, state: JobState) -> Diagnosis:
     """The answer of RAS about a job none of whose ranks this login may read."""
     if state.ras is None:
         return answer
     view = view_of(state.ras, None)
     if not isinstance(view, str):
-        view = _of_another_job(view, state, state.ras.host) or view
+        view = _why_another_job(view, state, state.ras.host) or view
     if isinstance(view, str):
         return replace(answer, unseen=(*answer.unseen, view))
     by_ras = judge(view)
@@ -330,7 +330,7 @@ def without_ranks(answer: Diagnosis, state: JobState) -> Diagnosis:
     return replace(by_ras, confidence=round(by_ras.confidence * 0.75, 2))
 
 
-def _of_another_job(view: RasView, state: JobState, host: str) -> str:
+def _why_another_job(view: RasView, state: JobState, host: str) -> str:
     """Why the report may be of another job than the one meant; empty if no other job runs there."""
     hidden = sum(look.hidden for look in state.looks.values())
     there = sum(look.hidden for look in state.looks.values() if look.host == host)

@@ -28,7 +28,7 @@ _KILLED = re.compile(
 _LOGIN = re.compile(r"permission|denied|host key|authentic|password|not allowed|refused the login")
 
 
-def over(case: Case) -> Diagnosis | None:
+def judge_ended(case: Case) -> Diagnosis | None:
     """All ranks of the job ended during the look."""
     alive = [member for member in case.members if member.look.state not in ("gone", "zombie")]
     gone = [member for member in case.members if member.look.state == "gone"]
@@ -44,7 +44,7 @@ def over(case: Case) -> Diagnosis | None:
     )
 
 
-def stopped(case: Case) -> Diagnosis | None:
+def judge_stopped(case: Case) -> Diagnosis | None:
     """A signal or a debugger stops a rank: all others wait for it, whatever its stack shows."""
     stopped_ranks = tuple(
         member for member in case.members if member.look.state in ("stopped", "traced")
@@ -72,10 +72,10 @@ def stopped(case: Case) -> Diagnosis | None:
     )
 
 
-def dead(case: Case) -> Diagnosis | None:
+def judge_dead(case: Case) -> Diagnosis | None:
     """A rank's process has ended while others still wait for it."""
     dead_ranks = tuple(member for member in case.members if member.look.state in ("zombie", "gone"))
-    gone = (*case.gone, *_of_bare_nodes(case))
+    gone = (*case.gone, *_ranks_of_empty_nodes(case))
     numbers = [member.rank for member in dead_ranks] + [rank for rank, _ in gone]
     if not numbers:
         return _worker_killed(case)
@@ -103,7 +103,7 @@ def dead(case: Case) -> Diagnosis | None:
     waits = f"; {', '.join(case.launchers)} still waits for the others" * bool(case.launchers)
     return Diagnosis(
         category="dead_rank",
-        culprits=rank_names(numbers, _bare(case)),
+        culprits=rank_names(numbers, _empty_nodes(case)),
         sentence=f"{ranks_and_nodes} {verb(len(numbers), 'is', 'are')} {state}"
         f"{_meanwhile(case, dead_ranks)}",
         advice="read its log: an error ended it, or it ran out of data before the others did "
@@ -122,32 +122,32 @@ def dead(case: Case) -> Diagnosis | None:
     )
 
 
-def unanswered(case: Case) -> Diagnosis | None:
+def judge_unanswered(case: Case) -> Diagnosis | None:
     """Nodes without an answer, on which the absent ranks must be."""
-    lacking = case.state.unanswered
-    if not lacking or not case.absent:
+    nodes = case.state.unanswered
+    if not nodes or not case.absent:
         return None
-    unreached = [node for node in lacking if not node.late]
-    late = len(unreached) < len(lacking)
-    refused = any(_LOGIN.search(node.sentence.lower()) for node in lacking)
-    names = ", ".join(node.node for node in lacking[:4]) + (" ..." if len(lacking) > 4 else "")  # noqa: PLR2004
-    why = lacking[0].why
+    unreached = [node for node in nodes if not node.late]
+    late = len(unreached) < len(nodes)
+    refused = any(_LOGIN.search(node.sentence.lower()) for node in nodes)
+    names = ", ".join(node.node for node in nodes[:4]) + (" ..." if len(nodes) > 4 else "")  # noqa: PLR2004
+    why = nodes[0].why
     absent = case.absent
     doubted = f"the node is {'slow' if late else 'healthy, and only this machine cannot reach it'}"
     return Diagnosis(
         category="node_unreachable" if unreached else "unknown",
         culprits=tuple(f"node {node.node}" for node in unreached),
-        sentence=f"{count(len(lacking), 'node')} {verb(len(lacking), 'does', 'do')} not answer: "
+        sentence=f"{count(len(nodes), 'node')} {verb(len(nodes), 'does', 'do')} not answer: "
         f"{names} ({why}); {ranks(absent)} must be there{_meanwhile(case, ())}",
-        advice=lacking[0].advice or "look at its console; drain it and start the job without it",
-        evidence=tuple(f"{node.node}: {node.why}" for node in lacking[:6]),
+        advice=nodes[0].advice or "look at its console; drain it and start the job without it",
+        evidence=tuple(f"{node.node}: {node.why}" for node in nodes[:6]),
         confidence=0.35 if refused or late else 0.75,
         alternatives=(Alternative("unknown", doubted, 0.5 if refused or late else 0.2),),
-        next=f"preflight check --nodes={lacking[0].node} -k reach",
+        next=f"preflight check --nodes={nodes[0].node} -k reach",
     )
 
 
-def _bare(case: Case) -> list[str]:
+def _empty_nodes(case: Case) -> list[str]:
     """Nodes that answered and show no rank of the job, although ranks are absent."""
     if not case.absent or case.state.unanswered:
         return []
@@ -156,12 +156,12 @@ def _bare(case: Case) -> list[str]:
     return [node for node, look in looks if node not in populated and not look.hidden]
 
 
-def _of_bare_nodes(case: Case) -> list[tuple[int, str]]:
+def _ranks_of_empty_nodes(case: Case) -> list[tuple[int, str]]:
     """Ranks that no node shows while others wait; their node if only one has no rank."""
-    bare = _bare(case)
-    if not bare or not case.waiting or any(member.went_on for member in case.waiting):
+    nodes = _empty_nodes(case)
+    if not nodes or not case.waiting or any(member.went_on for member in case.waiting):
         return []
-    return [(rank, bare[0] if len(bare) == 1 else "") for rank in case.absent]
+    return [(rank, nodes[0] if len(nodes) == 1 else "") for rank in case.absent]
 
 
 def _worker_killed(case: Case) -> Diagnosis | None:
@@ -213,8 +213,8 @@ def _killed(case: Case, nodes: list[str], pids: set[int]) -> tuple[str, ...]:
                 lines.append(f"{node}: {line.text}")
         proof += lines
         log = look.log
-        whole = log and log.begins_s is not None and log.begins_s <= begun_s and not log.dropped
-        if kills and (lines or not whole):
+        complete = log and log.begins_s is not None and log.begins_s <= begun_s and not log.dropped
+        if kills and (lines or not complete):
             proof.append(f"{node}: {count(kills, 'kill')} in the job's memory cgroup")
     return tuple(proof[:6])
 

@@ -55,7 +55,7 @@ def diagnose_no_ranks(state: JobState) -> Diagnosis:
         answer = _unanswered(unanswered)
     else:
         answer = _no_job(state, len(looks), hidden, certain=not unanswered)
-    answer = communicators.without_ranks(answer, state)
+    answer = communicators.answer_without_ranks(answer, state)
     unseen = tuple(f"node {node.node}: {node.why}" for node in unanswered)
     return replace(answer, unseen=(*unseen, *answer.unseen))
 
@@ -63,7 +63,7 @@ def diagnose_no_ranks(state: JobState) -> Diagnosis:
 def _launchers_alone(launchers: int, hidden: int) -> Diagnosis:
     """A launcher has no visible ranks: not yet started, ended, or another user's."""
     if hidden:
-        others = _others(hidden)
+        others = _hidden_words(hidden)
         return Diagnosis(
             sentence=f"{count(launchers, 'launcher')}, and {others}: these are probably its ranks",
             advice=_GRANT,
@@ -109,12 +109,12 @@ def _unanswered(nodes: tuple[NodeState, ...]) -> Diagnosis:
 
 def _no_job(state: JobState, nodes: int, hidden: int, *, certain: bool) -> Diagnosis:
     of_job = f" of the job {state.job}" if state.job else " of a distributed job"
-    others = f"; {_others(hidden)}" if hidden else ""
+    others = f"; {_hidden_words(hidden)}" if hidden else ""
     if served := [node for node, look in state.looks.items() if look.ras and not hidden]:
         others = f"; another user's job has its RAS service on {fold(served)}"
     advice = "name the job's nodes, or its process with --pid"
     if jobs := jobs_of(replace(state, job="")):
-        others = f"; {_running(jobs)}{others}"
+        others = f"; {_jobs_running(jobs)}{others}"
         advice = f"choose one of these: --job=NAME; or {advice}" if any(jobs) else advice
     return Diagnosis(
         category="no_job",
@@ -124,11 +124,11 @@ def _no_job(state: JobState, nodes: int, hidden: int, *, certain: bool) -> Diagn
     )
 
 
-def _others(hidden: int) -> str:
+def _hidden_words(hidden: int) -> str:
     return f"{count(hidden, 'process')} of other users cannot be read"
 
 
-def _running(jobs: tuple[str, ...]) -> str:
+def _jobs_running(jobs: tuple[str, ...]) -> str:
     names = ", ".join(job or "(without a name)" for job in jobs[:6])
     return f"{count(len(jobs), 'job')} {verb(len(jobs), 'runs', 'run')} on these nodes: {names}"
 
@@ -136,7 +136,7 @@ def _running(jobs: tuple[str, ...]) -> str:
 def diagnose_several_jobs(jobs: tuple[str, ...]) -> Diagnosis:
     """Several jobs run on these nodes."""
     return Diagnosis(
-        sentence=_running(jobs),
+        sentence=_jobs_running(jobs),
         advice="choose one: --job=NAME",
     )
 
@@ -146,7 +146,7 @@ def unknown(case: Case) -> Diagnosis:
     if case.unreadable and not case.readable:
         return _unreadable(case)
     if case.world == 1 and case.readable:
-        return _alone(case)
+        return _single_rank(case)
     if (shared := _waits_outside_job(case)) is not None:
         return shared
     visible = f"{len(case.readable)} of {case.world} ranks"
@@ -170,7 +170,7 @@ def _unreadable(case: Case) -> Diagnosis:
     )
 
 
-def _alone(case: Case) -> Diagnosis:
+def _single_rank(case: Case) -> Diagnosis:
     """A job of one rank waits for no other rank: only its line matters."""
     member = case.readable[0]
     return Diagnosis(
@@ -197,12 +197,12 @@ def _waits_outside_job(case: Case) -> Diagnosis | None:
 
 
 _JUDGES: tuple[Callable[[Case], Diagnosis | None], ...] = (
-    dead_ranks.over,
-    dead_ranks.stopped,
-    dead_ranks.dead,
+    dead_ranks.judge_ended,
+    dead_ranks.judge_stopped,
+    dead_ranks.judge_dead,
     stragglers.judge,
     odd_rank.judge,
-    dead_ranks.unanswered,
+    dead_ranks.judge_unanswered,
     all_wait.judge_calls,
     all_wait.judge_network,
     odd_rank.judge_blind,
@@ -229,7 +229,7 @@ def diagnose(state: JobState) -> Diagnosis:
     case = case_of(state, jobs[0])
     answers = (judge(case) for judge in _JUDGES)
     first = next((answer for answer in answers if answer is not None), None) or unknown(case)
-    answer = communicators.fused(_completed(first, case), case)
+    answer = communicators.joined_with_ras(_completed(first, case), case)
     return _with_pids_for_ranks(answer) if case.without_ranks else answer
 
 
@@ -250,15 +250,15 @@ def _completed(answer: Diagnosis, case: Case) -> Diagnosis:
 def _with_pids_for_ranks(answer: Diagnosis) -> Diagnosis:
     """Say "pid" instead of "rank" for processes without ranks."""
 
-    def words(text: str) -> str:
+    def with_pids(text: str) -> str:
         return re.sub(r"\brank(s?) (?=\d)", r"pid\1 ", text)
 
     return replace(
         answer,
-        sentence=words(answer.sentence),
-        culprits=tuple(words(culprit) for culprit in answer.culprits),
-        evidence=tuple(words(line) for line in answer.evidence),
-        unseen=tuple(words(line) for line in answer.unseen),
+        sentence=with_pids(answer.sentence),
+        culprits=tuple(with_pids(culprit) for culprit in answer.culprits),
+        evidence=tuple(with_pids(line) for line in answer.evidence),
+        unseen=tuple(with_pids(line) for line in answer.unseen),
     )
 
 
@@ -288,10 +288,10 @@ def _problems(case: Case) -> list[str]:
     """What the nodes could not read themselves, such as a driver that does not answer."""
     looks = case.state.looks
     nodes = grouped((problem, node) for node, look in looks.items() for problem in look.problems)
-    return [f"{_first(names)}: {problem}" for problem, names in nodes.items()][:_PROBLEMS]
+    return [f"{_first_node(names)}: {problem}" for problem, names in nodes.items()][:_PROBLEMS]
 
 
-def _first(nodes: list[str]) -> str:
+def _first_node(nodes: list[str]) -> str:
     return f"node {nodes[0]}" + f" and {len(nodes) - 1} more" * (len(nodes) > 1)
 
 

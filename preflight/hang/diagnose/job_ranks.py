@@ -27,11 +27,11 @@ from preflight.hang.diagnose.places import (
     Native,
     Place,
     channel_words,
-    deeper,
     main_frames,
     native_of,
     place_in,
     place_of,
+    with_native,
 )
 
 if TYPE_CHECKING:
@@ -78,22 +78,22 @@ def wires_of(ranks: Iterable[tuple[int, str, RankLook]], *, complete: bool) -> t
 
     `complete`: every rank was seen, so that an end without a known rank belongs to no rank.
     """
-    every = [(*row, end) for row in ranks for end in row[2].connections]
-    owners = {(_end(end.local), _end(end.peer)): (rank, node) for rank, node, _, end in every}
+    ends = [(*row, end) for row in ranks for end in row[2].connections]
+    owners = {(_end(end.local), _end(end.peer)): (rank, node) for rank, node, _, end in ends}
     wires = []
-    for rank, node, look, end in every:
+    for rank, node, look, end in ends:
         local, peer = _end(end.local), _end(end.peer)
         if _RAS in (local[1], peer[1]) or look.master.rpartition(":")[2] in (local[1], peer[1]):
             continue
-        other = owners.get((peer, local))
-        if other is None and (complete or _loopback(peer[0])):
+        owner = owners.get((peer, local))
+        if owner is None and (complete or _loopback(peer[0])):
             continue
         wires.append(
             Wire(
                 rank=rank,
                 node=node,
-                peer_rank=other[0] if other else None,
-                peer_node=other[1] if other else peer[0],
+                peer_rank=owner[0] if owner else None,
+                peer_node=owner[1] if owner else peer[0],
                 end=end,
             )
         )
@@ -114,15 +114,15 @@ _USED_MIB, _UUID = 2048, 4
 """MiB that torch takes on a GPU it uses: a CPU job on a node with GPUs gets none assigned."""
 
 
-_LIVELY = 5
+_AWAKE = 5
 """Context switches: a main thread that waits in a collective makes one, not this many."""
-_FLOW = 1 << 20
+_TRAINING_BYTES_S = 1 << 20
 """Bytes per second: a training step moves this much, a heartbeat does not."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """The visible state of the job, sorted for the judges."""
+    """One job's ranks as its nodes show them, grouped by what they do; each judge takes one."""
 
     state: JobState
     world: int
@@ -176,9 +176,9 @@ class Case:
     @cached_property
     def waiting(self) -> tuple[RankState, ...]:
         """Ranks that wait for other ranks or their GPU, or are in the majority at one line."""
-        plain = [member for member in self.readable if member.waits and member.kind != "end"]
-        line = self._same_line() if len(plain) * 2 < self.world else []
-        ranks = {member.rank for member in (*plain, *line)}
+        in_a_wait = [member for member in self.readable if member.waits and member.kind != "end"]
+        same_line = self._same_line() if len(in_a_wait) * 2 < self.world else []
+        ranks = {member.rank for member in (*in_a_wait, *same_line)}
         return tuple(member for member in self.readable if member.rank in ranks)
 
     def _same_line(self) -> list[RankState]:
@@ -187,7 +187,7 @@ class Case:
         The wait for an earlier collective is in C++ (`work.wait()`, `loss.item()`): in a lock or a
         poll, and not in a file's lock, a pipe or a sleep.
         """
-        still = [
+        steady_ranks = [
             member
             for member in self.readable
             if member.place
@@ -197,17 +197,17 @@ class Case:
             and member.look.state != "disk"
             and channel_words(member.look.wait_channel) in ("", LOCKED)
         ]
-        spots = Counter(member.place.key for member in still if member.place)
-        spot, number = max(spots.items(), key=lambda item: item[1], default=(None, 0))
+        counts = Counter(member.place.key for member in steady_ranks if member.place)
+        place_key, number = max(counts.items(), key=lambda item: item[1], default=(None, 0))
         if number * 2 <= self.world:
             return []
-        return [member for member in still if member.place and member.place.key == spot]
+        return [member for member in steady_ranks if member.place and member.place.key == place_key]
 
     @cached_property
     def elsewhere(self) -> tuple[RankState, ...]:
         """Ranks that do something else than wait or finish."""
-        apart = {member.rank for member in (*self.waiting, *self.ended)}
-        return (*(member for member in self.readable if member.rank not in apart), *self.in_kernel)
+        others = {member.rank for member in (*self.waiting, *self.ended)}
+        return (*(member for member in self.readable if member.rank not in others), *self.in_kernel)
 
     @cached_property
     def moving(self) -> tuple[RankState, ...]:
@@ -234,7 +234,7 @@ class Case:
             / max(spans[node], 0.1)
             for node, look in self.looks.items()
         ]
-        return sum(rate >= _FLOW for rate in moved_bytes) * 2 > len(self.looks)
+        return sum(rate >= _TRAINING_BYTES_S for rate in moved_bytes) * 2 > len(self.looks)
 
     @cached_property
     def quiet_s(self) -> float | None:
@@ -247,7 +247,7 @@ class Case:
     @cached_property
     def standings(self) -> tuple[PlaceRow, ...]:
         """The ranks in each place, most ranks first."""
-        rows = grouped((_row(member), member.rank) for member in self.members)
+        rows = grouped((_where_and_what(member), member.rank) for member in self.members)
         ordered = sorted(rows.items(), key=lambda item: (-len(item[1]), item[1]))
         return tuple(
             PlaceRow(ranks=tuple(ranks), where=where, what=what) for (where, what), ranks in ordered
@@ -271,12 +271,12 @@ def moved(member: RankState) -> bool:
     if member.place is None:
         return bool(member.fed)
     if member.waits:
-        turns = member.place.kind in OTHERS and member.cpu > IDLE and member.look.switches > _LIVELY
+        turns = member.place.kind in OTHERS and member.cpu > IDLE and member.look.switches > _AWAKE
         return member.went_on or turns
     return member.went_on or member.computes
 
 
-def _row(member: RankState) -> tuple[str, str]:
+def _where_and_what(member: RankState) -> tuple[str, str]:
     states = {
         "stopped": "is stopped",
         "traced": "is held by a debugger",
@@ -311,7 +311,7 @@ def case_of(state: JobState, job: str) -> Case:
     members = _rank_states(state, job)
     without_ranks = not members
     if without_ranks:
-        members = _by_pid(state, job)
+        members = _rank_states_by_pid(state, job)
     looks = [member.look for member in members.values()]
     sizes = [*(look.world_size or 0 for look in looks), *(rank + 1 for rank in members)]
     world = len(members) if without_ranks else max(sizes, default=0)
@@ -320,7 +320,7 @@ def case_of(state: JobState, job: str) -> Case:
     expected = () if without_ranks else range(world)
     absent = tuple(rank for rank in expected if rank not in members and rank not in gone_ranks)
     wires = wires_of(((s.rank, s.node, s.look) for s in members.values()), complete=not absent)
-    natives = _natives(members.values())
+    natives = _native_by_place(members.values())
     launchers = [launcher for look in state.looks.values() for launcher in look.launchers]
     served = {_end(wire.end.local) for wire in wires if wire.end.served}
     fed = Counter[int]()
@@ -374,7 +374,7 @@ def _rank_states(state: JobState, job: str) -> dict[int, RankState]:
     return members
 
 
-def _by_pid(state: JobState, job: str) -> dict[int, RankState]:
+def _rank_states_by_pid(state: JobState, job: str) -> dict[int, RankState]:
     """Processes without a rank variable (`torch.multiprocessing.spawn`), on one node."""
     nodes = [
         node for node in state.nodes if node.look and any(r.job == job for r in node.look.ranks)
@@ -409,9 +409,9 @@ def _children(state: JobState) -> frozenset[int]:
 
 def _main_processes(looks: Iterable[RankLook]) -> list[RankLook]:
     """Leave out children of ranks, which inherit the environment: loader workers, compilers."""
-    every = [look for look in looks if not _is_worker(look)]
-    ranks = {(look.pid, look.rank) for look in every}
-    return [look for look in every if (look.parent, look.rank) not in ranks]
+    main_looks = [look for look in looks if not _is_worker(look)]
+    ranks = {(look.pid, look.rank) for look in main_looks}
+    return [look for look in main_looks if (look.parent, look.rank) not in ranks]
 
 
 def _is_worker(look: RankLook) -> bool:
@@ -439,7 +439,7 @@ def _rank_state(look: RankLook, node: NodeState) -> RankState:
     )
 
 
-def _natives(members: Iterable[RankState]) -> dict[object, Native]:
+def _native_by_place(members: Iterable[RankState]) -> dict[object, Native]:
     """C and C++ functions by place: those read of one rank hold for all in that place."""
     by_place: dict[object, Native] = {}
     for member in members:
@@ -452,22 +452,22 @@ def _natives(members: Iterable[RankState]) -> dict[object, Native]:
 def _with_native(member: RankState, natives: dict[object, Native]) -> Place | None:
     if member.place is None or (member.cpu >= IDLE and not member.look.gpus):
         return member.place
-    return deeper(member.place, natives.get(member.place.key))
+    return with_native(member.place, natives.get(member.place.key))
 
 
 def _gpu(look: RankLook, node: NodeLook | None) -> GpuLook | None:
     """The GPU on which it has memory; if that is not exactly one, the GPU of its local rank."""
     if node is None or not node.gpus:
         return None
-    owned = [gpu for gpu in node.gpus if gpu.uuid in look.gpus or look.pid in gpu.pids]
-    if len(owned) == 1 or look.local_rank is None:
-        return owned[0] if len(owned) == 1 else None
-    listed = [word.strip() for word in (look.visible or "").split(",") if word.strip()]
-    if look.visible is not None and look.local_rank >= len(listed):
+    with_memory = [gpu for gpu in node.gpus if gpu.uuid in look.gpus or look.pid in gpu.pids]
+    if len(with_memory) == 1 or look.local_rank is None:
+        return with_memory[0] if len(with_memory) == 1 else None
+    visible_names = [word.strip() for word in (look.visible or "").split(",") if word.strip()]
+    if look.visible is not None and look.local_rank >= len(visible_names):
         return None
-    name = listed[look.local_rank] if listed else str(look.local_rank)
+    name = visible_names[look.local_rank] if visible_names else str(look.local_rank)
     for gpu in node.gpus:
-        used = gpu in owned or (gpu.memory_used_mib or 0) >= _USED_MIB
+        used = gpu in with_memory or (gpu.memory_used_mib or 0) >= _USED_MIB
         if used and (str(gpu.index) == name or (len(name) > _UUID and gpu.uuid.startswith(name))):
             return gpu
     return None

@@ -190,15 +190,15 @@ def fold_ranks(ranks: Iterable[int]) -> str:
     return str(clustershell("RangeSet").RangeSet(",".join(map(str, ranks)) or None))
 
 
-def ranks(some: Iterable[int]) -> str:
+def ranks(numbers: Iterable[int]) -> str:
     """`rank 3`, or `ranks 0-2,5`."""
-    every = sorted(set(some))
-    return f"rank{'s' * (len(every) > 1)} {fold_ranks(every)}"
+    distinct = sorted(set(numbers))
+    return f"rank{'s' * (len(distinct) > 1)} {fold_ranks(distinct)}"
 
 
-def rank_names(some: Iterable[int | RankState], nodes: Iterable[str] = ()) -> tuple[str, ...]:
+def rank_names(members: Iterable[int | RankState], nodes: Iterable[str] = ()) -> tuple[str, ...]:
     """Names for `culprits`, in order: `rank 3`, `node gpu003`."""
-    numbers = sorted(member if isinstance(member, int) else member.rank for member in some)
+    numbers = sorted(entry if isinstance(entry, int) else entry.rank for entry in members)
     return (*(f"rank {number}" for number in numbers), *(f"node {node}" for node in nodes))
 
 
@@ -209,8 +209,8 @@ def describe_ranks(members: Sequence[RankState]) -> str:
     if len(members) <= _FEW:
         return f"{', '.join(member.name for member in members[:-1])} and {members[-1].name}"
     nodes = list(dict.fromkeys(member.node for member in members))
-    on = f" ({', '.join(nodes)})" if len(nodes) <= _FEW else f" (on {len(nodes)} nodes)"
-    return ranks(member.rank for member in members) + on
+    where = f" ({', '.join(nodes)})" if len(nodes) <= _FEW else f" (on {len(nodes)} nodes)"
+    return ranks(member.rank for member in members) + where
 
 
 def describe(group: Sequence[RankState]) -> str:
@@ -253,7 +253,7 @@ def line_words(frame: Frame | None) -> str:
     return f"{frame.file}:{frame.line} in {frame.function}" if frame else ""
 
 
-_MANY = {"waits": "wait", "is": "are", "has": "have", "computes": "compute", "runs": "run"}
+_PLURAL = {"waits": "wait", "is": "are", "has": "have", "computes": "compute", "runs": "run"}
 
 
 def describe_activity(member: RankState, number: int = 1) -> str:
@@ -262,20 +262,20 @@ def describe_activity(member: RankState, number: int = 1) -> str:
     if number > 1:
         first, blank, rest = activity.partition(" ")
         rest = rest.replace(" and sleeps", " and sleep").replace(" and waits", " and wait")
-        activity = _MANY.get(first, first) + blank + rest.replace("in its ", "in their ")
+        activity = _PLURAL.get(first, first) + blank + rest.replace("in its ", "in their ")
     return activity
 
 
 def _activity(member: RankState) -> str:
     if member.look.state != "disk":
-        return _at_work(member)
+        return _doing(member)
     channel = f" in {member.look.wait_channel}" if member.look.wait_channel else ""
     if member.place is None:
         return f"is held by the kernel (D state{channel})"
-    return f"{_at_work(member)}, held by the kernel (D state{channel})"
+    return f"{_doing(member)}, held by the kernel (D state{channel})"
 
 
-def _at_work(member: RankState) -> str:
+def _doing(member: RankState) -> str:
     place = member.place
     if place is None:
         return "cannot be read"

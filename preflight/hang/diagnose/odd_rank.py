@@ -103,11 +103,11 @@ def _gpus(case: Case, apart: tuple[RankState, ...]) -> list[str]:
     busy = {
         member.rank: used for member in case.members if (used := member.busy_percent) is not None
     }
-    own = {member.rank for member in apart}
-    rest = [percent for rank, percent in busy.items() if rank not in own]
-    if not rest:
+    odd_ranks = {member.rank for member in apart}
+    other_percents = [percent for rank, percent in busy.items() if rank not in odd_ranks]
+    if not other_percents:
         return []
-    others = f"those of the others {min(rest)} to {max(rest)} %"
+    others = f"those of the others {min(other_percents)} to {max(other_percents)} %"
     return [
         f"rank {member.rank}: its GPU is {busy[member.rank]} % busy, {others}"
         for member in apart[:2]
@@ -139,10 +139,10 @@ def _threads(member: RankState) -> list[str]:
     stacks = member.look.later or member.look.stacks
     lines = []
     for thread in stacks.threads if stacks else ():
-        own = next((frame for frame in thread.frames if not library(frame)), None)
-        if own is not None and not thread.main and thread.name != "MainThread":
+        user = next((frame for frame in thread.frames if not library(frame)), None)
+        if user is not None and not thread.main and thread.name != "MainThread":
             name = f" {thread.name}" if thread.name else ""
-            lines.append(f"rank {member.rank}: its thread{name}: {short(own)} in {own.function}")
+            lines.append(f"rank {member.rank}: its thread{name}: {short(user)} in {user.function}")
     return lines[:2]
 
 
@@ -189,10 +189,10 @@ def _common_calls(looks: list[tuple[Frame, ...]]) -> list[Frame]:
     return shared
 
 
-_FRESH_S = 60.0
+_LATELY_S = 60.0
 """A shorter wait may be part of a step; torch's shortest default timeout is ten times that."""
 
-_PATIENT = "look again in a minute: work that ends in time is no hang; otherwise, "
+_LOOK_AGAIN = "look again in a minute: work that ends in time is no hang; otherwise, "
 
 
 def judge(case: Case) -> Diagnosis | None:
@@ -205,20 +205,20 @@ def judge(case: Case) -> Diagnosis | None:
         return _most_are_elsewhere(case, apart)
     groups = case.spots(tuple(at_common_function(member) for member in apart))
     sentence = "; ".join(describe(group) for group in groups[:3])
-    busy = _busy(apart)
-    comes = (
-        f"; {verb(len(apart), 'it is', 'they are')} at work and may still arrive" if busy else ""
+    working = _all_work(apart)
+    may_arrive = (
+        f"; {verb(len(apart), 'it is', 'they are')} at work and may still arrive" if working else ""
     )
-    patient = busy or _fresh(case)
+    may_be_a_step = working or _data_passed_lately(case)
     return Diagnosis(
         category="odd_rank",
         culprits=rank_names(apart),
-        sentence=f"{sentence}, while {waits_for(case, len(apart))}{comes}",
-        advice=_PATIENT * patient + advice_for(groups[0][0]),
+        sentence=f"{sentence}, while {waits_for(case, len(apart))}{may_arrive}",
+        advice=_LOOK_AGAIN * may_be_a_step + advice_for(groups[0][0]),
         line=line_of(groups[0]),
         evidence=evidence(case, apart),
         confidence=_confidence(case, apart),
-        alternatives=_doubts(case, apart),
+        alternatives=_alternatives(case, apart),
         next=next_of(groups[0][0]) or lint_of(case.waiting),
     )
 
@@ -278,21 +278,21 @@ def _confidence(case: Case, apart: tuple[RankState, ...]) -> float:
         sure -= 0.1
     if any(_may_wait_itself(member) for member in apart):
         sure -= 0.05
-    if _busy(apart):
+    if _all_work(apart):
         sure -= 0.25
-    elif _fresh(case):
+    elif _data_passed_lately(case):
         sure -= 0.15
     if any(exits(member) for member in apart):
         sure -= 0.1
     return sure
 
 
-def _fresh(case: Case) -> bool:
+def _data_passed_lately(case: Case) -> bool:
     """Whether data passed between ranks a moment ago: a hang is older when someone looks."""
-    return case.quiet_s is not None and case.quiet_s < _FRESH_S
+    return case.quiet_s is not None and case.quiet_s < _LATELY_S
 
 
-def _busy(apart: tuple[RankState, ...]) -> bool:
+def _all_work(apart: tuple[RankState, ...]) -> bool:
     """Whether all of them work: then the culprit is certain, but not that the job hangs."""
     return all(moved(member) for member in apart)
 
@@ -309,17 +309,17 @@ def _may_wait_itself(member: RankState) -> bool:
     return channel_words(member.look.wait_channel) in ("", LOCKED)
 
 
-def _doubts(case: Case, apart: tuple[RankState, ...]) -> tuple[Alternative, ...]:
-    doubts = []
-    if any(moved(member) for member in apart) or _fresh(case):
-        healthy = 0.4 if _busy(apart) else 0.2
+def _alternatives(case: Case, apart: tuple[RankState, ...]) -> tuple[Alternative, ...]:
+    alternatives = []
+    if any(moved(member) for member in apart) or _data_passed_lately(case):
+        healthy = 0.4 if _all_work(apart) else 0.2
         sentence = "no hang: it will arrive, if its work ends before the group's timeout"
-        doubts.append(Alternative("progresses", sentence, healthy))
+        alternatives.append(Alternative("progresses", sentence, healthy))
     if any(_may_wait_itself(member) for member in apart):
-        doubts.append(
+        alternatives.append(
             Alternative("desync", "its line may itself wait for an earlier collective", 0.15)
         )
-    return tuple(doubts)
+    return tuple(alternatives)
 
 
 _MOST, _FEW = 0.75, 0.25
@@ -332,14 +332,14 @@ def judge_blind(case: Case) -> Diagnosis | None:
         return None
     if any(member.fed for member in case.members):
         return None
-    resting = [member for member in case.members if _rests(member)]
-    channel, number = _usual(case, resting)
+    resting = [member for member in case.members if _is_at_rest(member)]
+    channel, number = _common_channel(case, resting)
     odd = tuple(member for member in case.unreadable if _differs(member, channel))
     if not channel or not odd or number < _MOST * case.world:
         return None
     if len(odd) > _FEW * case.world or number + len(odd) < len(case.members):
         return None
-    oddities = "; ".join(f"{member.name} {_words(member)}" for member in odd[:3])
+    oddities = "; ".join(f"{member.name} {_oddity(member)}" for member in odd[:3])
     return Diagnosis(
         category="odd_rank",
         culprits=rank_names(odd),
@@ -357,7 +357,7 @@ def judge_blind(case: Case) -> Diagnosis | None:
     )
 
 
-def _usual(case: Case, resting: list[RankState]) -> tuple[str, int]:
+def _common_channel(case: Case, resting: list[RankState]) -> tuple[str, int]:
     """The wait channel of ranks known to wait, otherwise of most; and the number of ranks in it."""
     stuck = {member.rank for member in case.stuck}
     sleepers = [member for member in resting if member.rank in stuck] or resting
@@ -366,17 +366,17 @@ def _usual(case: Case, resting: list[RankState]) -> tuple[str, int]:
     return channel, sum(member.look.wait_channel == channel for member in resting)
 
 
-def _rests(member: RankState) -> bool:
+def _is_at_rest(member: RankState) -> bool:
     return member.look.state == "sleeping" and member.cpu < IDLE
 
 
 def _differs(member: RankState, channel: str) -> bool:
     if member.computes:
         return True
-    return _rests(member) and member.look.wait_channel not in ("", channel)
+    return _is_at_rest(member) and member.look.wait_channel not in ("", channel)
 
 
-def _words(member: RankState) -> str:
+def _oddity(member: RankState) -> str:
     if member.computes:
         return f"computes ({percent(member.cpu)} of a core)"
     channel = member.look.wait_channel

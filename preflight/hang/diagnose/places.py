@@ -25,7 +25,7 @@ Waits = Literal["yes", "no", "idle"]
 CODE = "code"
 """The kind of a place that fits no row: a line of the user, or a library's arithmetic."""
 
-_KEPT = 8192
+_CACHED = 8192
 """Thousands of ranks are in few places: each is classified once."""
 
 LOCKED = "waits for a lock or a thread"
@@ -116,7 +116,7 @@ def place_of(stacks: Stacks | None) -> Place | None:
     return place_in(frames) if frames else None
 
 
-def deeper(place: Place, native: Native | None) -> Place:
+def with_native(place: Place, native: Native | None) -> Place:
     """Complete a place that the Python stack leaves open with its C and C++ functions."""
     if native is None or place.waits != "idle":
         return place
@@ -142,30 +142,30 @@ def main_frames(stacks: Stacks | None) -> tuple[Frame, ...]:
     return (mains or list(stacks.threads))[0].frames
 
 
-@lru_cache(_KEPT)
+@lru_cache(_CACHED)
 def place_in(frames: tuple[Frame, ...]) -> Place:
     """Classify one stack, innermost call first."""
-    own = [number for number, frame in enumerate(frames) if not library(frame)]
-    inner = own[0] if own else len(frames)
+    user_calls = [number for number, frame in enumerate(frames) if not library(frame)]
+    innermost = user_calls[0] if user_calls else len(frames)
     user = (
-        frames[inner]
-        if own
+        frames[innermost]
+        if user_calls
         else next((frame for frame in frames if not is_plumbing(frame.file)), None)
     )
-    calls = tuple(f"{short(frames[at])} in {frames[at].function}" for at in own)
+    calls = tuple(f"{short(frames[at])} in {frames[at].function}" for at in user_calls)
     rows = [_rows(frame.function, frame.file) for frame in frames]
     for row in knowledge().place:
-        reach = len(frames) if row.around else inner
-        fits = [number for number in range(reach) if row in rows[number]]
-        if fits:
-            outer = fits[-1]
+        searched = len(frames) if row.around else innermost
+        matching = [number for number in range(searched) if row in rows[number]]
+        if matching:
+            outermost = matching[-1]
             return Place(
                 kind=row.kind,
-                op=row.label or frames[outer].function.rpartition(".")[2],
+                op=row.label or frames[outermost].function.rpartition(".")[2],
                 words=row.words,
                 waits=row.waits,
                 user=user,
-                spot=_spot(frames[outer + 1 :]),
+                spot=_spot(frames[outermost + 1 :]),
                 calls=calls,
             )
     return Place(kind=CODE, waits="idle", user=user, spot=_spot(frames), calls=calls)
@@ -207,7 +207,7 @@ def _spot(frames: Sequence[Frame]) -> tuple[tuple[str, str, int], ...]:
     )
 
 
-@lru_cache(_KEPT)
+@lru_cache(_CACHED)
 def _rows(function: str, file: str) -> tuple[Row, ...]:
     """The rows that have this function."""
     name = function.rpartition(".")[2]
@@ -218,6 +218,6 @@ def _rows(function: str, file: str) -> tuple[Row, ...]:
     )
 
 
-@lru_cache(_KEPT)
+@lru_cache(_CACHED)
 def _in_library(file: str) -> bool:
     return not file or re.search("|".join(knowledge().library), file) is not None

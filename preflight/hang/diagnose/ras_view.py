@@ -29,7 +29,7 @@ Counts = tuple[tuple[str, int], ...]
 Process = tuple[str, int, int]
 """(node's address, pid, GPU): one rank of NCCL."""
 
-_MOST_BLIND = 2
+_MOST_CAUSES = 2
 """Most causes to name by counts alone: more are ranks that wait for a cause that is not seen."""
 _PAIR = 2
 _BUSY = 50
@@ -51,7 +51,7 @@ def view_of(ras: RasLook, case: Case | None) -> RasView | str:
     return view
 
 
-def _inner(look: RankLook) -> int:
+def _nccl_pid(look: RankLook) -> int:
     """The pid by which NCCL knows a rank."""
     return look.pid if look.inner_pid is None else look.inner_pid
 
@@ -70,7 +70,7 @@ class RasView:
         return self.case.members if self.case else ()
 
     @cached_property
-    def whole(self) -> Communicator | None:
+    def world_group(self) -> Communicator | None:
         """The communicator of all ranks: its numbers are the job's.
 
         Not where a process has several GPUs (JAX), or the ranks are numbered by their pids.
@@ -79,14 +79,14 @@ class RasView:
             return None
         largest = max((group.size for group in self.report.communicators), default=0)
         world = self.case.world if self.case else largest
-        fit = [group for group in self.report.communicators if group.size == world == largest]
-        best = max(fit, key=lambda group: len(group.everyone), default=None)
+        fitting = [group for group in self.report.communicators if group.size == world == largest]
+        best = max(fitting, key=lambda group: len(group.everyone), default=None)
         ids = [member.process for member in best.everyone if member.process[0]] if best else []
         return best if len(ids) == len(set(ids)) or self.case is None else None
 
     @cached_property
     def _pids(self) -> dict[int, list[RankState]]:
-        return grouped((_inner(member.look), member) for member in self.members)
+        return grouped((_nccl_pid(member.look), member) for member in self.members)
 
     @cached_property
     def numbers(self) -> dict[Process, int]:
@@ -97,35 +97,35 @@ class RasView:
                 states = self._pids.get(member.process[1], [])
                 if len(states) == 1:
                     numbers[(*member.process, member.gpu)] = states[0].rank
-        if self.whole is not None:
-            for member in self.whole.everyone:
+        if self.world_group is not None:
+            for member in self.world_group.everyone:
                 if member.process[0]:
                     numbers[(*member.process, member.gpu)] = member.rank
         return numbers
 
     def number(self, group: Communicator, member: Member | Absent) -> int | None:
         """The job's rank of a communicator's rank; None if it cannot be known."""
-        if self.whole is not None and group.size == self.whole.size:
+        if self.world_group is not None and group.size == self.world_group.size:
             return member.rank
         return self.numbers.get((*member.process, member.gpu))
 
     @cached_property
     def world(self) -> int:
         """Number of ranks."""
-        return self.case.world if self.case else self.whole.size if self.whole else 0
+        return self.case.world if self.case else self.world_group.size if self.world_group else 0
 
-    def states(self, some: Iterable[int]) -> tuple[RankState, ...]:
+    def states(self, wanted: Iterable[int]) -> tuple[RankState, ...]:
         """What is known of these ranks on their nodes."""
-        numbers = set(some)
+        numbers = set(wanted)
         return tuple(member for member in self.members if member.rank in numbers)
 
-    def names(self, some: Iterable[int]) -> str:
+    def names(self, wanted: Iterable[int]) -> str:
         """`rank 17 (gpu003, GPU 1)`; the address where the node is not known."""
-        states, numbers = self.states(some), sorted(some)
+        states, numbers = self.states(wanted), sorted(wanted)
         if len(states) == len(numbers):
             return describe_ranks(states)
-        of = {rank: process[0] for process, rank in self.numbers.items()}
-        hosts = list(dict.fromkeys(of[rank] for rank in numbers if of.get(rank)))
+        host_of = {rank: process[0] for process, rank in self.numbers.items()}
+        hosts = list(dict.fromkeys(host_of[rank] for rank in numbers if host_of.get(rank)))
         return ranks(numbers) + f" ({', '.join(hosts[:3])})" * bool(hosts)
 
     def absent(self, *wanted: Absence) -> dict[int, Absence]:
@@ -142,11 +142,11 @@ class RasView:
                 absences[states[0].rank] = why
         return dict(sorted(absences.items()))
 
-    def whole_nodes(self, some: Iterable[int]) -> list[str]:
+    def whole_nodes(self, wanted: Iterable[int]) -> list[str]:
         """Nodes all of whose ranks are among these, if the job has other nodes."""
-        numbers = set(some)
+        numbers = set(wanted)
         by_node = grouped((member.node, member.rank) for member in self.members)
-        full = [node for node, own in by_node.items() if numbers.issuperset(own)]
+        full = [node for node, node_ranks in by_node.items() if numbers.issuperset(node_ranks)]
         return full if len(full) < len(by_node) else []
 
     @cached_property
@@ -155,18 +155,18 @@ class RasView:
         return {member.rank for member in self.members if (member.busy_percent or 0) >= _BUSY}
 
     @cached_property
-    def gpu_rests(self) -> set[int]:
+    def ranks_at_rest(self) -> set[int]:
         """Ranks whose GPU or process is at rest, while most GPUs work."""
         load = {member.rank: member.busy_percent for member in self.members}
         rest = {rank for rank, busy in load.items() if busy is not None and busy < _BUSY}
         return rest if len(rest) * 2 <= sum(busy is not None for busy in load.values()) else set()
 
-    def by_gpu(self, some: set[int]) -> tuple[set[int], set[int]]:
+    def rest_and_work(self, ranks_wanted: set[int]) -> tuple[set[int], set[int]]:
         """Those of these ranks whose GPU or process is at rest, and those whose GPU works."""
-        states = self.states(some)
+        states = self.states(ranks_wanted)
         halted = {member.rank for member in states if member.look.state in ("stopped", "disk")}
         with_gpu = {member.rank for member in states if member.busy_percent is not None}
-        rest = halted | (self.gpu_rests & some)
+        rest = halted | (self.ranks_at_rest & ranks_wanted)
         return rest, with_gpu - rest
 
     @cached_property
@@ -180,8 +180,8 @@ class RasView:
             return False
         looks = self.case.state.looks.values()
         alone = not any(look.hidden for look in looks)
-        others = {_inner(rank) for look in looks for rank in look.ranks}
-        return self.whole is None or not alone or bool(pids & others)
+        others = {_nccl_pid(rank) for look in looks for rank in look.ranks}
+        return self.world_group is None or not alone or bool(pids & others)
 
     @cached_property
     def processes(self) -> set[tuple[str, int]]:
@@ -198,7 +198,7 @@ class Waits:
     """Communicators in which others have launched more."""
     ahead: dict[int, set[str]] = field(default_factory=dict)
     """Communicators in which others have launched less, or are missing."""
-    minor: dict[int, int] = field(default_factory=dict)
+    minority: dict[int, int] = field(default_factory=dict)
     """Size of the smallest group, less than half of a communicator, in which it differs."""
     apart: dict[int, set[str]] = field(default_factory=dict)
     """Communicators in which most launched something that it did not, and the other way."""
@@ -220,14 +220,14 @@ class Waits:
         return not (self.levels or self.ahead or self.unread)
 
     @property
-    def free(self) -> set[int]:
+    def awaited(self) -> set[int]:
         """Ranks for which others wait, and that wait for no other in any communicator."""
         return {rank for rank in self.behind if rank not in self.ahead}
 
-    def evidence(self, some: Iterable[int]) -> tuple[str, ...]:
+    def evidence(self, ranks_shown: Iterable[int]) -> tuple[str, ...]:
         """The counts of up to four communicators in which these ranks differ."""
         sets = (self.behind, self.ahead, self.apart)
-        names = {name for rank in some for by_rank in sets for name in by_rank.get(rank, ())}
+        names = {name for rank in ranks_shown for by_rank in sets for name in by_rank.get(rank, ())}
         return tuple(f"RAS: {self.proof[name]}" for name in sorted(names & set(self.proof))[:4])
 
 
@@ -237,7 +237,7 @@ def waits_of(view: RasView) -> Waits:
     Ranks that the text form does not name have negative numbers, and are never an answer.
     """
     waits = Waits()
-    everyone: set[int] = set()
+    named_ranks: set[int] = set()
     unnamed = -1
     for group in view.report.communicators:
         counts: dict[int, dict[str, int]] = {}
@@ -247,14 +247,14 @@ def waits_of(view: RasView) -> Waits:
             rank = unnamed if number is None else number
             if sum(member.counts.values()) <= sum(counts.get(rank, member.counts).values()):
                 counts[rank] = member.counts  # of a process with several GPUs the one behind
-        everyone |= {rank for rank in counts if rank >= 0}
+        named_ranks |= {rank for rank in counts if rank >= 0}
         if any(sum(by_function.values()) for by_function in counts.values()):
             _compare(group.name, counts, waits, missing=bool(group.absent))
         elif any(counts.values()):
             waits.linked.append(set(counts))
         waits.unread |= any(not by_function for by_function in counts.values())
     if unnamed < -1:
-        waits.linked.append(everyone | {-1})
+        waits.linked.append(named_ranks | {-1})
     return waits
 
 
@@ -263,20 +263,19 @@ def _compare(name: str, members: dict[int, dict[str, int]], waits: Waits, *, mis
     totals = {vector: sum(number for _, number in vector) for vector in vectors}
     most, least = max(totals.values()), min(totals.values())
     usual = max(vectors, key=lambda vector: (len(vectors[vector]), totals[vector]))
-    for vector, everyone in vectors.items():
-        job_ranks = [rank for rank in everyone if rank >= 0]
-        true_of = (
+    for vector, group in vectors.items():
+        job_ranks = [rank for rank in group if rank >= 0]
+        relations = (
             (waits.behind, totals[vector] < most),
             (waits.ahead, totals[vector] > least or missing),
-            (waits.apart, not (_below(vector, usual) or _below(usual, vector))),
+            (waits.apart, not (_is_below(vector, usual) or _is_below(usual, vector))),
         )
-        for rank, names in (
-            (rank, names) for names, holds in true_of if holds for rank in job_ranks
-        ):
-            names.setdefault(rank, set()).add(name)
-        if len(everyone) * 2 < len(members):
+        for names, holds in relations:
+            for rank in job_ranks if holds else ():
+                names.setdefault(rank, set()).add(name)
+        if len(group) * 2 < len(members):
             for rank in job_ranks:
-                waits.minor[rank] = min(len(everyone), waits.minor.get(rank, len(everyone)))
+                waits.minority[rank] = min(len(group), waits.minority.get(rank, len(group)))
     if len(vectors) == 1 and not missing:
         waits.equal.append(set(members))
     if len(vectors) > 1:
@@ -292,7 +291,7 @@ def _rank_words(members: list[int]) -> str:
     return ranks(job_ranks) if len(job_ranks) == len(members) else count(len(members))
 
 
-def _below(low: Counts, high: Counts) -> bool:
+def _is_below(low: Counts, high: Counts) -> bool:
     high_counts = dict(high)
     return all(number <= high_counts.get(name, 0) for name, number in low)
 
@@ -307,20 +306,20 @@ def causes_of(view: RasView, waits: Waits) -> tuple[set[int], set[int]]:
     A GPU that rests tells a rank whose host has stopped from one that waits in a send or receive,
     which NCCL does not count. Without that, the rank that holds up most communicators is the cause.
     """
-    free = waits.free
-    resting, working = view.by_gpu(free)
-    if resting or (free and working == free):
+    awaited = waits.awaited
+    resting, working = view.rest_and_work(awaited)
+    if resting or (awaited and working == awaited):
         return resting, set()
-    if any(rank in waits.ahead and rank not in waits.behind for rank in waits.minor):
+    if any(rank in waits.ahead and rank not in waits.behind for rank in waits.minority):
         return set(), set()
-    sides: tuple[set[int], set[int]] = set(), set()
-    for linked in _components(free, waits.linked):
+    causes_and_candidates: tuple[set[int], set[int]] = set(), set()
+    for linked in _components(awaited, waits.linked):
         most = max(len(waits.behind[rank]) for rank in linked)
-        top = {rank for rank in linked if len(waits.behind[rank]) == most}
-        sides[len(top) > 1 and len(linked) > 1].update(top)
-    causes, candidates = sides
+        hold_most = {rank for rank in linked if len(waits.behind[rank]) == most}
+        causes_and_candidates[len(hold_most) > 1 and len(linked) > 1].update(hold_most)
+    causes, candidates = causes_and_candidates
     unnamed = any(min(linked) < 0 for linked in waits.linked)  # one of these may hold up as many
-    many = len(causes) > _MOST_BLIND or (unnamed and len(causes) < len(free))
+    many = len(causes) > _MOST_CAUSES or (unnamed and len(causes) < len(awaited))
     if many:
         return set(), causes | candidates
     # In a send or receive with a rank that waits, it may wait for that one.
@@ -354,7 +353,8 @@ def odd_order(view: RasView, waits: Waits) -> set[int]:
     such a difference it is the smallest minority. If those that wait for no other rank, also in no
     send or receive, are exactly one communicator, in which all launched the same, its kernel hangs.
     """
-    free = waits.free - {member.rank for member in view.states(waits.free) if member.kind == "p2p"}
+    in_p2p = {member.rank for member in view.members if member.kind == "p2p"}
+    awaited = waits.awaited - in_p2p
     turned: Counter[int] = Counter()
     for name, levels in waits.levels.items():
         late, early = _late_and_early(levels, name, waits)
@@ -368,12 +368,12 @@ def odd_order(view: RasView, waits: Waits) -> set[int]:
             below += len(early_here)
     most = max(turned.values(), default=0)
     few = {rank for rank, times in turned.items() if times == most}
-    if len(free) > 1 and free in waits.equal and len(few) != 1:
-        return free
+    if len(awaited) > 1 and awaited in waits.equal and len(few) != 1:
+        return awaited
     if most:
         return few if len(few) == 1 or few in waits.equal else set()
-    least = min(waits.minor.values(), default=0)
-    few = {rank for rank, size in waits.minor.items() if size == least}
+    least = min(waits.minority.values(), default=0)
+    few = {rank for rank, size in waits.minority.items() if size == least}
     linked = [group for group in waits.linked if few & group]
     waiting = all(rank in waits.behind and rank not in waits.ahead for rank in few)
     doubtful = any(len(group & few) > 1 for group in linked)

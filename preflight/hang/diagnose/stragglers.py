@@ -39,7 +39,7 @@ _LITTLE, _MANY_TIMES = 0.1, 3.0
 """The same for CPU time, for steps that mostly wait for something else."""
 _FAINT = 0.03
 """The same where other programs leave the ranks little CPU time: only a hint."""
-_SEEN, _CPU = "the time", "a core"
+_SHARE_OF_TIME, _SHARE_OF_CORE = "the time", "a core"
 _WAITERS = {"collective", "p2p", "rendezvous", "sync", "backward"}
 """Kinds of places in which fast ranks spend the rest of a step; DDP waits in backward."""
 
@@ -50,28 +50,28 @@ def judge(case: Case) -> Diagnosis | None:
         return None
     if diagnosis := _straggler(case) or _slow_gpu(case):
         return diagnosis
-    perhaps = _perhaps(case)
+    alternatives = _possible_stragglers(case)
     return Diagnosis(
         category="progresses",
         sentence=f"no hang: it progresses; {len(case.moving)} of {count(len(case.members))} "
         "moved on between two looks",
         advice="nothing to repair; look again if it stops",
-        confidence=0.9 if len(case.moving) == len(case.members) and not perhaps else 0.75,
-        alternatives=perhaps,
+        confidence=0.9 if len(case.moving) == len(case.members) and not alternatives else 0.75,
+        alternatives=alternatives,
     )
 
 
-def slow_ones(
-    own: Mapping[int, float], *, gap: float = _GAP, times: float = _TIMES
+def slow_ranks(
+    shares: Mapping[int, float], *, gap: float = _GAP, times: float = _TIMES
 ) -> tuple[int, ...]:
     """The ranks that work clearly longer than all the rest, if they are the minority."""
-    ranked = sorted(own, key=lambda rank: own[rank])
+    ranked = sorted(shares, key=lambda rank: shares[rank])
     if len(ranked) < 2:  # noqa: PLR2004  nothing to compare with
         return ()
-    gaps = [own[b] - own[a] for a, b in pairwise(ranked)]
-    at = max(range(len(gaps)), key=lambda place: gaps[place]) + 1
-    fast, slow = ranked[:at], ranked[at:]
-    clear = gaps[at - 1] >= gap and own[slow[0]] >= times * own[fast[-1]]
+    gaps = [shares[b] - shares[a] for a, b in pairwise(ranked)]
+    split = max(range(len(gaps)), key=lambda place: gaps[place]) + 1
+    fast, slow = ranked[:split], ranked[split:]
+    clear = gaps[split - 1] >= gap and shares[slow[0]] >= times * shares[fast[-1]]
     return tuple(sorted(slow)) if clear and len(slow) <= len(fast) else ()
 
 
@@ -85,15 +85,15 @@ def _straggler(case: Case) -> Diagnosis | None:
         for member in case.readable
         if not member.look.gpus and (member.cpu or not member.went_on)  # else its time was not read
     }
-    if len(sampled) == len(case.readable) and (slow := slow_ones(sampled)):
-        return _diagnose_straggler(case, slow, sampled, _SEEN, 0.85)
+    if len(sampled) == len(case.readable) and (slow := slow_ranks(sampled)):
+        return _diagnose_straggler(case, slow, sampled, _SHARE_OF_TIME, 0.85)
     if len(by_cpu) == len(case.readable):
-        slow = slow_ones(by_cpu) or slow_ones(by_cpu, gap=_LITTLE, times=_MANY_TIMES)
+        slow = slow_ranks(by_cpu) or slow_ranks(by_cpu, gap=_LITTLE, times=_MANY_TIMES)
         slow_set = frozenset(slow)
         if slow and _met_waiting(
             [member for member in case.readable if member.rank not in slow_set]
         ):
-            return _diagnose_straggler(case, slow, by_cpu, _CPU, 0.7)
+            return _diagnose_straggler(case, slow, by_cpu, _SHARE_OF_CORE, 0.7)
     return None
 
 
@@ -112,17 +112,17 @@ def _slow_gpu(case: Case) -> Diagnosis | None:
     clocks = [gpu.clock_mhz for _, gpu in pairs if gpu.clock_mhz]
     if len(clocks) < _PEERS or len(clocks) < len(case.members):
         return None
-    usual = median(clocks)
+    median_mhz = median(clocks)
     slow = [
         (member, gpu)
         for member, gpu in pairs
-        if (gpu.clock_mhz or 0) < _CLOCK * usual and (gpu.busy_percent or 0) >= _AT_WORK
+        if (gpu.clock_mhz or 0) < _CLOCK * median_mhz and (gpu.busy_percent or 0) >= _AT_WORK
     ]
     if not slow or len(slow) * 4 > len(pairs):
         return None
     members = tuple(member for member, _ in slow)
     evidence = [
-        f"GPU {gpu.index} of {member.node}: {gpu.clock_mhz} MHz, the others {usual:.0f}"
+        f"GPU {gpu.index} of {member.node}: {gpu.clock_mhz} MHz, the others {median_mhz:.0f}"
         + (f"; throttled: {', '.join(gpu.throttled)}" if gpu.throttled else "")
         for member, gpu in slow[:6]
     ]
@@ -130,7 +130,7 @@ def _slow_gpu(case: Case) -> Diagnosis | None:
         category="straggler",
         culprits=rank_names(members),
         sentence=f"it progresses; {describe_ranks(members)} {verb(len(members), 'has', 'have')} a "
-        f"GPU at {slow[0][1].clock_mhz} MHz where the others run at {usual:.0f}: all wait "
+        f"GPU at {slow[0][1].clock_mhz} MHz where the others run at {median_mhz:.0f}: all wait "
         "for the slowest",
         advice="check its cooling, power and caps; drain the node if its clock stays low",
         evidence=tuple(evidence),
@@ -139,17 +139,17 @@ def _slow_gpu(case: Case) -> Diagnosis | None:
     )
 
 
-def _perhaps(case: Case) -> tuple[Alternative, ...]:
+def _possible_stragglers(case: Case) -> tuple[Alternative, ...]:
     """A few ranks that worked in both looks while all others waited, or used far more CPU time."""
-    own = {
+    works = {
         member.rank: sum(_works(place) for place in (member.place, member.before))
         for member in case.readable
     }
-    slow = [rank for rank, times in own.items() if times == 2]  # noqa: PLR2004  both looks
+    slow = [rank for rank, times in works.items() if times == 2]  # noqa: PLR2004  both looks
     why = "at work in both looks, while the others waited in both"
-    if not slow or len(slow) * 2 >= len(own) or sum(own.values()) > 2 * len(slow):
+    if not slow or len(slow) * 2 >= len(works) or sum(works.values()) > 2 * len(slow):
         by_cpu = {member.rank: member.cpu for member in case.readable if not member.look.gpus}
-        slow = list(slow_ones(by_cpu, gap=_FAINT, times=_MANY_TIMES))
+        slow = list(slow_ranks(by_cpu, gap=_FAINT, times=_MANY_TIMES))
         why = "with far more CPU time than the others, if little"
     if not slow:
         return ()
@@ -169,22 +169,22 @@ def _share(member: RankState) -> float | None:
 
 
 def _diagnose_straggler(
-    case: Case, slow: tuple[int, ...], own: Mapping[int, float], unit: str, sure: float
+    case: Case, slow: tuple[int, ...], shares: Mapping[int, float], unit: str, sure: float
 ) -> Diagnosis:
     slow_set = frozenset(slow)
     members = tuple(member for member in case.readable if member.rank in slow_set)
-    rest = [own[member.rank] for member in case.readable if member.rank not in slow_set]
-    line = _busiest(members)
-    at = f" in {line.function} at {short(line)}" if line is not None else ""
+    other_shares = [shares[member.rank] for member in case.readable if member.rank not in slow_set]
+    line = _most_seen_line(members)
+    where = f" in {line.function} at {short(line)}" if line is not None else ""
     nodes = _whole_nodes(case, slow)
-    slow_median, others = median([own[rank] for rank in slow]), median(rest)
+    slow_median, other_median = median([shares[rank] for rank in slow]), median(other_shares)
     return Diagnosis(
         category="straggler",
         culprits=rank_names(slow, nodes),
-        sentence=f"it progresses, at the pace of {describe_ranks(members)}{at}: "
+        sentence=f"it progresses, at the pace of {describe_ranks(members)}{where}: "
         f"{verb(len(slow), 'it works', 'they work')} for {percent(slow_median)} of {unit}, the "
-        f"other {count(len(rest))} for {percent(others)}, "
-        f"and then {verb(len(rest), 'waits', 'wait')}",
+        f"other {count(len(other_shares))} for {percent(other_median)}, "
+        f"and then {verb(len(other_shares), 'waits', 'wait')}",
         advice="compare that rank's data, CPU and GPU with its peers': "
         + (
             f"all ranks of {', '.join(nodes)} are slow, so look at the node"
@@ -194,18 +194,18 @@ def _diagnose_straggler(
         line=line_words(line),
         evidence=(
             *(
-                f"rank {member.rank}: {percent(own[member.rank])} of {unit}"
+                f"rank {member.rank}: {percent(shares[member.rank])} of {unit}"
                 for member in members[:6]
             ),
-            f"the others: {percent(min(rest))} to {percent(max(rest))}",
-            *_clocks(members),
+            f"the others: {percent(min(other_shares))} to {percent(max(other_shares))}",
+            *_throttled(members),
         ),
         confidence=sure,
         next=f"preflight check --tier=standard --nodes={members[0].node}",
     )
 
 
-def _busiest(members: tuple[RankState, ...]) -> Frame | None:
+def _most_seen_line(members: tuple[RankState, ...]) -> Frame | None:
     """The user's line that most looks saw them working at."""
     by_line: Counter[Frame] = Counter()
     for member in members:
@@ -226,7 +226,7 @@ def _whole_nodes(case: Case, slow: tuple[int, ...]) -> list[str]:
     return [node for node, own in of_node.items() if len(own) > 1 and slow_set.issuperset(own)]
 
 
-def _clocks(members: tuple[RankState, ...]) -> list[str]:
+def _throttled(members: tuple[RankState, ...]) -> list[str]:
     """Why the driver throttles their GPUs."""
     lines = [
         f"GPU {gpu.index} of {member.node} is throttled: {', '.join(gpu.throttled)}"

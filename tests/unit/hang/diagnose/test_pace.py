@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from preflight.facts.job import Sighting
 from preflight.hang.diagnose.diagnosis import diagnose
-from preflight.hang.diagnose.stragglers import slow_ones
+from preflight.hang.diagnose.stragglers import slow_ranks
 from tests.unit.hang.diagnose.jobs import at, collective, job, loading, standing
 
 WORK, WAIT = at(20, "forward"), collective("all_reduce", 41)
@@ -115,7 +115,7 @@ def test_a_rank_that_works_while_the_rest_is_stuck_is_no_progress() -> None:
 def test_whoever_is_slow_is_clearly_apart(shares: list[float]) -> None:
     """Never more than the half, never by less than a fifth of the time."""
     own = dict(enumerate(shares))
-    slow = slow_ones(own)
+    slow = slow_ranks(own)
     assert len(slow) * 2 <= len(own)
     if slow:
         rest = [share for rank, share in own.items() if rank not in slow]
@@ -125,4 +125,4 @@ def test_whoever_is_slow_is_clearly_apart(shares: list[float]) -> None:
 @given(st.lists(st.floats(-0.08, 0.08), min_size=2, max_size=64), st.floats(0.1, 0.9))
 def test_ordinary_scatter_makes_no_straggler(noise: list[float], share: float) -> None:
     """Ranks of a healthy job differ by some percent."""
-    assert slow_ones({rank: share + each for rank, each in enumerate(noise)}) == ()
+    assert slow_ranks({rank: share + each for rank, each in enumerate(noise)}) == ()
