@@ -68,7 +68,7 @@ class Variable(NamedTuple):
     settled_by: tuple[str, ...] = ()
 
 
-class LeftAsSet(NamedTuple):
+class UserSetting(NamedTuple):
     """A variable that stays as it is, because the user or a file has set it."""
 
     name: str
@@ -89,7 +89,7 @@ class Plan(NamedTuple):
     """The variables to add to the launch's environment."""
 
     added: tuple[Variable, ...]
-    left: tuple[LeftAsSet, ...]
+    left: tuple[UserSetting, ...]
 
     def environ(self, before: Mapping[str, str]) -> dict[str, str]:
         """The launch's environment."""
@@ -119,7 +119,7 @@ def plan(
         names = (variable.name, *variable.settled_by)
         for source in (in_environ, in_files):
             if setting := next((name for name in names if name in source), ""):
-                left.append(LeftAsSet(variable.name, setting, *source[setting]))
+                left.append(UserSetting(variable.name, setting, *source[setting]))
                 break
         else:
             added.append(variable)
@@ -127,25 +127,25 @@ def plan(
 
 
 def _variables(folder: str, debug: frozenset[str], *, pipes: bool) -> list[Variable]:
-    keep, loud, dist = bool(folder), "nccl" in debug, "dist" in debug
+    keep, nccl, dist = bool(folder), "nccl" in debug, "dist" in debug
     sizes = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
     files = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
-    last = "torch records the last 2000 collectives"
+    size_words = "torch records the last 2000 collectives"
     prefix = f"{folder}/{RECORDER_FOLDER}/{RECORDER_PREFIX}"
-    level_words = "NCCL logs everything" if loud else "NCCL logs its warnings"
+    level_words = "NCCL logs everything" if nccl else "NCCL logs its warnings"
     to_file = folder.replace("%", "%%") + f"/{NCCL_FOLDER}/%h.%p.log"
     rows = [
-        *((True, Variable(name, "2000", last, sizes)) for name in sizes),
+        *((True, Variable(name, "2000", size_words, sizes)) for name in sizes),
         (True, Variable("TORCH_NCCL_DUMP_ON_TIMEOUT", "1", "and writes them when one times out")),
         *((keep, Variable(name, prefix, "to here, a file for each rank", files)) for name in files),
         (keep and pipes, Variable("TORCH_NCCL_DEBUG_INFO_PIPE_FILE", prefix,
                               "or at once, on request through a pipe")),
         # Without a file NCCL writes into the launch's output. A user who has set a level reads
         # NCCL's lines there: moving them would hide them.
-        (keep, Variable("NCCL_DEBUG", "INFO" if loud else "WARN", level_words)),
+        (keep, Variable("NCCL_DEBUG", "INFO" if nccl else "WARN", level_words)),
         (keep, Variable("NCCL_DEBUG_FILE", to_file, "a file for each host and process",
                     ("NCCL_DEBUG",))),
-        (keep and loud, Variable("NCCL_DEBUG_SUBSYS", "ALL", "of all its parts", ("NCCL_DEBUG",))),
+        (keep and nccl, Variable("NCCL_DEBUG_SUBSYS", "ALL", "of all its parts", ("NCCL_DEBUG",))),
         # The same as --log-dir; an explicit --log-dir still wins.
         (keep, Variable("PET_LOG_DIR", f"{folder}/{TORCHRUN_FOLDER}",
                     "torchrun writes error files here")),
@@ -156,18 +156,18 @@ def _variables(folder: str, debug: frozenset[str], *, pipes: bool) -> list[Varia
         (dist and keep, Variable("PET_TEE", "2", "torchrun also writes ranks' stderr to files",
                              ("PET_REDIRECTS",))),
     ]  # fmt: skip
-    return [variable for holds, variable in rows if holds]
+    return [variable for applies, variable in rows if applies]
 
 
-_LARGEST = 64 << 10
+_SETTINGS_BYTES = 64 << 10
 
 
 def set_in_files(environ: Mapping[str, str]) -> dict[str, tuple[str, str]]:
     """Variables by name: (value, file). NCCL reads a user's file, then /etc/nccl.conf."""
     settings: dict[str, tuple[str, str]] = {}
-    for path in _places(environ):
+    for path in _settings_files(environ):
         try:
-            text = read_regular(path, _LARGEST).decode(errors="replace")
+            text = read_regular(path, _SETTINGS_BYTES).decode(errors="replace")
         except OSError:
             continue
         for line in text.splitlines():
@@ -177,7 +177,7 @@ def set_in_files(environ: Mapping[str, str]) -> dict[str, tuple[str, str]]:
     return settings
 
 
-def _places(environ: Mapping[str, str]) -> Iterator[Path]:
+def _settings_files(environ: Mapping[str, str]) -> Iterator[Path]:
     if path := environ.get("NCCL_CONF_FILE"):
         yield Path(path)
     elif home := environ.get("HOME"):
@@ -193,17 +193,17 @@ _SIZE_BY_DEFAULT = f'"{_OLD_SIZE}"}}, 2000)'
 _FILE_BY_NEW_NAME = "enable_dynamic_filename_"
 """This came after the newer name of the file."""
 
-_LONGEST = 256 << 10
+_HEADER_BYTES = 256 << 10
 
 
 def outdated(command: str, environ: Mapping[str, str]) -> frozenset[str]:
     """Names that this launcher's torch does not need; empty if unknown."""
-    for packages in _packages(command, environ):
+    for packages in _package_folders(command, environ):
         if not (packages / "torch").is_dir():
             continue
         try:
             with (packages / _HEADER).open(encoding="utf-8", errors="replace") as header:
-                text = header.read(_LONGEST)
+                text = header.read(_HEADER_BYTES)
         except OSError:
             return frozenset()
         if _SIZE_BY_DEFAULT not in text:
@@ -212,7 +212,7 @@ def outdated(command: str, environ: Mapping[str, str]) -> frozenset[str]:
     return frozenset()
 
 
-def _packages(command: str, environ: Mapping[str, str]) -> Iterator[Path]:
+def _package_folders(command: str, environ: Mapping[str, str]) -> Iterator[Path]:
     """The package folders of the launcher's Python."""
     program = shutil.which(command, path=environ.get("PATH"))
     if program is None:
@@ -241,7 +241,7 @@ def _interpreter(script: Path) -> Path | None:
 
 
 _MODE = 0o750
-_AS_MANY = 100
+_MOST_FOLDERS = 100
 
 
 def folder_name() -> str:
@@ -262,11 +262,11 @@ def new_folders(base: Path) -> list[Path]:
     return [folder for folder in (base, *base.parents) if not os.path.lexists(folder)]
 
 
-def discard(folder: Path, made: Iterable[Path]) -> None:
+def discard(folder: Path, made_folders: Iterable[Path]) -> None:
     """Remove the evidence, and of the folders that were made for it those that are empty."""
     shutil.rmtree(folder, ignore_errors=True)
     with suppress(OSError):
-        for parent in made:
+        for parent in made_folders:
             parent.rmdir()
 
 
@@ -276,7 +276,7 @@ def make_folder(base: Path) -> Path:
     Two nodes of one job may start within a second in one shared folder.
     """
     stem, real = folder_name(), safe_base(base)
-    for number in range(_AS_MANY):
+    for number in range(_MOST_FOLDERS):
         folder = real / (f"{stem}-{number + 1}" if number else stem)
         try:
             folder.mkdir(_MODE, parents=True)
@@ -285,7 +285,7 @@ def make_folder(base: Path) -> Path:
         for below in FOLDERS:
             (folder / below).mkdir(_MODE)
         return folder
-    raise FileExistsError(f"there are {_AS_MANY} of {stem}")
+    raise FileExistsError(f"there are {_MOST_FOLDERS} of {stem}")
 
 
 def makes_pipes(folder: Path) -> bool:
@@ -351,7 +351,7 @@ class Record:
             "preflight": __version__,
             "host": os.uname().nodename,
             "command": _program(command),
-            "started": _time(),
+            "started": _now_text(),
             "set": {
                 variable.name: {"value": variable.value, "why": variable.why}
                 for variable in plan.added
@@ -362,12 +362,12 @@ class Record:
 
     def stall(self, answer: str) -> None:
         """Add a stall; `answer`: the file with its diagnosis."""
-        self._content["stalls"].append({"at": _time(), "answer": answer})
+        self._content["stalls"].append({"at": _now_text(), "answer": answer})
         self.write()
 
     def ended(self, status: int) -> None:
         """Add how the launch ended."""
-        self._content["ended"] = _time()
+        self._content["ended"] = _now_text()
         if os.WIFSIGNALED(status):
             self._content["signal"] = os.WTERMSIG(status)
         else:
@@ -380,12 +380,12 @@ class Record:
             text = json.dumps(self._content, indent=1) + "\n"
             write(self._folder / "watch.json", text)
 
-    def write_samples(self, seen: Iterable[tuple[object, ...]]) -> None:
+    def write_samples(self, rows: Iterable[tuple[object, ...]]) -> None:
         """Write the samples, a line for each look at each rank. OSError as above."""
         if self._folder is None:
             return
         lines = ["\t".join(COLUMNS)]
-        lines += ["\t".join(map(str, row)) for row in seen]
+        lines += ["\t".join(map(str, fields)) for fields in rows]
         write(self._folder / "samples.tsv", "\n".join(lines) + "\n")
 
 
@@ -394,5 +394,5 @@ def write(path: Path, text: str) -> None:
     write_typed(path, text.encode("utf-8", "replace"))
 
 
-def _time() -> str:
+def _now_text() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

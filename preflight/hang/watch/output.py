@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 LONGEST = 8 << 20
 """Bytes stored of the end of a file."""
 
-_LAST_WORDS_S = 5.0
+_TEE_ENDS_S = 5.0
 """How long a `tee` may run after the launch: another process may hold its pipe for ever."""
 
 _BLOCK = 1 << 20
@@ -44,14 +44,14 @@ class Source(NamedTuple):
     """A descriptor that is a regular file, and the file's size before the launch."""
 
     descriptor: int
-    began: int
+    offset: int
 
 
 class Output:
     """Standard output and error of the launch."""
 
     def __init__(self) -> None:
-        self._sources = _files()
+        self._sources = _regular_outputs()
         self._tees: list[int] = []
         self._pipes: list[int] = []
 
@@ -80,7 +80,7 @@ class Output:
 
     def finish(self, children: Children) -> None:
         """Wait until the launch's output has been written."""
-        until = time.monotonic() + _LAST_WORDS_S
+        until = time.monotonic() + _TEE_ENDS_S
         while time.monotonic() < until:
             children.reap()
             if all(children.status(pid) is not None for pid in self._tees):
@@ -92,14 +92,14 @@ class Output:
         copies = []
         for source in self._sources:
             path = folder / _NAMES[source.descriptor]
-            if text := _end(source):
+            if text := _read_end(source):
                 path.write_bytes(text)
                 copies.append(path)
         return copies + [path for path in (folder / "stdout.log", folder / "stderr.log")
                          if path.is_file() and path.stat().st_size]  # fmt: skip
 
 
-def _files() -> tuple[Source, ...]:
+def _regular_outputs() -> tuple[Source, ...]:
     sources: dict[tuple[int, int], Source] = {}
     for number in (1, 2):
         try:
@@ -111,15 +111,15 @@ def _files() -> tuple[Source, ...]:
     return tuple(sources.values())
 
 
-def _end(source: Source) -> bytes:
+def _read_end(source: Source) -> bytes:
     try:
         handle = os.open(f"/proc/self/fd/{source.descriptor}", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return b""
     try:
         size = os.fstat(handle).st_size
-        began = source.began if size >= source.began else 0  # the file was truncated meanwhile
-        return b"".join(_blocks(handle, max(began, size - LONGEST), size))
+        start = source.offset if size >= source.offset else 0  # the file was truncated meanwhile
+        return b"".join(_blocks(handle, max(start, size - LONGEST), size))
     finally:
         os.close(handle)
 
@@ -131,9 +131,9 @@ def _blocks(handle: int, start: int, end: int) -> Iterator[bytes]:
         start += len(block)
 
 
-def logs(folder: Path, kept: Sequence[Path]) -> list[Path]:
+def logs(folder: Path, copies: Sequence[Path]) -> list[Path]:
     """Every file of the folder that may show why the launch ended, its output first."""
-    paths = [*kept]
+    paths = [*copies]
     with suppress(OSError):
         paths += [path for path, size in files_of(folder, LEFT).items() if size]
     return paths
@@ -193,7 +193,7 @@ class Trimmer:
         self.sweep()
         for path in self._files():
             with suppress(OSError):
-                _close_up(path, self._cap, self._emptied.get(str(path), 0))
+                _replace_hole(path, self._cap, self._emptied.get(str(path), 0))
 
     def _files(self) -> list[Path]:
         every = (Path(place, name) for place, _, names in os.walk(self._folder) for name in names)
@@ -229,7 +229,7 @@ def _write_copy(path: Path, handle: int, cap: Cap) -> int:
     return size
 
 
-def _close_up(path: Path, cap: Cap, emptied: int) -> None:
+def _replace_hole(path: Path, cap: Cap, emptied: int) -> None:
     """Rewrite the file: its beginning, a line with the number of missing bytes, its end.
 
     `emptied`: its size when it was last emptied; it may have no data since.

@@ -20,7 +20,7 @@ from preflight.core.text import whole
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-_Found = TypeVar("_Found")
+_Result = TypeVar("_Result")
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _LONGEST = 1 << 20
@@ -49,7 +49,7 @@ class Reading(NamedTuple):
 def readings_of(pids: Iterable[int]) -> dict[int, Reading | None]:
     """Look at these processes; None for those that have ended, or whose reader hangs."""
     pid_list = list(pids)
-    return _patiently(lambda: {pid: reading_of(pid) for pid in pid_list})
+    return _read_in_thread(lambda: {pid: reading_of(pid) for pid in pid_list})
 
 
 def reading_of(pid: int) -> Reading | None:
@@ -121,12 +121,12 @@ _PATIENCE_S, _LESS_S = 1.0, 0.1
 """How long to wait at one file of /proc, and at each further one while a reader hangs."""
 
 
-class _Reader(Thread, Generic[_Found]):
+class _Reader(Thread, Generic[_Result]):
     """Reads files of /proc, and notes of which process."""
 
-    def __init__(self, read: Callable[[], _Found]) -> None:
+    def __init__(self, read: Callable[[], _Result]) -> None:
         super().__init__(daemon=True)
-        self.found: list[_Found] = []
+        self.found: list[_Result] = []
         self.error: Exception | None = None
         self.process, self.files = "", 0
         self._read = read
@@ -153,7 +153,7 @@ def _hangs(process: str) -> bool:
     return process in _hanging and _hanging[process].is_alive()
 
 
-def _patiently(read: Callable[[], _Found]) -> _Found:
+def _read_in_thread(read: Callable[[], _Result]) -> _Result:
     """Read in a thread; if it hangs at a process, again without that process.
 
     Since Linux 6.18 even `stat` waits for a process that starts a program (execve), and the file
@@ -194,7 +194,7 @@ def _text(path: str) -> str:
 _RANK = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 """Rank variables of torchrun, Slurm, Open MPI and MPICH; the first that is set counts."""
 
-_PLACE = (*_RANK, "LOCAL_RANK")
+_RANK_VARIABLES = (*_RANK, "LOCAL_RANK")
 """Variables that a launcher sets for each rank. Kubernetes numbers pods by RANK, and torchrun under
 srun inherits its task's: a process with the launch's own values is not a rank."""
 
@@ -228,7 +228,7 @@ class _Start(NamedTuple):
     started: int
     command: str
     rank: int | None
-    place: tuple[str | None, ...]
+    rank_variables: tuple[str | None, ...]
 
 
 Known: TypeAlias = dict[int, _Start]
@@ -242,17 +242,17 @@ def ranks_of(
     `given`: the launch's environment. If it has a rank, the launch may itself be that rank: `srun
     preflight watch -- python train.py`. `known`: results of an earlier search.
     """
-    own = os.environ if given is None else given
-    return _patiently(lambda: _ranks_of(launch, own, {} if known is None else known))
+    environ = os.environ if given is None else given
+    return _read_in_thread(lambda: _ranks_of(launch, environ, {} if known is None else known))
 
 
-def _ranks_of(launch: int, own: Mapping[str, str], starts: Known) -> list[RankProcess]:
-    search = _Search(own, starts)
+def _ranks_of(launch: int, environ: Mapping[str, str], starts: Known) -> list[RankProcess]:
+    search = _Search(environ, starts)
     search.below(launch, 0)
     if search.found:
         return search.found
-    rank, python = rank_in(own), search.behind_wrappers(launch)
-    if rank is None or any(word in search.of(python).command for word in _LAUNCHERS):
+    rank, python = rank_in(environ), search.behind_wrappers(launch)
+    if rank is None or any(word in search.facts_of(python).command for word in _LAUNCHERS):
         return []
     return [RankProcess(python, rank)]
 
@@ -266,10 +266,10 @@ def rank_in(environ: Mapping[str, str]) -> int | None:
 class _Search:
     """Searches down from a launch; lists all processes if the kernel lists no children."""
 
-    def __init__(self, own: Mapping[str, str], starts: Known) -> None:
+    def __init__(self, environ: Mapping[str, str], starts: Known) -> None:
         self.found: list[RankProcess] = []
         self._known = starts
-        self._given = _place(own)
+        self._launch_variables = _variables(environ)
         self._all: dict[int, list[int]] | None = None
         if not Path(f"/proc/self/task/{os.getpid()}/children").exists():
             self._all = _children_by_parent()
@@ -279,20 +279,20 @@ class _Search:
         if depth >= _DEEPEST:
             return
         for child in self._children(pid):
-            start = self.of(child)
-            if start.rank is None or start.place == self._given:
+            facts = self.facts_of(child)
+            if facts.rank is None or facts.rank_variables == self._launch_variables:
                 self.below(child, depth + 1)
             else:
-                self.found.append(RankProcess(self.behind_wrappers(child), start.rank))
+                self.found.append(RankProcess(self.behind_wrappers(child), facts.rank))
 
-    def of(self, pid: int) -> _Start:
+    def facts_of(self, pid: int) -> _Start:
         """Its command line and environment; read once, and again if its program changes."""
         stat = _stat(pid)
         name, started = name_of(pid), int(stat[_START]) if stat else 0
         start = self._known.get(pid)
         if start is None or (start.name, start.started) != (name, started):
             environ = environ_of(pid)
-            start = _Start(name, started, command_of(pid), rank_in(environ), _place(environ))
+            start = _Start(name, started, command_of(pid), rank_in(environ), _variables(environ))
             self._known[pid] = start
         return start
 
@@ -309,8 +309,8 @@ class _Search:
         return children(pid) if self._all is None else self._all.get(pid, [])
 
 
-def _place(environ: Mapping[str, str]) -> tuple[str | None, ...]:
-    return tuple(environ.get(name) for name in _PLACE)
+def _variables(environ: Mapping[str, str]) -> tuple[str | None, ...]:
+    return tuple(environ.get(name) for name in _RANK_VARIABLES)
 
 
 def _children_by_parent() -> dict[int, list[int]]:
@@ -321,7 +321,7 @@ def _children_by_parent() -> dict[int, list[int]]:
 QUIET_SHARE = 0.1
 """Share of a rank's usual rate. Chosen: a job at a tenth of its pace is worth a look."""
 
-_PASTS = 64
+_MOST_STORED = 64
 _STRIDES = 4
 """How many times per window its rates are stored as usual ones."""
 
@@ -346,30 +346,30 @@ class Track:
     def __init__(self, window_s: float) -> None:
         self._window_s = window_s
         self._looks: deque[tuple[float, Reading]] = deque()
-        self._pasts: deque[Rates] = deque(maxlen=_PASTS)
-        self._noted_s: float | None = None
+        self._history: deque[Rates] = deque(maxlen=_MOST_STORED)
+        self._stored_s: float | None = None
 
     def add(self, now_s: float, reading: Reading) -> None:
         """Add a look."""
         if self._looks and self._looks[-1][1].started != reading.started:
             self.forget()
-            self._pasts.clear()
-            self._noted_s = None
+            self._history.clear()
+            self._stored_s = None
         self._looks.append((now_s, reading))
         while len(self._looks) > 2 and self._looks[1][0] <= now_s - self._window_s:  # noqa: PLR2004
             self._looks.popleft()
-        self._note(now_s)
+        self._store_usual(now_s)
 
-    def _note(self, now_s: float) -> None:
+    def _store_usual(self, now_s: float) -> None:
         rates = self.rates
         if rates is None:
             return
-        if self._noted_s is None:
+        if self._stored_s is None:
             # The first window is the start: imports are busier than anything later.
-            self._noted_s = now_s
-        elif now_s - self._noted_s >= self._window_s / _STRIDES:
-            self._pasts.append(rates)
-            self._noted_s = now_s
+            self._stored_s = now_s
+        elif now_s - self._stored_s >= self._window_s / _STRIDES:
+            self._history.append(rates)
+            self._stored_s = now_s
 
     def forget(self) -> None:
         """Drop the looks before a pause of the watch: they do not cover it."""
@@ -378,9 +378,9 @@ class Track:
     def learn(self) -> None:
         """Take its present activity as usual: an examination found that it progresses."""
         rates = self.rates
-        self._pasts.clear()
+        self._history.clear()
         if rates:
-            self._pasts.append(rates)
+            self._history.append(rates)
 
     @property
     def rates(self) -> Rates | None:
@@ -407,9 +407,9 @@ class Track:
         )
 
     def _usual(self) -> Rates:
-        if not self._pasts:
+        if not self._history:
             return Rates(0, 0, 0, 0)
-        return Rates(*(sorted(rates)[len(rates) // 2] for rates in zip(*self._pasts, strict=True)))
+        return Rates(*(sorted(past)[len(past) // 2] for past in zip(*self._history, strict=True)))
 
 
 def stalled(tracks: Iterable[Track]) -> bool:

@@ -52,7 +52,7 @@ class Children:
         """`mask`: the signals that were blocked before the watch blocked its own."""
         self._mask = frozenset(mask)
         self._ended: dict[int, int] = {}
-        self._ours: set[int] = set()
+        self._started: set[int] = set()
 
     def start(
         self,
@@ -75,7 +75,7 @@ class Children:
             setsigmask=self._mask | frozenset(blocked),
             setsigdef=[*_CHANGED_BY_PYTHON, *default],
         )  # fmt: skip
-        self._ours.add(pid)
+        self._started.add(pid)
         return pid
 
     def reap(self) -> None:
@@ -85,7 +85,7 @@ class Children:
                 pid, status = os.waitpid(-1, os.WNOHANG)
                 if pid == 0:
                     return
-                if pid in self._ours:
+                if pid in self._started:
                     self._ended[pid] = status
 
     def status(self, pid: int) -> int | None:
@@ -142,14 +142,14 @@ class Relay:
         """Handle one signal; a stop (Ctrl-Z) also stops the watch here, until it is continued."""
         self.asked_to_end |= received.number in ENDING
         # A signal of the terminal reaches the launch too: it is in the same foreground group.
-        if not received.from_kernel and not self._witness.saw(received.number):
-            self._pass_on(received.number)
+        if not received.from_kernel and not self._witness.has_received(received.number):
+            self._forward(received.number)
         if received.number == signal.SIGTSTP:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTSTP})
             os.kill(os.getpid(), signal.SIGTSTP)
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTSTP})
 
-    def _pass_on(self, number: int) -> None:
+    def _forward(self, number: int) -> None:
         self._children.reap()
         if self._children.status(self._launch) is None:
             with suppress(ProcessLookupError, PermissionError):
@@ -179,30 +179,30 @@ class Witness:
 
     def __init__(self, children: Children) -> None:
         self._children = children
-        self._pid = self._end = -1
+        self._pid = self._pipe_end = -1
         self._renew()
 
-    def saw(self, number: int) -> bool:
+    def has_received(self, number: int) -> bool:
         """Whether it got that signal too; False without a witness."""
         if self._pid < 0:
             return False
         time.sleep(_SENDERS_LOOP_S)
-        saw = number in pending_signals(self._pid)
-        if saw:
+        received = number in pending_signals(self._pid)
+        if received:
             self._renew()
-        return saw
+        return received
 
     def dismiss(self) -> None:
         """End it."""
         if self._pid >= 0:
-            os.close(self._end)
+            os.close(self._pipe_end)
             self._children.end(self._pid)
             self._pid = -1
 
     def _renew(self) -> None:
         """Start a new one without pending signals."""
         self.dismiss()
-        read_end, self._end = os.pipe()
+        read_end, self._pipe_end = os.pipe()
         try:
             self._pid = self._children.start(
                 ["cat"], os.environ,
@@ -215,7 +215,7 @@ class Witness:
                 default=PASSED,
             )  # fmt: skip
         except OSError:
-            os.close(self._end)
+            os.close(self._pipe_end)
         finally:
             os.close(read_end)
 

@@ -79,13 +79,13 @@ def watch(options: Options) -> int:
     """Run the command and watch it; return its exit code, or die by its signal."""
     children = Children(signals.block())
     witness = Witness(children)
-    made, folder = new_folders(options.base), _make(options.base)
-    decided = _decide(options, folder)
+    made, folder = new_folders(options.base), _make_evidence_folder(options.base)
+    variables = _plan_variables(options, folder)
     window_s = stalled_after_s(options)
-    output, record = Output(), Record(folder, options.command, decided)
+    output, record = Output(), Record(folder, options.command, variables)
     try:
         copies = output.tee(children, folder) if options.tee and folder is not None else []
-        launch = children.start(options.command, decided.environ(options.environ), copies)
+        launch = children.start(options.command, variables.environ(options.environ), copies)
     except OSError as error:
         witness.dismiss()
         if folder is not None:
@@ -98,10 +98,10 @@ def watch(options: Options) -> int:
     relay = Relay(launch, children, witness)
     writes_logs = folder is not None and (options.debug or options.tee)
     trimmer = Trimmer(folder, Cap(options.cap_mib << 20)) if folder and writes_logs else None
-    guarded = Once().guard
-    guarded(record.write)
-    if decided.left:
-        names = ", ".join(dict.fromkeys(variable.settled_by for variable in decided.left))
+    guard = Once().guard
+    guard(record.write)
+    if variables.left:
+        names = ", ".join(dict.fromkeys(variable.settled_by for variable in variables.left))
         report(f"left as you set it: {names}")
     look_s = trim_s = time.monotonic()
     while True:
@@ -111,28 +111,28 @@ def watch(options: Options) -> int:
             break
         now = time.monotonic()
         if now >= look_s:
-            guarded(watcher.look)
+            guard(watcher.look)
             look_s = time.monotonic() + watcher.every_s
         if trimmer and now >= trim_s:
-            guarded(trimmer.sweep)
+            guard(trimmer.sweep)
             trim_s = time.monotonic() + trimmer.every_s
         received = signals.wait((min(look_s, trim_s) if trimmer else look_s) - time.monotonic())
         if received is not None and received.number in signals.PASSED:
             relay.take(received)
     witness.dismiss()
-    guarded(watcher.end)
+    guard(watcher.end)
     output.finish(children)
     if folder is not None:
         failed = status != 0 and not relay.asked_to_end
-        guarded(
-            lambda: _close(
+        guard(
+            lambda: _keep_or_discard(
                 options, folder, output, watcher, status, trimmer=trimmer, failed=failed, made=made
             )
         )
     return end_as(status)
 
 
-def _decide(options: Options, folder: Path | None) -> Plan:
+def _plan_variables(options: Options, folder: Path | None) -> Plan:
     """Decide which variables to set for the launch."""
     pipes = (
         folder is not None
@@ -157,7 +157,7 @@ def stalled_after_s(options: Options) -> float:
     return min(STALLED_AFTER_S, heartbeat_s / 2) if heartbeat_s else STALLED_AFTER_S
 
 
-def _make(base: Path) -> Path | None:
+def _make_evidence_folder(base: Path) -> Path | None:
     try:
         return make_folder(base)
     except OSError as error:
@@ -168,7 +168,7 @@ def _make(base: Path) -> Path | None:
         return None
 
 
-def _close(
+def _keep_or_discard(
     options: Options,
     folder: Path,
     output: Output,
@@ -201,7 +201,7 @@ def _close(
             why = _explained(watcher.children, folder, files)
         else:
             why = "its output was not captured: rerun with --tee to explain it"
-        ended, see = f"the launch ended {_words(status)}", f"see {folder}"
+        ended, see = f"the launch ended {_status_words(status)}", f"see {folder}"
         if is_echo:
             report(f"{ended}, after the stall reported above; {see}")
         else:
@@ -220,7 +220,7 @@ def _explained(children: Children, folder: Path, files: list[Path]) -> str:
     return output.rstrip() if code == FOUND else ""
 
 
-def _words(status: int) -> str:
+def _status_words(status: int) -> str:
     if os.WIFSIGNALED(status):
         return f"by signal {os.WTERMSIG(status)}"
     return f"with exit code {os.waitstatus_to_exitcode(status)}"
@@ -233,10 +233,10 @@ _PERIOD_S = 5.0
 _LOOKS = 20
 """The least number of looks in a window."""
 
-_FIND_AGAIN = 6
+_LOOKS_PER_SEARCH = 6
 """Looks between searches for new ranks; a missing rank starts a search at once."""
 
-_ROWS = 4096
+_MOST_SAMPLES = 4096
 _LONGEST_WAIT_S = 3600.0
 _ENDS_S = 60.0
 """Chosen: torchrun gives its ranks 30 s to end when one has."""
@@ -269,11 +269,11 @@ class Watcher:
         self.stalls = 0
         """How many stalls were found and reported."""
         self._tracks: dict[RankProcess, Track] = {}
-        self._seen: deque[tuple[object, ...]] = deque(maxlen=_ROWS)
+        self._rows: deque[tuple[object, ...]] = deque(maxlen=_MOST_SAMPLES)
         self._looked_s = self._examine_s = self._quiet_s = 0.0  # when that was, or will be
-        self._looks = self._examined = 0
+        self._looks = self._examinations = 0
         self._examination: ModuleRun | None = None
-        self._asked_s: float | None = None
+        self._requested_s: float | None = None
         self._reported = ""
         self._reported_ranks: frozenset[RankProcess] = frozenset()
         self._known: Known = {}
@@ -292,14 +292,14 @@ class Watcher:
         if self._examination is not None:
             if self._examination.over():
                 self._conclude(self._examination)
-        elif self._asked_s is not None:
-            if now >= self._asked_s + ANSWER_S:
+        elif self._requested_s is not None:
+            if now >= self._requested_s + ANSWER_S:
                 self._examine()
         elif not quiet:
-            self._examined, self._examine_s = 0, 0.0
+            self._examinations, self._examine_s = 0, 0.0
             self._report_recovery()
         elif now >= self._examine_s:
-            self._begin(now)
+            self._request_dumps(now)
 
     def end(self) -> None:
         """Report a finished examination at the launch's end; discard one that still runs."""
@@ -317,10 +317,10 @@ class Watcher:
 
     def keep_samples(self) -> None:
         """Write the samples."""
-        self.record.write_samples(self._seen)
+        self.record.write_samples(self._rows)
 
     def _sample(self, now: float) -> None:
-        search = self._looks % _FIND_AGAIN == 0
+        search = self._looks % _LOOKS_PER_SEARCH == 0
         self._looks += 1
         search |= not self._read(list(self._tracks), now)
         if not search:
@@ -340,20 +340,20 @@ class Watcher:
             reading = readings[process.pid]
             if reading is not None:
                 self._tracks[process].add(now, reading)
-                self._seen.append((round(time.time(), 1), process.rank, process.pid, *reading[1:]))
+                self._rows.append((round(time.time(), 1), process.rank, process.pid, *reading[1:]))
         return None not in readings.values()
 
-    def _begin(self, now: float) -> None:
+    def _request_dumps(self, now: float) -> None:
         """Request the dumps first, so that they exist before the examination."""
-        self._examined += 1
-        self._examine_s = now + min(self._window_s * 2**self._examined, _LONGEST_WAIT_S)
+        self._examinations += 1
+        self._examine_s = now + min(self._window_s * 2**self._examinations, _LONGEST_WAIT_S)
         if self._folder is not None and ask_for_dumps(self._folder):
-            self._asked_s = now
+            self._requested_s = now
         else:
             self._examine()
 
     def _examine(self) -> None:
-        self._asked_s = None
+        self._requested_s = None
         words = ["stall", str(self._launch), str(self.stalls + 1), str(self._folder or "")]
         self._examination = ModuleRun(self.children, EXAMINE, [*words, *self._request], EXAMINE_S)
 
@@ -374,12 +374,12 @@ class Watcher:
         why = f"it took over {EXAMINE_S:g} s" if code < 0 else output.strip() or f"exit {code}"
         self._once.report(
             "examine",
-            f"{self._quiet}; the examination failed ({why}); "
+            f"{self._stall_words}; the examination failed ({why}); "
             f"try: preflight diagnose --pid={self._launch}",
         )
 
     @property
-    def _quiet(self) -> str:
+    def _stall_words(self) -> str:
         return f"half or more of the ranks here did almost nothing for {self._window_s:g} s"
 
     def _report(self, answer: str) -> None:
@@ -390,7 +390,7 @@ class Watcher:
             report(f"still no progress, for the same reason{where}")
             return
         self._reported, self._reported_ranks = reason, frozenset(self._tracks)
-        report(f"{self._quiet}\n{answer.rstrip()}{where}")
+        report(f"{self._stall_words}\n{answer.rstrip()}{where}")
 
     def _report_recovery(self) -> None:
         """Report the end of a reported stall, if the same ranks work again."""
