@@ -40,17 +40,17 @@ ENVIRONMENT: Final = frozenset((
     "RANK", "LOCAL_RANK", "SLURM_PROCID", "SLURM_LOCALID", "OMPI_COMM_WORLD_RANK",
     "OMPI_COMM_WORLD_LOCAL_RANK",
 ))  # fmt: skip
-_MAIN: Final = re.compile(
+_FIRST_RANK_NAME: Final = re.compile(
     r"_*(?:is|am|on|i_am)_(?:the_)?(?:local_|global_|world_)?(?:"
     r"(?:main|master|chief|primary|head|root|first)(?:_?(?:process|proc|rank|node|worker))?|"
     r"rank_?(?:zero|0)|(?:zero|0)_rank|zero|process_zero|logging_process)"
     r"|is_(?:local_|world_)?process_zero|is_global_zero|master_process|main_process_flag"
 )
-_DISTRIBUTED: Final = re.compile(
+_ABOUT_THE_JOB: Final = re.compile(
     r"dist|world|initialized|n_?gpus?\b|num_?proc|ddp|parallel", re.IGNORECASE
 )
 _NUMBER: Final = re.compile(r"[0-9]{1,18}")
-_LEAVE_OUT: Final = re.compile(r"lora|peft|adapter")
+_ADAPTER_RANK: Final = re.compile(r"lora|peft|adapter")
 
 
 class Ranks:
@@ -101,21 +101,21 @@ class Ranks:
         if isinstance(node, ast.Call) and not ("get_" in last[:-4] and last.endswith("rank")):
             return name in ("horovod.torch.rank", "horovod.torch.local_rank")
         by_name = name in self._ranks or last.lstrip("_").lower() in _RANK
-        return by_name and not _LEAVE_OUT.search(name.lower())
+        return by_name and not _ADAPTER_RANK.search(name.lower())
 
     def sides(self, test: ast.expr) -> Sides:
         """The ranks that pass a condition, and those that do not."""
         if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
             return self.sides(test.operand)[::-1]
         if isinstance(test, ast.BoolOp):
-            return self._of_bool_op(test)
+            return self._sides_of_bool_op(test)
         if isinstance(test, ast.Compare) and len(test.ops) == 1:
-            return self._of_comparison(test.left, test.ops[0], test.comparators[0])
+            return self._sides_of_compare(test.left, test.ops[0], test.comparators[0])
         if isinstance(test, ast.Call | ast.Name | ast.Attribute):
-            return self._by_name(test)
+            return self._sides_by_name(test)
         return UNDECIDED
 
-    def _by_name(self, test: ast.expr) -> Sides:
+    def _sides_by_name(self, test: ast.expr) -> Sides:
         if self.is_rank(test):
             return _FIRST[::-1]
         name = dotted(test, self._imports)
@@ -123,35 +123,35 @@ class Ranks:
             return self._names[name]
         if isinstance(test, ast.Call) and (test.args or test.keywords):
             return UNDECIDED
-        return _FIRST if _MAIN.fullmatch(name.rpartition(".")[2].lower()) else UNDECIDED
+        return _FIRST if _FIRST_RANK_NAME.fullmatch(name.rpartition(".")[2].lower()) else UNDECIDED
 
-    def _of_bool_op(self, test: ast.BoolOp) -> Sides:
+    def _sides_of_bool_op(self, test: ast.BoolOp) -> Sides:
         """`and`: a rank that passes, passes each part; `or`: a rank that fails, passes none."""
         parts = [(part, self.sides(part)) for part in test.values]
         definite = [sides for _, sides in parts if sides != UNDECIDED]
         if not definite:
             return UNDECIDED
-        others = [part for part, sides in parts if sides == UNDECIDED]
-        whole = all(_is_about_the_job(part) for part in others)
+        undecided = [part for part, sides in parts if sides == UNDECIDED]
+        about_job = all(_is_about_the_job(part) for part in undecided)
         if isinstance(test.op, ast.And):
-            return definite[0] if whole else (definite[0][0], RankSet.ALL)
-        return definite[0] if whole else (RankSet.ALL, definite[0][1])
+            return definite[0] if about_job else (definite[0][0], RankSet.ALL)
+        return definite[0] if about_job else (RankSet.ALL, definite[0][1])
 
-    def _of_comparison(self, left: ast.expr, op: ast.cmpop, right: ast.expr) -> Sides:
+    def _sides_of_compare(self, left: ast.expr, op: ast.cmpop, right: ast.expr) -> Sides:
         if not self.is_rank(left):
             if not self.is_rank(right) or not isinstance(op, ast.Eq | ast.NotEq):
                 return UNDECIDED
             left, right = right, left
         if isinstance(op, ast.In | ast.NotIn):
-            return _among(op, right)
+            return _sides_of_membership(op, right)
         value = constant(right)
         number = int(value) if isinstance(value, str) and _NUMBER.fullmatch(value) else value
         if not isinstance(number, int):
             return UNDECIDED if number is not None else (RankSet.SOME, RankSet.SOME)
-        return _by_order(op, number)
+        return _sides_by_number(op, number)
 
 
-def _by_order(op: ast.cmpop, number: int) -> Sides:
+def _sides_by_number(op: ast.cmpop, number: int) -> Sides:
     """`rank == 0`, `rank > 0`, `rank < 1`; -1 asks whether the job is distributed."""
     if number < 0 or (number == 0 and isinstance(op, ast.GtE | ast.Lt)):
         return UNDECIDED
@@ -164,7 +164,7 @@ def _by_order(op: ast.cmpop, number: int) -> Sides:
     return (RankSet.SOME, RankSet.SOME)
 
 
-def _among(op: ast.cmpop, right: ast.expr) -> Sides:
+def _sides_of_membership(op: ast.cmpop, right: ast.expr) -> Sides:
     """`local_rank in (-1, 0)`: the first rank of a job, or the only one."""
     if not isinstance(right, ast.Tuple | ast.List | ast.Set):
         return (RankSet.SOME, RankSet.SOME)
@@ -175,7 +175,7 @@ def _among(op: ast.cmpop, right: ast.expr) -> Sides:
 
 def _is_about_the_job(test: ast.expr) -> bool:
     """Whether a condition only asks if the job has other ranks; distributed runs always pass it."""
-    return any(_DISTRIBUTED.search(name) for name in names_in(test))
+    return any(_ABOUT_THE_JOB.search(name) for name in names_in(test))
 
 
 def variable(node: ast.expr, imports: Mapping[str, str]) -> str:
@@ -189,7 +189,7 @@ def variable(node: ast.expr, imports: Mapping[str, str]) -> str:
     return ""
 
 
-_MOST: Final = 100
+_MOST_OPERATIONS: Final = 100
 """Operations counted per function: where functions call each other twice, each call doubles the
 number."""
 _MOST_BASES: Final = 64
@@ -209,7 +209,7 @@ class Operation:
     saves: bool = False
 
     @property
-    def words(self) -> str:
+    def text(self) -> str:
         """`all_reduce` here, `all_reduce (line 41)` where a helper leads to it."""
         if self.line == self.call.line:
             return self.label
@@ -221,7 +221,7 @@ def operation(script: Script, call: Call) -> Operation | None:
     name = canonical(call.name)
     module, _, last = name.rpartition(".")
     if module == "torch.distributed" and last in known_names()["collectives"]:
-        return None if _own_group(script, call, last) else Operation(last, call.line, call)
+        return None if _has_own_group(script, call, last) else Operation(last, call.line, call)
     if last in known_names()["all_ranks"].get(module, ()):
         return Operation(last, call.line, call)
     if label := known_names()["saves"].get(name):
@@ -230,10 +230,10 @@ def operation(script: Script, call: Call) -> Operation | None:
     sync = last == "log" and constant(call.keyword("sync_dist")) is True
     if sync and script.imported("lightning"):
         return Operation("self.log(sync_dist=True)", call.line, call)
-    return _of_object(script, call)
+    return _object_operation(script, call)
 
 
-def _own_group(script: Script, call: Call, label: str) -> bool:
+def _has_own_group(script: Script, call: Call, label: str) -> bool:
     """Whether only the ranks of a group in the script take part."""
     at = known_names()["collectives"][label]
     group = call.keyword("group") or call.keyword("process_group")
@@ -246,37 +246,37 @@ def _own_group(script: Script, call: Call, label: str) -> bool:
     return not script.dotted(group).endswith("group.WORLD")
 
 
-def _of_object(script: Script, call: Call) -> Operation | None:
-    last, kind = call.last, kind_of(script, call.receiver)
-    saves = last in known_names()["object_saves"].get(kind, ())
-    if saves or last in known_names()["objects"].get(kind, ()):
+def _object_operation(script: Script, call: Call) -> Operation | None:
+    last, class_name = call.tail, class_of(script, call.receiver)
+    saves = last in known_names()["object_saves"].get(class_name, ())
+    if saves or last in known_names()["objects"].get(class_name, ()):
         return Operation(f"{call.receiver}.{last}", call.line, call, saves=saves)
     return None
 
 
-def kind_of(script: Script, receiver: str) -> str:
+def class_of(script: Script, receiver: str) -> str:
     """The class of the object with that name in this script; "" if unclear."""
     if not receiver:
         return ""
     usual: str = known_names()["usual"].get(receiver.rpartition(".")[2], "")
     if usual and script.imported(usual.partition(".")[0]):
         return usual
-    return _kinds(script).get(receiver, "")
+    return _object_classes(script).get(receiver, "")
 
 
 @once
-def _kinds(script: Script) -> dict[str, str]:
-    kinds: dict[str, str] = {}
+def _object_classes(script: Script) -> dict[str, str]:
+    classes: dict[str, str] = {}
     for assign in script.assigns:
         if isinstance(assign.value, ast.Call):
-            kind = canonical(script.dotted(assign.value.func))
-            kind = known_names()["same_class"].get(kind, kind)
-            if kind in known_names()["object_saves"] or kind in known_names()["objects"]:
-                kinds.setdefault(assign.target, kind)
-    return kinds
+            name = canonical(script.dotted(assign.value.func))
+            name = known_names()["same_class"].get(name, name)
+            if name in known_names()["object_saves"] or name in known_names()["objects"]:
+                classes.setdefault(assign.target, name)
+    return classes
 
 
-def reached(script: Script, call: Call) -> tuple[Operation, ...]:
+def operations_of(script: Script, call: Call) -> tuple[Operation, ...]:
     """Every operation that a call leads to, itself or through functions of this file."""
     direct = operation(script, call)
     if direct is not None:
@@ -285,7 +285,8 @@ def reached(script: Script, call: Call) -> tuple[Operation, ...]:
     if function is None:
         return ()
     return tuple(
-        Operation(inner.label, inner.line, call, inner.saves) for inner in inside(script, function)
+        Operation(inner.label, inner.line, call, inner.saves)
+        for inner in operations_in(script, function)
     )
 
 
@@ -293,41 +294,40 @@ def callee(script: Script, call: Call) -> Function | None:
     """The function of this file that is called, if its name shows it."""
     head, _, last = call.name.rpartition(".")
     if not head:
-        around = call.place.function
-        local = script.functions.get(f"{around}.<locals>.{last}")
+        local = script.functions.get(f"{call.place.function}.<locals>.{last}")
         return local or script.functions.get(last)
     if head not in ("self", "cls"):
         return script.functions.get(call.name)
-    owner = _owner(script, call.place.function)
-    todo = [owner] if owner else []
-    for name in todo:  # grows by bases; classes that name each other are visited once
+    enclosing = _enclosing_class(script, call.place.function)
+    names = [enclosing] if enclosing else []
+    for name in names:  # grows by bases; classes that name each other are visited once
         if (function := script.functions.get(f"{name}.{last}")) is not None:
             return function
-        bases = script.classes.get(name, ())[:8] if len(todo) < _MOST_BASES else ()
-        todo += [base for base in dict.fromkeys(bases) if base not in todo]
+        bases = script.classes.get(name, ())[:8] if len(names) < _MOST_BASES else ()
+        names += [base for base in dict.fromkeys(bases) if base not in names]
     return None
 
 
-def _owner(script: Script, function: str) -> str:
+def _enclosing_class(script: Script, function: str) -> str:
     """The class around a function."""
     parts = function.split(".")
     names = (".".join(parts[:end]) for end in range(len(parts), 0, -1))
     return next((name for name in names if name in script.classes), "")
 
 
-def inside(script: Script, function: Function) -> tuple[Operation, ...]:
+def operations_in(script: Script, function: Function) -> tuple[Operation, ...]:
     """The operations that a function reaches in every distributed run, whatever its caller."""
-    if function.name in script.inside:
-        return script.inside[function.name]
-    script.inside[function.name] = ()  # a function that calls itself adds nothing
+    if function.name in script.operations:
+        return script.operations[function.name]
+    script.operations[function.name] = ()  # a function that calls itself adds nothing
     operations: list[Operation] = []
     for call in _calls_by_function(script).get(function.name, ()):
-        if call.place.tests & function.parameters:
+        if call.place.flags & function.parameters:
             continue  # the caller may switch this call off by an argument
-        operations += reached(script, call)
-        if len(operations) >= _MOST:
+        operations += operations_of(script, call)
+        if len(operations) >= _MOST_OPERATIONS:
             break
-    script.inside[function.name] = result = tuple(operations[:_MOST])
+    script.operations[function.name] = result = tuple(operations[:_MOST_OPERATIONS])
     return result
 
 
@@ -350,53 +350,53 @@ class PartialOperation:
 def partial_operations(script: Script) -> tuple[PartialOperation, ...]:
     """Every operation of all ranks that only some ranks reach; one per condition."""
     by_guard: dict[tuple[str, int, RankSet], list[PartialOperation]] = defaultdict(list)
-    pairs = list(_under_guards(script))
-    sides: dict[tuple[str, str], set[RankSet]] = defaultdict(set)
+    pairs = list(_guarded_operations(script))
+    ranks_by_label: dict[tuple[str, str], set[RankSet]] = defaultdict(set)
     for operation, guard in pairs:
-        sides[operation.call.place.function, operation.label].add(guard.ranks)
+        ranks_by_label[operation.call.place.function, operation.label].add(guard.ranks)
     # Two functions may be the two sides of one collective, each for some of the ranks.
-    comes: dict[tuple[int, str], bool] = {}
-    lone = {(label, *ranks) for (_, label), ranks in sides.items() if len(ranks) == 1}
+    calls_outside: dict[tuple[int, str], bool] = {}
+    one_sided = {(label, *ranks) for (_, label), ranks in ranks_by_label.items() if len(ranks) == 1}
     for operation, guard in pairs:
-        branches = sides[operation.call.place.function, operation.label]
-        meets = guard.ranks.rest in branches or (operation.label, guard.ranks.rest) in lone
+        sides = ranks_by_label[operation.call.place.function, operation.label]
+        meets = guard.ranks.others in sides or (operation.label, guard.ranks.others) in one_sided
         key = id(guard), operation.call.place.function
-        if key not in comes:
-            comes[key] = _may_come(script, guard, operation)
-        if meets or comes[key]:
+        if key not in calls_outside:
+            calls_outside[key] = _may_call_outside(script, guard, operation)
+        if meets or calls_outside[key]:
             continue
-        place = operation.call.place.function, guard.line, guard.ranks
-        by_guard[place].append(PartialOperation(operation, guard))
+        condition = operation.call.place.function, guard.line, guard.ranks
+        by_guard[condition].append(PartialOperation(operation, guard))
     return tuple(
-        PartialOperation(several[0].operation, several[0].guard, len(several) - 1)
-        for several in by_guard.values()
+        PartialOperation(partials[0].operation, partials[0].guard, len(partials) - 1)
+        for partials in by_guard.values()
     )
 
 
-def _under_guards(script: Script) -> Iterator[tuple[Operation, Guard]]:
+def _guarded_operations(script: Script) -> Iterator[tuple[Operation, Guard]]:
     for call in script.calls:
         guard = call.place.guard
         if guard is None or any(outer.ranks is RankSet.SOME for outer in call.place.guards):
             continue
-        for operation in reached(script, call):
+        for operation in operations_of(script, call):
             yield operation, guard
 
 
-def _may_come(script: Script, guard: Guard, operation: Operation) -> bool:
+def _may_call_outside(script: Script, guard: Guard, operation: Operation) -> bool:
     """Whether the other side calls code outside this file, which may make the same call."""
     harmless = known_names()["harmless"]
-    for name in guard.other:
+    for name in guard.other_calls:
         head, _, last = name.rpartition(".")
         if not name or last in harmless["methods"] or name in harmless["functions"]:
             continue
         if head.partition(".")[0] in harmless["modules"] and "distributed" not in head:
             continue
-        if script.functions.get(name) is None and not _method(script, name, operation):
+        if script.functions.get(name) is None and not _is_method(script, name, operation):
             return True
     return False
 
 
-def _method(script: Script, name: str, operation: Operation) -> bool:
+def _is_method(script: Script, name: str, operation: Operation) -> bool:
     """Whether the name is a method of the same class in this file."""
     call = _calls_by_name(script).get((name, operation.call.place.function))
     return call is not None and callee(script, call) is not None

@@ -50,7 +50,7 @@ _MOST_NAMES: Final = 64
 """Names kept of the conditions before a line."""
 _MOST_CALLED: Final = 256
 """Names of calls kept per side of a condition: each `elif` has the rest of its chain there."""
-_UNSEEN: Final = "..."
+_MORE_CALLS: Final = "..."
 """Stands for the calls beyond that limit: the name of no function."""
 
 
@@ -60,13 +60,13 @@ class _Remaining:
 
     function: tuple[Guard, ...] = ()
     loop: tuple[Guard, ...] = ()
-    tests: frozenset[str] = frozenset()
+    flags: frozenset[str] = frozenset()
 
     def __add__(self, other: _Remaining) -> _Remaining:
         return _Remaining(
             _innermost(self.function + other.function),
             _innermost(self.loop + other.loop),
-            _bounded_union(self.tests, other.tests),
+            _bounded_union(self.flags, other.flags),
         )
 
 
@@ -76,7 +76,7 @@ class Walker:
     def __init__(self, imports: Mapping[str, str], ranks: Ranks) -> None:
         self._imports = imports
         self._ranks = ranks
-        self._called: dict[ast.AST, list[str]] = {}
+        self._calls_by_statement: dict[ast.AST, list[str]] = {}
         self.calls: list[Call] = []
         self.assigns: list[Assign] = []
         self.functions: dict[str, Function] = {}
@@ -92,7 +92,7 @@ class Walker:
             inner = replace(
                 place,
                 guards=_innermost(place.guards + remaining.function + remaining.loop),
-                tests=_bounded_union(place.tests, remaining.tests),
+                flags=_bounded_union(place.flags, remaining.flags),
             )
             remaining += self._statement(statement, inner)
         return remaining
@@ -124,14 +124,14 @@ class Walker:
             self._block(case.body, place)
 
     def _function(self, node: ast.FunctionDef | ast.AsyncFunctionDef, place: Place) -> None:
-        around = place.function
-        prefix = f"{around}." if around in self.classes else f"{around}.<locals>." if around else ""
+        outer = place.function
+        prefix = f"{outer}." if outer in self.classes else f"{outer}.<locals>." if outer else ""
         name = f"{prefix}{node.name}"[-LONGEST_NAME:]
         arguments = node.args
-        every = (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)
+        parameters = (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)
         decorators = tuple(dotted(decorator, self._imports) for decorator in node.decorator_list)
         self._expressions((*node.decorator_list, *filter(None, arguments.defaults)), place)
-        self.functions[name] = Function(name, frozenset(arg.arg for arg in every), decorators)
+        self.functions[name] = Function(name, frozenset(arg.arg for arg in parameters), decorators)
         only = next((name for name in decorators if name.rpartition(".")[2] in _FIRST_ONLY), "")
         guards = (Guard(RankSet.FIRST, node.lineno, f"@{only.rpartition('.')[2]}"),) if only else ()
         self._block(node.body, Place(function=name, guards=guards))
@@ -145,33 +145,32 @@ class Walker:
     def _if(self, node: ast.If, place: Place) -> _Remaining:
         self._expressions([node.test], place)
         sides = self._ranks.sides(node.test)
-        text = ast.unparse(node.test)[:_LONGEST_TEXT]
+        condition = node.lineno, ast.unparse(node.test)[:_LONGEST_TEXT]
         branches = (node.body, node.orelse)
         remaining = _Remaining()
-        for side, body, other in zip(sides, branches, branches[::-1], strict=True):
+        for side, body, other_body in zip(sides, branches, branches[::-1], strict=True):
             inside = place
             if side is not RankSet.ALL:
-                guard = Guard(side, node.lineno, text, other=self._called_in(other))
+                guard = Guard(side, *condition, other_calls=self._calls_in(other_body))
                 inside = replace(place, guards=_innermost((*place.guards, guard)))
             elif sides == (RankSet.ALL, RankSet.ALL):
-                inside = replace(
-                    place, tests=_bounded_union(place.tests, self._tested_names(node.test, place))
-                )
+                flags = _bounded_union(place.flags, self._flags_in(node.test, place))
+                inside = replace(place, flags=flags)
             self._block(body, inside)
-            how = _exit_kind(body, self._imports)
-            if not how:
+            exit_kind = _exit_kind(body, self._imports)
+            if not exit_kind:
                 continue
-            rest = sides[1] if body is node.body else sides[0]
-            if rest is not RankSet.ALL:
-                stays = Guard(rest, node.lineno, text, early_exit=True, other=self._called_in(body))
+            others = sides[1] if body is node.body else sides[0]
+            if others is not RankSet.ALL:
+                guard = Guard(others, *condition, early_exit=True, other_calls=self._calls_in(body))
                 remaining += (
-                    _Remaining((stays,)) if how == "function" else _Remaining(loop=(stays,))
+                    _Remaining((guard,)) if exit_kind == "function" else _Remaining(loop=(guard,))
                 )
             elif sides == (RankSet.ALL, RankSet.ALL):
-                remaining += _Remaining(tests=self._tested_names(node.test, place))
+                remaining += _Remaining(flags=self._flags_in(node.test, place))
         return remaining
 
-    def _tested_names(self, test: ast.expr, place: Place) -> frozenset[str]:
+    def _flags_in(self, test: ast.expr, place: Place) -> frozenset[str]:
         """The function's parameters in a condition, and "" if it contains other names."""
         names = names_in(test)
         function = self.functions.get(place.function)
@@ -179,12 +178,12 @@ class Walker:
         return frozenset([*sorted(params)[:_MOST_NAMES], *[""] * (len(params) < len(names))])
 
     def _loop(self, node: ast.For | ast.AsyncFor | ast.While, place: Place) -> _Remaining:
-        around = [node.test] if isinstance(node, ast.While) else [node.iter]
-        self._expressions(around, place)
+        header = [node.test] if isinstance(node, ast.While) else [node.iter]
+        self._expressions(header, place)
         inside = replace(place, loops=(*place.loops, node.lineno))
         remaining = self._block(node.body, inside)
         self._block(node.orelse, place)
-        return _Remaining(remaining.function, tests=remaining.tests)
+        return _Remaining(remaining.function, flags=remaining.flags)
 
     def _try(self, node: ast.Try | ast.TryStar, place: Place) -> _Remaining:
         remaining = self._block(node.body, place)
@@ -219,13 +218,13 @@ class Walker:
             self._expression(node.test, place)
             sides = self._ranks.sides(node.test)
             for part, side in zip((node.body, node.orelse), sides, strict=True):
-                self._expression(part, self._past(place, side, node.test))
+                self._expression(part, self._under_condition(place, side, node.test))
             return
         if isinstance(node, ast.BoolOp):
             for part in node.values:
                 self._expression(part, place)
                 side = self._ranks.sides(part)[0 if isinstance(node.op, ast.And) else 1]
-                place = self._past(place, side, part)
+                place = self._under_condition(place, side, part)
             return
         if isinstance(node, ast.Lambda):
             place = Place(function=f"{place.function}.<lambda>")
@@ -234,36 +233,36 @@ class Walker:
         for child in ast.iter_child_nodes(node):
             self._expression(child, place)
 
-    def _past(self, place: Place, ranks: RankSet, test: ast.expr) -> Place:
+    def _under_condition(self, place: Place, ranks: RankSet, test: ast.expr) -> Place:
         if ranks is RankSet.ALL:
             return place
         guard = Guard(ranks, test.lineno, ast.unparse(test)[:_LONGEST_TEXT])
         return replace(place, guards=_innermost((*place.guards, guard)))
 
-    def _called_in(self, body: Sequence[ast.stmt]) -> tuple[str, ...]:
+    def _calls_in(self, body: Sequence[ast.stmt]) -> tuple[str, ...]:
         names = self._names_called(body)
-        return (*islice(names, _MOST_CALLED), *(_UNSEEN for _ in names[_MOST_CALLED:][:1]))
+        return (*islice(names, _MOST_CALLED), *(_MORE_CALLS for _ in names[_MOST_CALLED:][:1]))
 
     def _names_called(self, parts: Iterable[ast.AST]) -> list[str]:
-        """The names of all calls, the first _MOST_CALLED and one more; looks at each part once."""
+        """The names of all calls, the first _MOST_CALLED and one more; visits each part once."""
         names: dict[str, None] = {}
         for part in parts:
-            calls = self._called.get(part)
+            calls = self._calls_by_statement.get(part)
             if calls is None:
                 calls = self._names_called(ast.iter_child_nodes(part))
                 if isinstance(part, ast.Call):
                     calls = [dotted(part.func, self._imports), *calls]
                 if isinstance(part, ast.stmt):
-                    self._called[part] = calls
+                    self._calls_by_statement[part] = calls
             names |= dict.fromkeys(calls)
         return [*islice(names, _MOST_CALLED + 1)]
 
 
-def _bounded_union(names: frozenset[str], more: frozenset[str]) -> frozenset[str]:
+def _bounded_union(a: frozenset[str], b: frozenset[str]) -> frozenset[str]:
     """The union, without a copy if one holds the other; only whether it is empty must be exact."""
-    if names <= more or more <= names:
-        return max(names, more, key=len)
-    return frozenset(sorted(names | more)[:_MOST_NAMES])
+    if a <= b or b <= a:
+        return max(a, b, key=len)
+    return frozenset(sorted(a | b)[:_MOST_NAMES])
 
 
 def _innermost(guards: tuple[Guard, ...]) -> tuple[Guard, ...]:
@@ -316,7 +315,7 @@ def read_script(content: bytes, path: str) -> Script | Unreadable:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(content).readline)
         text = content.decode(encoding)
     except (SyntaxError, UnicodeError, LookupError) as error:
-        reason = f"its text does not match its encoding ({_short(error)})"
+        reason = f"its text does not match its encoding ({_error_text(error)})"
         return Unreadable(reason, "save it as UTF-8, or declare its encoding in the first line")
     if path.endswith(".ipynb") or re.match(r'\s*\{\s*"cells"', text):
         return Unreadable("it is a notebook", "export it: jupyter nbconvert --to script FILE")
@@ -332,26 +331,26 @@ def _parse(text: str) -> Script | Unreadable:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # invalid escapes in the script are not our subject
             tree = ast.parse(text)
-        if any(len(name) > LONGEST_NAME for name in _names(tree)):
+        if any(len(name) > LONGEST_NAME for name in _identifiers(tree)):
             return _LONG_NAME
         return _build_script(tree, text)
     except (RecursionError, MemoryError):
         return Unreadable("it is nested too deeply to parse", _NO_DATA)
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None)
-        where = f" (line {line})" if line else ""
+        place = f" (line {line})" if line else ""
         if _PYTHON_2.search(text):
-            return Unreadable(f"it is Python 2{where}", "torch needs Python 3: translate it first")
-        reason = f"Python 3.{sys.version_info.minor} cannot parse it{where}: {_short(error)}"
+            return Unreadable(f"it is Python 2{place}", "torch needs Python 3: translate it first")
+        reason = f"Python 3.{sys.version_info.minor} cannot parse it{place}: {_error_text(error)}"
         return Unreadable(reason, "correct it, or run preflight with the job's own Python")
 
 
-def _names(tree: ast.Module) -> Iterator[str]:
+def _identifiers(tree: ast.Module) -> Iterator[str]:
     nodes = (node for node in ast.walk(tree) if not isinstance(node, ast.Constant))
     return (value for node in nodes for value in vars(node).values() if isinstance(value, str))
 
 
-def _short(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return str(getattr(error, "msg", None) or error)[:120]
 
 

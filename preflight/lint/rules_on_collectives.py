@@ -10,7 +10,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
 from preflight.core.statistics import grouped
-from preflight.lint.operations import operation, partial_operations, reached
+from preflight.lint.operations import operation, operations_of, partial_operations
 from preflight.lint.script import (
     Mistake,
     RankSet,
@@ -40,24 +40,24 @@ def collective_on_some_ranks(script: Script) -> Iterator[Mistake]:
 
 def _sentence(partial: PartialOperation) -> str:
     ranks, guard = partial.guard.ranks, partial.guard
-    leads = "" if partial.operation.call.line == partial.operation.line else (
-        f"{partial.operation.call.last}(), which leads to "
+    lead = "" if partial.operation.call.line == partial.operation.line else (
+        f"{partial.operation.call.tail}(), which leads to "
     )  # fmt: skip
     more = f" and {partial.more} more of its kind" if partial.more else ""
-    how = "the others leave" if guard.early_exit else "it stands"
-    why = f"{how} under `{guard.text}` in line {guard.line}"
+    position = "the others leave" if guard.early_exit else "it stands"
+    reason = f"{position} under `{guard.text}` in line {guard.line}"
     if guard.text.startswith("@"):
-        why = f"{guard.text} makes the function do nothing on the other ranks"
-    return f"only {_does(ranks, 'call')} {leads}{partial.operation.words}{more}: {why}"
+        reason = f"{guard.text} makes the function do nothing on the other ranks"
+    return f"only {_ranks_do(ranks, 'call')} {lead}{partial.operation.text}{more}: {reason}"
 
 
-def _does(ranks: RankSet, verb: str) -> str:
+def _ranks_do(ranks: RankSet, verb: str) -> str:
     """Return "rank 0 waits" or "some ranks wait"."""
     return f"{ranks} {verb}{'s' if ranks is RankSet.FIRST else ''}"
 
 
 def _will(script: Script, partial: PartialOperation) -> str:
-    subject = _does(partial.guard.ranks, "wait")
+    subject = _ranks_do(partial.guard.ranks, "wait")
     return (
         f"{subject} in {partial.operation.label} (line {partial.operation.line}) for "
         f"{timeout_words(script)}, or in the others' next collective, then the job dies"
@@ -81,10 +81,10 @@ def checkpoint_on_one_rank(script: Script) -> Iterator[Mistake]:
         guard = partial.guard
         yield Mistake(
             partial.operation.call.line,
-            f"{partial.operation.words} gathers from every rank, and only "
-            f"{_does(guard.ranks, 'call')} it (`{guard.text}`, line {guard.line})",
-            f"{_does(guard.ranks, 'wait')} in it for the others' shards: {timeout_words(script)}, "
-            "then the job dies without a checkpoint",
+            f"{partial.operation.text} gathers from every rank, and only "
+            f"{_ranks_do(guard.ranks, 'call')} it (`{guard.text}`, line {guard.line})",
+            f"{_ranks_do(guard.ranks, 'wait')} in it for the others' shards: "
+            f"{timeout_words(script)}, then the job dies without a checkpoint",
             "call it on every rank (it writes only once), or write its result on rank 0",
         )
 
@@ -105,17 +105,17 @@ def skipped_step(script: Script) -> Iterator[Mistake]:
     if not wraps_model(script):
         return
     for call in script.called(_FINITE_TESTS):
-        after = _next_backward(script, call)
-        leaves = _conditions(script).get(id(call.node))
-        if after is None or not isinstance(leaves, ast.Continue | ast.Break):
+        backward = _next_backward(script, call)
+        exit_statement = _if_exits(script).get(id(call.node))
+        if backward is None or not isinstance(exit_statement, ast.Continue | ast.Break):
             continue
         if _first_exchange(script).get(call.place.loop, sys.maxsize) <= call.line:
             continue  # ranks exchange data earlier in that loop, and so may share the value
         yield Mistake(
-            leaves.lineno,
+            exit_statement.lineno,
             f"a rank whose loss is not finite (line {call.line}) skips "
-            f"backward in line {after.line}, which averages gradients over all ranks",
-            f"the other ranks wait for its gradients in line {after.line} for "
+            f"backward in line {backward.line}, which averages gradients over all ranks",
+            f"the other ranks wait for its gradients in line {backward.line} for "
             f"{timeout_words(script)}, then the job dies",
             "all_reduce the flag (MAX) first, so that every rank skips the step or none does",
         )
@@ -123,21 +123,21 @@ def skipped_step(script: Script) -> Iterator[Mistake]:
 
 def _next_backward(script: Script, call: Call) -> Call | None:
     """The next backward pass in the same iteration of the same loop."""
-    passes = _backward(script).get(call.place.loop, [])
+    passes = _backward_passes(script).get(call.place.loop, [])
     at = bisect_right(passes, call.line, key=lambda backward: backward.line)
     return passes[at] if call.place.loops and at < len(passes) else None
 
 
 @once
-def _backward(script: Script) -> dict[_Loop, list[Call]]:
-    return grouped((call.place.loop, call) for call in script.calls if call.last == "backward")
+def _backward_passes(script: Script) -> dict[_Loop, list[Call]]:
+    return grouped((call.place.loop, call) for call in script.calls if call.tail == "backward")
 
 
 @once
-def _conditions(script: Script) -> dict[int, ast.stmt]:
+def _if_exits(script: Script) -> dict[int, ast.stmt]:
     """The last statement of each `if`, by the id of every node in its condition."""
-    tests = (node for node in ast.walk(script.tree) if isinstance(node, ast.If))
-    return {id(part): node.body[-1] for node in tests for part in ast.walk(node.test)}
+    conditionals = (node for node in ast.walk(script.tree) if isinstance(node, ast.If))
+    return {id(part): node.body[-1] for node in conditionals for part in ast.walk(node.test)}
 
 
 @once
@@ -145,7 +145,8 @@ def _first_exchange(script: Script) -> dict[_Loop, int]:
     """The first line in each loop that leads to an operation of all ranks."""
     first_lines: dict[_Loop, int] = {}
     for call in script.calls:
-        if call.line < first_lines.get(call.place.loop, sys.maxsize) and reached(script, call):
+        first_line = first_lines.get(call.place.loop, sys.maxsize)
+        if call.line < first_line and operations_of(script, call):
             first_lines[call.place.loop] = call.line
     return first_lines
 
@@ -160,17 +161,17 @@ def uneven_batches(script: Script) -> Iterator[Mistake]:
     if not wraps_model(script) or _evens_out_batches(script):
         return
     for call in script.called([_LOADER]):
-        part = _part(script, call)
-        if part is None or call.open_ended or call.keyword("sampler") is not None:
+        share = _rank_share(script, call)
+        if share is None or call.open_ended or call.keyword("sampler") is not None:
             continue
-        step = _step(script)
-        if step is not None:
+        waiting_call = _first_waiting_call(script)
+        if waiting_call is not None:
             yield Mistake(
                 call.line,
-                f"each rank loads its own part (`{ast.unparse(part)[:60]}`), and nothing makes "
+                f"each rank loads its own part (`{ast.unparse(share)[:60]}`), and nothing makes "
                 "the parts equally long",
                 f"if the data does not divide evenly, the ranks with one batch more wait in "
-                f"line {step.line} for {timeout_words(script)}, then the job dies",
+                f"line {waiting_call.line} for {timeout_words(script)}, then the job dies",
                 "use DistributedSampler, cut all parts to one length, or train inside "
                 "`with model.join():`",
             )
@@ -178,10 +179,10 @@ def uneven_batches(script: Script) -> Iterator[Mistake]:
 
 def _evens_out_batches(script: Script) -> bool:
     """Whether the script names a remedy anywhere: its author then probably applied it."""
-    return any(call.last in _EVEN or any(map(call.keyword, _EVEN)) for call in script.calls)
+    return any(call.tail in _EVEN or any(map(call.keyword, _EVEN)) for call in script.calls)
 
 
-def _part(script: Script, loader: Call) -> ast.expr | None:
+def _rank_share(script: Script, loader: Call) -> ast.expr | None:
     """What the loader loads, if that is every n-th item starting at this rank's number."""
     data = loader.node.args[0] if loader.node.args else loader.keyword("dataset")
     if data is None:
@@ -201,14 +202,14 @@ def _part(script: Script, loader: Call) -> ast.expr | None:
 def _origins(script: Script, expression: ast.expr, loader: Call) -> Iterator[ast.expr]:
     """The expression, and what the same function assigns to the names in it."""
     yield expression
-    todo, seen = _names(script, expression), set[str]()
-    while todo:
-        name = todo.pop()
+    pending, seen = _names(script, expression), set[str]()
+    while pending:
+        name = pending.pop()
         seen.add(name)
-        assign = _first(script).get((name, loader.place.function))
+        assign = _first_assignments(script).get((name, loader.place.function))
         if assign is not None and assign.line <= loader.line:
             yield assign.value
-            todo |= _names(script, assign.value) - seen
+            pending |= _names(script, assign.value) - seen
 
 
 def _names(script: Script, node: ast.expr) -> set[str]:
@@ -217,30 +218,30 @@ def _names(script: Script, node: ast.expr) -> set[str]:
 
 
 @once
-def _first(script: Script) -> dict[tuple[str, str], Assign]:
+def _first_assignments(script: Script) -> dict[tuple[str, str], Assign]:
     """The first assignment to each name in each function."""
     return {(assign.target, assign.place.function): assign for assign in reversed(script.assigns)}
 
 
 @once
-def _step(script: Script) -> Call | None:
+def _first_waiting_call(script: Script) -> Call | None:
     """The first call in a loop in which ranks wait for each other: backward or a collective."""
     for call in script.calls:
-        if call.place.loops and (call.last == "backward" or reached(script, call)):
+        if call.place.loops and (call.tail == "backward" or operations_of(script, call)):
             return call
     return None
 
 
 if TYPE_CHECKING:
-    _Before = tuple[int, bool, Call]
+    _WaitOrWork = tuple[int, bool, Call]
     """A line, whether it needs every rank, and its call."""
 
-_LONG: Final = re.compile(
+_LONG_WORK: Final = re.compile(
     r"(?:^|_)(?:download|preprocess|(?:evaluate|evaluation|validate|run_eval|eval_model|inference|"
     r"generate|tokeni[sz]e_(?:data|dataset|files|corpus)|prepare_(?:data|dataset|datasets)|"
     r"build_(?:dataset|index|cache)|load_dataset|snapshot_download|test_model|benchmark)$)"
 )
-_WAITS: Final = frozenset(("barrier", "monitored_barrier"))
+_BARRIERS: Final = frozenset(("barrier", "monitored_barrier"))
 
 
 @rule("barrier-after-long-work", Severity.WARNING)
@@ -251,27 +252,27 @@ def barrier_after_long_work(script: Script) -> Iterator[Mistake]:
         return
     for barrier in script.calls:
         wait = operation(script, barrier)
-        if wait is None or wait.label not in _WAITS or barrier.keyword("timeout") is not None:
+        if wait is None or wait.label not in _BARRIERS or barrier.keyword("timeout") is not None:
             continue
-        work = None if barrier.place.guard else _alone_before(script, barrier)
+        work = None if barrier.place.guard else _long_work_before(script, barrier)
         if work is not None:
             yield Mistake(
                 barrier.line,
-                f"every rank waits in this barrier while rank 0 alone does {work.last}() "
+                f"every rank waits in this barrier while rank 0 alone does {work.tail}() "
                 f"(line {work.line}), and init_process_group (line {inits[0].line}) sets no "
                 "timeout",
-                f"if {work.last}() takes longer than {timeout_words(script)}, the barrier of the "
+                f"if {work.tail}() takes longer than {timeout_words(script)}, the barrier of the "
                 "other ranks times out and the job dies",
                 "init_process_group(timeout=timedelta(hours=2)), or do the work before the job",
             )
 
 
-def _alone_before(script: Script, barrier: Call) -> Call | None:
+def _long_work_before(script: Script, barrier: Call) -> Call | None:
     """The last long work of rank 0 before the barrier, with no other barrier between."""
     place = barrier.place
-    candidates: list[_Before] = []
+    candidates: list[_WaitOrWork] = []
     for depth in range(len(place.loops) + 1):
-        earlier = _before(script).get((place.function, place.loops[:depth]), [])
+        earlier = _waits_and_long_work(script).get((place.function, place.loops[:depth]), [])
         at = bisect_left(earlier, barrier.line, key=itemgetter(0))
         candidates += earlier[max(at - 1, 0) : at]
     last = max(candidates, key=itemgetter(0, 1), default=None)
@@ -279,7 +280,7 @@ def _alone_before(script: Script, barrier: Call) -> Call | None:
 
 
 @once
-def _before(script: Script) -> dict[_Loop, list[_Before]]:
+def _waits_and_long_work(script: Script) -> dict[_Loop, list[_WaitOrWork]]:
     """Each loop's operations of all ranks and long work of rank 0, by line."""
     rows = ((call.line, operation(script, call) is not None, call) for call in script.calls)
     in_order = sorted((row for row in rows if row[1] or _is_long(row[2])), key=itemgetter(0, 1))
@@ -288,5 +289,5 @@ def _before(script: Script) -> dict[_Loop, list[_Before]]:
 
 def _is_long(call: Call) -> bool:
     guard = call.place.guard
-    alone = guard is not None and guard.ranks is RankSet.FIRST and not guard.early_exit
-    return alone and _LONG.search(call.last) is not None
+    on_first_rank = guard is not None and guard.ranks is RankSet.FIRST and not guard.early_exit
+    return on_first_rank and _LONG_WORK.search(call.tail) is not None

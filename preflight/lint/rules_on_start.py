@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from preflight.lint.script import Call, Place, Script
 
 
-_CHOOSES: Final = frozenset((
+_DEVICE_SETTERS: Final = frozenset((
     "torch.cuda.set_device", "torch.cuda.device", "torch.accelerator.set_device_index",
     "torch.set_default_device", "torch.npu.set_device", "torch.xpu.set_device",
     "torch.get_device_module",
@@ -43,15 +43,15 @@ def no_set_device(script: Script) -> Iterator[Mistake]:
         return
     if any(call.keyword("device_id") is not None or call.open_ended for call in inits):
         return
-    if any(call.last == "set_device" or call.name in _CHOOSES for call in script.calls):
+    if any(call.tail == "set_device" or call.name in _DEVICE_SETTERS for call in script.calls):
         return
     if any(assign.target == "os.environ[CUDA_VISIBLE_DEVICES]" for assign in script.assigns):
         return
-    bare = next((call for call in script.calls if _uses_current_device(call)), None)
-    if bare is None or _computes_device(script):
+    first_use = next((call for call in script.calls if _uses_current_device(call)), None)
+    if first_use is None or _computes_device(script):
         return
     yield Mistake(
-        bare.line,
+        first_use.line,
         "this goes to the current GPU, and the script never sets which one that is",
         "unless the launcher shows each rank only one GPU, all ranks of a node use GPU 0: out of "
         "memory, or NCCL's `Duplicate GPU detected`",
@@ -62,9 +62,9 @@ def no_set_device(script: Script) -> Iterator[Mistake]:
 def _uses_current_device(call: Call) -> bool:
     """Whether it is `.cuda()` or `.to("cuda")`: the current device."""
     arguments = (*call.node.args, *(keyword.value for keyword in call.node.keywords))
-    if call.last == "cuda" and call.receiver:
+    if call.tail == "cuda" and call.receiver:
         return not call.node.args and call.keyword("device") is None and not call.open_ended
-    return call.last == "to" and any(constant(argument) == "cuda" for argument in arguments)
+    return call.tail == "to" and any(constant(argument) == "cuda" for argument in arguments)
 
 
 def _computes_device(script: Script) -> bool:
@@ -74,7 +74,7 @@ def _computes_device(script: Script) -> bool:
             isinstance(part, ast.Constant) and "cuda:" in str(part.value) for part in node.values
         ):
             return True
-    return any(call.last == "cuda" and call.node.args for call in script.calls) or any(
+    return any(call.tail == "cuda" and call.node.args for call in script.calls) or any(
         call.name == "torch.device" and (len(call.node.args) > 1 or call.keyword("index"))
         for call in script.calls
     )
@@ -83,11 +83,11 @@ def _computes_device(script: Script) -> bool:
 @rule("fixed-device", Severity.WARNING)
 def fixed_device(script: Script) -> Iterator[Mistake]:
     """Every rank works on the same GPU."""
-    by_calls = any("distributed.rpc" in name for name in script.imports.values())
-    if not makes_group(script) or by_calls:
+    uses_rpc = any("distributed.rpc" in name for name in script.imports.values())
+    if not makes_group(script) or uses_rpc:
         return  # under RPC ranks have different tasks, and GPUs to match
     for call in script.calls:
-        if call.place.guards or call.place.tests:
+        if call.place.guards or call.place.flags:
             continue  # for one rank only, or for a run that is not distributed
         device = _fixed_device(call)
         if device:
@@ -104,21 +104,21 @@ def _fixed_device(call: Call) -> str:
     """The fixed device on which a call puts the rank's work, as the script writes it; or ""."""
     first = call.node.args[0] if call.node.args else None
     value = constant(first)
-    if call.last == "set_device" and call.name.startswith("torch."):
+    if call.tail == "set_device" and call.name.startswith("torch."):
         return f"set_device({value!r})" if value in (0, "cuda:0") and value is not False else ""
     if call.name == DDP:
-        return _of_ddp(call)
-    if call.last in ("to", "cuda") and call.receiver:
+        return _fixed_ddp_device(call)
+    if call.tail in ("to", "cuda") and call.receiver:
         device = value if call.node.args else constant(call.keyword("device"))
-        number = call.last == "cuda" and type(device) is int
-        return f"{call.last}({device!r})" if device == "cuda:0" or number else ""
+        number = call.tail == "cuda" and type(device) is int
+        return f"{call.tail}({device!r})" if device == "cuda:0" or number else ""
     if call.name == "torch.load":
         device = constant(call.keyword("map_location"))
         return f"map_location={device!r}" if device == "cuda:0" else ""
     return ""
 
 
-def _of_ddp(call: Call) -> str:
+def _fixed_ddp_device(call: Call) -> str:
     ids = call.keyword("device_ids")
     if not isinstance(ids, ast.List | ast.Tuple) or len(ids.elts) != 1:
         return ""
@@ -130,11 +130,11 @@ def _of_ddp(call: Call) -> str:
 def global_rank_as_device(script: Script) -> Iterator[Mistake]:
     """The GPU is chosen by the global rank."""
     for call in script.called(["torch.cuda.set_device", "torch.device"]):
-        for number in _numbers(call):
-            if _is_global(script, number) or _holds_global_rank(script, call, number):
+        for index in _numbers(call):
+            if _is_global(script, index) or _holds_global_rank(script, call, index):
                 yield Mistake(
                     call.line,
-                    f"the GPU is chosen by the global rank (`{ast.unparse(number)[:40]}`)",
+                    f"the GPU is chosen by the global rank (`{ast.unparse(index)[:40]}`)",
                     "on the second node the ranks count on from the first node: "
                     "`invalid device ordinal`",
                     "use int(os.environ['LOCAL_RANK']), which counts from 0 on every node",
@@ -143,24 +143,24 @@ def global_rank_as_device(script: Script) -> Iterator[Mistake]:
 
 def _holds_global_rank(script: Script, call: Call, number: ast.expr) -> bool:
     """Whether the name holds only the global rank where the call uses it."""
-    name, around = script.dotted(number), call.place.function
-    function = script.functions.get(around)
+    name, enclosing = script.dotted(number), call.place.function
+    function = script.functions.get(enclosing)
     if not isinstance(number, ast.Name | ast.Attribute) or not name:
         return False
     if function is not None and name in function.parameters:
         return False
-    holders = _holders(script)
-    return holders.get((name, around), holders.get((name, ""), False))
+    only_global = _only_global_rank(script)
+    return only_global.get((name, enclosing), only_global.get((name, ""), False))
 
 
 @once
-def _holders(script: Script) -> dict[tuple[str, str], bool]:
+def _only_global_rank(script: Script) -> dict[tuple[str, str], bool]:
     """For each name and function: whether every assignment is the global rank."""
-    holders: dict[tuple[str, str], bool] = {}
+    only_global: dict[tuple[str, str], bool] = {}
     for assign in script.assigns:
         key = assign.target, assign.place.function
-        holders[key] = holders.get(key, True) and _is_global(script, assign.value)
-    return holders
+        only_global[key] = only_global.get(key, True) and _is_global(script, assign.value)
+    return only_global
 
 
 def _numbers(call: Call) -> Iterator[ast.expr]:
@@ -183,46 +183,46 @@ def _is_global(script: Script, node: ast.expr) -> bool:
 @rule("local-rank-argument", Severity.WARNING)
 def local_rank_argument(script: Script) -> Iterator[Mistake]:
     """The local rank comes from the command line, but torchrun does not put it there."""
-    if not init_calls(script) or script.imported("deepspeed") or _asks_environment(script):
+    if not init_calls(script) or script.imported("deepspeed") or _reads_local_rank(script):
         return
     for call in script.calls:
         names = {constant(argument) for argument in call.node.args}
-        if call.last != "add_argument" or not names & {"--local_rank", "--local-rank"}:
+        if call.tail != "add_argument" or not names & {"--local_rank", "--local-rank"}:
             continue
-        launch = "" if "--local-rank" in names else (
+        launch_note = "" if "--local-rank" in names else (
             "; torch.distributed.launch passes --local-rank since torch 2.0: unrecognized argument"
         )  # fmt: skip
         default = constant(call.keyword("default"))
         yield Mistake(
             call.line,
             "the local rank comes from the command line, and the script never reads LOCAL_RANK",
-            f"under torchrun every rank has the default {default}{launch}",
+            f"under torchrun every rank has the default {default}{launch_note}",
             "default=int(os.environ.get('LOCAL_RANK', 0)), or remove the option",
         )
 
 
-def _asks_environment(script: Script) -> bool:
+def _reads_local_rank(script: Script) -> bool:
     return any(
         isinstance(node, ast.Constant) and node.value == "LOCAL_RANK"
         for node in ast.walk(script.tree)
     )
 
 
-_NAME: Final = "CUDA_VISIBLE_DEVICES"
-_STARTED: Final = ("accelerate.Accelerator", "deepspeed.initialize")
+_VISIBLE_DEVICES: Final = "CUDA_VISIBLE_DEVICES"
+_GROUP_STARTERS: Final = ("accelerate.Accelerator", "deepspeed.initialize")
 
 
 @rule("cuda-visible-devices", Severity.WARNING)
 def cuda_visible_devices(script: Script) -> Iterator[Mistake]:
     """The script sets the GPUs that its ranks see, and overrides the launcher."""
-    started = makes_group(script) or script.calls_any(_STARTED)
-    if not started or spawns(script):
+    makes_ranks = makes_group(script) or script.calls_any(_GROUP_STARTERS)
+    if not makes_ranks or spawns(script):
         return  # one process, or one that chooses the GPUs of its ranks
     for line, value, place in _visible_device_lists(script):
         devices = constant(value)
         if not isinstance(devices, str) or devices.strip() in ("", "-1"):
             continue  # computed, or a process that should have no GPU
-        if place.tests or place.guards:
+        if place.flags or place.guards:
             continue
         yield Mistake(
             line,
@@ -235,10 +235,10 @@ def cuda_visible_devices(script: Script) -> Iterator[Mistake]:
 
 def _visible_device_lists(script: Script) -> Iterator[tuple[int, ast.expr, Place]]:
     for assign in script.assigns:
-        if assign.target == f"os.environ[{_NAME}]":
+        if assign.target == f"os.environ[{_VISIBLE_DEVICES}]":
             yield assign.line, assign.value, assign.place
     for call in script.called(["os.putenv"]):
-        if len(call.node.args) > 1 and constant(call.node.args[0]) == _NAME:
+        if len(call.node.args) > 1 and constant(call.node.args[0]) == _VISIBLE_DEVICES:
             yield call.line, call.node.args[1], call.place
 
 
@@ -295,7 +295,7 @@ def no_record(script: Script) -> Iterator[Mistake]:
 def no_destroy(script: Script) -> Iterator[Mistake]:
     """The script does not destroy the process group at the end."""
     inits = entry_inits(script)
-    if not inits or any("destroy" in call.last or "cleanup" in call.last for call in script.calls):
+    if not inits or any("destroy" in call.tail or "cleanup" in call.tail for call in script.calls):
         return
     yield Mistake(
         inits[0].line,

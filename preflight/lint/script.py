@@ -34,7 +34,7 @@ class RankSet(StrEnum):
     SOME = "some ranks"
 
     @property
-    def rest(self) -> RankSet:
+    def others(self) -> RankSet:
         """The ranks that do not pass."""
         return {RankSet.FIRST: RankSet.OTHERS, RankSet.OTHERS: RankSet.FIRST}.get(self, self)
 
@@ -47,7 +47,7 @@ class Guard:
     line: int
     text: str
     early_exit: bool = False
-    other: tuple[str, ...] = ()
+    other_calls: tuple[str, ...] = ()
     """What the other ranks call on their side of the condition."""
 
 
@@ -59,7 +59,7 @@ class Place:
     """`Trainer.fit`, `main.<locals>.step`; "" for the module itself."""
     guards: tuple[Guard, ...] = ()
     """The innermost, preceded by one for some ranks if there is any; others do not matter."""
-    tests: frozenset[str] = frozenset()
+    flags: frozenset[str] = frozenset()
     """The function's parameters in conditions not about the rank; "" for other names."""
     loops: tuple[int, ...] = ()
     """Lines of the loops around it, the outermost first."""
@@ -85,7 +85,7 @@ class Call:
     place: Place
 
     @property
-    def last(self) -> str:
+    def tail(self) -> str:
         """The name after the last dot."""
         return self.name.rpartition(".")[2]
 
@@ -141,20 +141,20 @@ class Script:
     """The name of an expression as imports resolve it; "" where it has none."""
     ignored: Mapping[int, frozenset[str]] = field(default_factory=dict)
     """Line → rules that a comment ignores there; "" for all."""
-    inside: dict[str, tuple[Any, ...]] = field(default_factory=dict, repr=False)
-    """Function → its operations, once `operations.inside` has found them."""
+    operations: dict[str, tuple[Any, ...]] = field(default_factory=dict, repr=False)
+    """Function → its operations, once `operations_in` has found them."""
 
     def called(self, names: Iterable[str]) -> Iterator[Call]:
         """The calls of functions by these resolved names, in the order of the script."""
-        places = sorted(at for name in set(names) for at in self._places.get(name, ()))
-        return (self.calls[at] for at in places)
+        indices = sorted(at for name in set(names) for at in self._call_indices.get(name, ()))
+        return (self.calls[at] for at in indices)
 
     def calls_any(self, names: Iterable[str]) -> bool:
         """Whether one of these functions is called."""
-        return any(name in self._places for name in names)
+        return any(name in self._call_indices for name in names)
 
     @cached_property
-    def _places(self) -> Mapping[str, list[int]]:
+    def _call_indices(self) -> Mapping[str, list[int]]:
         """Name → its indices in `calls`: rules look up a few names for every finding."""
         return grouped((call.name, at) for at, call in enumerate(self.calls))
 
@@ -250,9 +250,9 @@ def dotted(node: ast.expr, imports: Mapping[str, str]) -> str:
 
 def canonical(name: str) -> str:
     """The usual import path of a name that a package exports under several."""
-    for other, usual in known_names()["same_path"].items():
-        if name.startswith(other):
-            name = usual + name[len(other) :]
+    for alias, usual in known_names()["same_path"].items():
+        if name.startswith(alias):
+            name = usual + name[len(alias) :]
     return name
 
 
@@ -276,7 +276,7 @@ def constant(node: ast.expr | None) -> object:
 
 INIT: Final = "torch.distributed.init_process_group"
 DDP: Final = "torch.nn.parallel.DistributedDataParallel"
-_WRAPS: Final = (DDP, "torch.distributed.fsdp.FullyShardedDataParallel",
+_MODEL_WRAPPERS: Final = (DDP, "torch.distributed.fsdp.FullyShardedDataParallel",
                  "torch.distributed.fsdp.fully_shard")  # fmt: skip
 _FRAMEWORKS: Final = ("accelerate", "lightning", "pytorch_lightning", "deepspeed", "horovod",
                       "composer", "ray")  # fmt: skip
@@ -298,7 +298,7 @@ def is_distributed(script: Script) -> bool:
         return True
     if any(call.name.startswith("torch.distributed.") for call in script.calls):
         return True
-    return script.calls_any([*_WRAPS, "transformers.Trainer"])
+    return script.calls_any([*_MODEL_WRAPPERS, "transformers.Trainer"])
 
 
 def makes_group(script: Script) -> bool:
@@ -308,13 +308,13 @@ def makes_group(script: Script) -> bool:
 
 def wraps_model(script: Script) -> bool:
     """Whether it wraps a model itself, so that its backward passes need every rank."""
-    return script.calls_any(_WRAPS)
+    return script.calls_any(_MODEL_WRAPPERS)
 
 
 @once
 def spawns(script: Script) -> bool:
     """Whether it starts its ranks itself, without torchrun."""
-    return any(call.last in ("spawn", "start_processes") for call in script.calls)
+    return any(call.tail in ("spawn", "start_processes") for call in script.calls)
 
 
 def own_gpu(script: Script) -> str:
