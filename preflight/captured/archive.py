@@ -74,9 +74,9 @@ class Archive(Struct, frozen=True):
 def pack(manifest: Manifest, files: Mapping[str, bytes]) -> bytes:
     """Return the tar.gz; its members have neither owner nor time."""
     packed = io.BytesIO()
-    whole = {MANIFEST: plain_json(manifest, indent=2).encode(), **files}
+    contents = {MANIFEST: plain_json(manifest, indent=2).encode(), **files}
     with tarfile.open(fileobj=packed, mode="w") as tar:
-        for name, content in whole.items():
+        for name, content in contents.items():
             member = tarfile.TarInfo(name)
             member.size, member.mode = len(content), 0o640
             tar.addfile(member, io.BytesIO(content))
@@ -86,7 +86,7 @@ def pack(manifest: Manifest, files: Mapping[str, bytes]) -> bytes:
 def unpack(content: bytes) -> Archive:
     """Read an archive; UsageError says in one line what is damaged or invalid."""
     try:
-        files = _members(_inflated(content))
+        files = _members(_decompress(content))
         manifest = msgspec.json.decode(files.pop(MANIFEST, b"null"), type=Manifest)
     except (tarfile.TarError, EOFError, zlib.error, OSError, ValueError, OverflowError) as error:
         reason = str(error).encode("ascii", "backslashreplace").decode()[:200]
@@ -102,12 +102,12 @@ def unpack(content: bytes) -> Archive:
             f"wrote it ({manifest.preflight})"
         )
     names = [part.name for part in manifest.parts]
-    if strange := [name for name in names if not _NAME.fullmatch(name)]:
+    if unknown := [name for name in names if not _NAME.fullmatch(name)]:
         raise UsageError(
-            f"its manifest names {strange[0][:80]!a}, as no capture does: capture again"
+            f"its manifest names {unknown[0][:80]!a}, as no capture does: capture again"
         )
-    if strange := sorted(set(files) - set(names)):
-        raise UsageError(f"it holds {strange[0]}, which its manifest does not name: capture again")
+    if unknown := sorted(set(files) - set(names)):
+        raise UsageError(f"it holds {unknown[0]}, which its manifest does not name: capture again")
     if missing := [part.name for part in manifest.parts if not (part.error or part.name in files)]:
         raise UsageError(f"its manifest names {missing[0][:80]!a}, which it lacks: capture again")
     if len(set(names)) != len(names):
@@ -115,35 +115,35 @@ def unpack(content: bytes) -> Archive:
     return Archive(manifest, files)
 
 
-_TAR_AT, _TAR = 257, b"ustar"
+_TAR_MAGIC_AT, _TAR_MAGIC = 257, b"ustar"
 
 
 def inflated_text(content: bytes) -> bytes | None:
     """A single gzipped text; None for an archive or an incomplete gzip file."""
     try:
-        whole = _inflated(content)
+        unpacked = _decompress(content)
     except (EOFError, zlib.error, ValueError):
         return None
-    return None if whole[_TAR_AT : _TAR_AT + len(_TAR)] == _TAR else whole
+    return None if unpacked.startswith(_TAR_MAGIC, _TAR_MAGIC_AT) else unpacked
 
 
-def _inflated(content: bytes) -> bytes:
+def _decompress(content: bytes) -> bytes:
     """Decompress up to the limit: a small file can be a zip bomb."""
-    machine = zlib.decompressobj(wbits=31)
-    most = min(LARGEST, unpacked_limit(len(content)))
-    whole = machine.decompress(content, most + 1)
-    if len(whole) > most:
-        raise ValueError(f"it holds more than {most >> 20} MiB once it is unpacked")
-    if not machine.eof:
+    decompressor = zlib.decompressobj(wbits=31)
+    limit = min(LARGEST, unpacked_limit(len(content)))
+    unpacked = decompressor.decompress(content, limit + 1)
+    if len(unpacked) > limit:
+        raise ValueError(f"it holds more than {limit >> 20} MiB once it is unpacked")
+    if not decompressor.eof:
         raise EOFError("it ends early")
-    return whole
+    return unpacked
 
 
-def _members(whole: bytes) -> dict[str, bytes]:
+def _members(unpacked: bytes) -> dict[str, bytes]:
     """Read only plain files, header by header: tarfile takes quadratic time for extensions."""
     files: dict[str, bytes] = {}
     at = 0
-    while (header := whole[at : at + 512]).strip(b"\0"):
+    while (header := unpacked[at : at + 512]).strip(b"\0"):
         member = tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
         name, begin = member.name, at + 512
         if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or member.size < 0:
@@ -154,7 +154,7 @@ def _members(whole: bytes) -> dict[str, bytes]:
             raise ValueError(f"no capture has a file {name[:80]!a}")
         if name in files or len(files) > MOST_FILES:
             raise ValueError(f"it holds {name} twice" if name in files else "too many files")
-        files[name] = whole[begin : begin + member.size]
+        files[name] = unpacked[begin : begin + member.size]
         if len(files[name]) != member.size:
             raise EOFError(f"{name} ends early")
         at = begin + -(-member.size // 512) * 512

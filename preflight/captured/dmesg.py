@@ -28,7 +28,7 @@ LONGEST = 64 << 20
 
 MOST_LINES = 50_000
 """Limit of stored distinct lines about hardware, and the same limit for all others."""
-_CHARS = 512
+_LONGEST_LINE = 512
 
 _HARDWARE = re.compile(
     r"NVRM|nvidia|mlx5_core|[Ll]ink (?:is )?(?:[Dd]own|[Uu]p)|WATCHDOG|PCIe Bus|AER: "
@@ -37,7 +37,7 @@ _HARDWARE = re.compile(
     r"|stall|^BUG|^Oops|^general|ut of memory|^INFO: task|^nfs: |^Linux version|^Command line"
 )
 """What the readers of hardware events look for; other lines need not be stored."""
-_TURN = re.compile(
+_NEW_PHASE = re.compile(
     r"nvidia-nvlink: |NVRM: loading |\): 154, |firmware version|[Rr]ecover|^Linux version"
 )
 """After such a line, a repeated line is a new event."""
@@ -126,11 +126,11 @@ def parse(text: str) -> KernelLog:
     """
     store = _Store()
     begins_s: float | None = None
-    whole = uncommented(_ESCAPE.sub("", text[:LONGEST]))
-    for raw in _whole_lines(textwrap.dedent(whole)):
-        line, at_s, _stamped = stripped(raw)
+    body = uncommented(_ESCAPE.sub("", text[:LONGEST]))
+    for raw in _joined_lines(textwrap.dedent(body)):
+        line, at_s, _stamped = split_stamp(raw)
         begins_s = at_s if begins_s is None else begins_s
-        store.take(sanitize(line)[:_CHARS], at_s)
+        store.add(sanitize(line)[:_LONGEST_LINE], at_s)
     cut = len(text) > LONGEST
     lines = tuple(store.lines)
     return KernelLog("text", store.seen + cut, begins_s, 0.0, lines, store.dropped + cut)
@@ -142,10 +142,10 @@ class _Store:
     def __init__(self) -> None:
         self.lines: list[LogLine] = []
         self.seen = self.dropped = 0
-        self._places: dict[tuple[int, float | None, str], int] = {}
-        self._turns = self._harmless = 0
+        self._line_indices: dict[tuple[int, float | None, str], int] = {}
+        self._phases = self._harmless = 0
 
-    def take(self, text: str, at_s: float | None) -> None:
+    def add(self, text: str, at_s: float | None) -> None:
         self.seen += 1
         if _HARDWARE.search(text) is None:
             self._harmless += 1
@@ -154,23 +154,23 @@ class _Store:
             return
         if _FOREIGN.match(text) or _OF_A_USER.match(_ESCAPED.sub("?", text)):
             return
-        self._turns += _TURN.search(text) is not None
+        self._phases += _NEW_PHASE.search(text) is not None
         # Crashes of programs are counted by time: each line counts.
         crash = at_s if _CRASH in text else None
-        key = (self._turns, crash, text if _CRASH in text else _PROGRAM.sub("", text))
-        at = self._places.get(key)
+        key = (self._phases, crash, text if _CRASH in text else _PROGRAM.sub("", text))
+        at = self._line_indices.get(key)
         if at is not None:
-            before = self.lines[at]
-            last_s = before.last_s if at_s is None else at_s
-            self.lines[at] = LogLine(before.text, before.at_s, last_s, before.times + 1)
-        elif len(self._places) < MOST_LINES:
-            self._places[key] = len(self.lines)
+            line = self.lines[at]
+            last_s = line.last_s if at_s is None else at_s
+            self.lines[at] = LogLine(line.text, line.at_s, last_s, line.times + 1)
+        elif len(self._line_indices) < MOST_LINES:
+            self._line_indices[key] = len(self.lines)
             self.lines.append(LogLine(text, at_s, at_s))
         else:
             self.dropped += 1
 
 
-def stripped(raw: str) -> tuple[str, float | None, bool]:
+def split_stamp(raw: str) -> tuple[str, float | None, bool]:
     """Return the text of a line, its seconds since boot, and whether it had any stamp."""
     text, at_s, stamped = _HOST.sub("", raw.strip(), count=1), None, False
     end = 0
@@ -185,7 +185,7 @@ def stripped(raw: str) -> tuple[str, float | None, bool]:
     return text[end:] if stamped else _TICKET.sub("", text[end:], count=1), at_s, stamped
 
 
-def host_of(raw: str) -> str:
+def host_prefix(raw: str) -> str:
     """Return the node that pdsh or clush put before a line; "" without one."""
     match = _HOST.match(raw.strip())
     return match["host"] if match else ""
@@ -204,25 +204,25 @@ def uncommented(text: str) -> str:
     return textwrap.dedent("\n".join(line.lstrip().lstrip("#") for line in lines) + "\n")
 
 
-def _whole_lines(text: str) -> list[str]:
+def _joined_lines(text: str) -> list[str]:
     """Whole lines: an indented one without a stamp continues the one before.
 
     dmesg and journalctl indent continuations to the beginning of the text: a stamp there is part of
     the text, for example in a file name.
     """
     joined: list[str] = []
-    begins = 0
+    text_column = 0
     for raw in text.splitlines():
         if not raw.strip():
             continue
         indent = len(raw) - len(raw.lstrip())
-        content, _at_s, stamped = stripped(raw)
-        if joined and indent >= _INDENT and (not stamped or 0 < begins <= indent):
-            if len(joined[-1]) < _CHARS:
+        content, _at_s, stamped = split_stamp(raw)
+        if joined and indent >= _INDENT and (not stamped or 0 < text_column <= indent):
+            if len(joined[-1]) < _LONGEST_LINE:
                 joined[-1] += " " + raw.strip()
             continue
         joined.append(raw)
-        begins = len(raw.rstrip()) - len(content) - indent if stamped else 0
+        text_column = len(raw.rstrip()) - len(content) - indent if stamped else 0
     return joined
 
 
@@ -230,7 +230,7 @@ KIND = "kernel log"
 SHOWS_NOTHING = "it is an excerpt of a log without any event"
 CHECKS = ("gpu.xid", "gpu.sxid", "net.kernel_log", "host.hardware_errors", "host.kernel_log")
 
-_LOOKED_AT = 400
+_HEAD_LINES = 400
 """Lines that decide the kind of a text."""
 
 _KERNEL = re.compile(
@@ -250,11 +250,11 @@ _REFUSED = re.compile(
     r"(?:dmesg: (?:read kernel buffer failed|klogctl|open failed).*|-- No entries --"
     r"|No journal files were (?:found|opened).*|Hint: You are currently not seeing messages.*)"
 )
-_SHARE = 0.5
+_STAMPED_SHARE = 0.5
 
 _BOOT = re.compile(r"Linux version \d+\.\d+|Booting Linux on|Command line: ")
 _NIC = re.compile(r"mlx5_core [0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7][: ]")
-_FEW, _MANY = 20, 200
+_FEWEST_SINCE_BOOT, _FEWEST_OTHERWISE = 20, 200
 """Least lines of a whole log that begins at boot, and of any other; fewer are an excerpt."""
 
 
@@ -266,44 +266,44 @@ def read(text: str, *, alone: bool = True) -> Captured | None:
     """
     text = _BARE_XID.sub(r"\1NVRM: ", uncommented(text))
     refused = _REFUSED.search(text[:4096])
-    lines = [line for line in text[: 1 << 20].splitlines() if line.strip()][:_LOOKED_AT]
+    lines = [line for line in text[: 1 << 20].splitlines() if line.strip()][:_HEAD_LINES]
     if refused is not None and len(lines) <= 4:  # noqa: PLR2004
         problems = (f"kernel log: {refused[0][:200]}",)
         return captured(KIND, CHECKS, "it contains no log", problems=problems)
-    if not _kernels(lines) and not any(map(is_kernels, text.splitlines())):
+    if not _is_from_kernel(lines) and not any(map(is_kernel_line, text.splitlines())):
         return None
     log = parse(text)
-    checks = CHECKS if alone and _whole(log) else tuple(_checks_shown(log))
+    checks = CHECKS if alone and _is_whole(log) else tuple(_checks_shown(log))
     if any(event.kind == "narrow" for event in test_nic_log.events(log.lines)):
         checks = (*checks, "ib.pcie")
-    damaged, advice = _damage(text), ""
+    damaged, advice = _damage_in(text), ""
     if not damaged:
-        reasons = (_several_hosts(lines), _lines_not_read(log), "" if checks else SHOWS_NOTHING)
+        reasons = (_several_hosts(lines), _dropped_lines(log), "" if checks else SHOWS_NOTHING)
         damaged, advice = next(
-            (pair for pair in zip(reasons, _HELPS, strict=True) if pair[0]), ("", "")
+            (pair for pair in zip(reasons, _REMEDIES, strict=True) if pair[0]), ("", "")
         )
     return captured(KIND, checks or CHECKS, damaged, advice=advice, kernel_log=log)
 
 
-_HELPS = (
+_REMEDIES = (
     "give each node's lines in a file of its own",
     "give the part around the fault",
     "give the whole log: dmesg, or journalctl -k -b",
 )
 
 
-def _whole(log: KernelLog) -> bool:
+def _is_whole(log: KernelLog) -> bool:
     """Whether it looks like a whole log, in which the absence of events counts."""
-    began = any(_BOOT.match(line.text) for line in log.lines[:_LOOKED_AT])
-    return (began and log.seen >= _FEW) or log.seen >= _MANY
+    from_boot = any(_BOOT.match(line.text) for line in log.lines[:_HEAD_LINES])
+    return (from_boot and log.seen >= _FEWEST_SINCE_BOOT) or log.seen >= _FEWEST_OTHERWISE
 
 
 def _checks_shown(log: KernelLog) -> Iterator[str]:
     """The checks for which an excerpt has lines: a grep for one thing hides others."""
-    old, new = test_kernel_log.switch_faults(log.lines)
+    older, newer = test_kernel_log.switch_faults(log.lines)
     if driver_log.gpu_faults(log.lines):
         yield "gpu.xid"
-    if old or new:
+    if older or newer:
         yield "gpu.sxid"
     if test_nic_log.events(log.lines) or any(_NIC.match(line.text) for line in log.lines):
         yield "net.kernel_log"
@@ -313,37 +313,37 @@ def _checks_shown(log: KernelLog) -> Iterator[str]:
         yield "host.kernel_log"
 
 
-def _kernels(lines: list[str]) -> bool:
+def _is_from_kernel(lines: list[str]) -> bool:
     """Whether the kernel wrote this: its wording, or its stamps on most of the lines."""
-    marked = any(map(is_kernels, lines))
-    stamped = sum(_boot_stamped(line) for line in lines)
-    return bool(lines) and (marked or stamped / len(lines) > _SHARE)
+    worded = any(map(is_kernel_line, lines))
+    stamped = sum(_has_boot_time(line) for line in lines)
+    return bool(lines) and (worded or stamped / len(lines) > _STAMPED_SHARE)
 
 
-def is_kernels(line: str) -> bool:
+def is_kernel_line(line: str) -> bool:
     """Whether it begins as lines of the kernel do, or quotes a fault of the driver."""
-    return bool(_KERNEL.match(stripped(line)[0]) or _EVENT.search(line))
+    return bool(_KERNEL.match(split_stamp(line)[0]) or _EVENT.search(line))
 
 
-def _boot_stamped(line: str) -> bool:
-    text, at_s, _ = stripped(line)
+def _has_boot_time(line: str) -> bool:
+    text, at_s, _ = split_stamp(line)
     return at_s is not None and bool(text) and not line.lstrip().startswith(("[0]", "[1]"))
 
 
 def _several_hosts(lines: list[str]) -> str:
     """Lines of several nodes do not show which node's GPU or NIC is meant."""
-    hosts = sorted({host_of(line) for line in lines} - {""})
+    hosts = sorted({host_prefix(line) for line in lines} - {""})
     return f"it has lines of several nodes ({', '.join(hosts[:4])})" if len(hosts) > 1 else ""
 
 
-def _lines_not_read(log: KernelLog) -> str:
+def _dropped_lines(log: KernelLog) -> str:
     """A line that was not read may contain a fault."""
     if not log.dropped:
         return ""
     return f"only {log.seen - log.dropped} of its {log.seen} or more lines could be read"
 
 
-def _damage(text: str) -> str:
+def _damage_in(text: str) -> str:
     """What is cut off or garbled: a damaged log proves nothing healthy."""
     if "\0" in text or text.count("�") > 1 + len(text) // 1000:
         return "it contains bytes that are not text"

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 UNKNOWN: Final = "\0"
 """Stands for a value, or a part of one, that only the shell can compute."""
 
-_LONGEST: Final = 128 << 10
+_LONGEST_LINE: Final = 128 << 10
 """Characters of a line for shlex: Linux allows no longer word, and shlex copies a word for every
 character."""
 
@@ -25,7 +25,7 @@ _COMMENT: Final = re.compile(r"(?:^|(?<=\s))#.*")
 # The "+ " of `set -x`, "$ ", and "me@login-1:~/run$ ".
 _PROMPT: Final = re.compile(r"^(?:\+{1,3} |\$ |[\w.-]+@[\w.-]+[^$#\n]{0,60}[$#] )")
 # An odd number of backslashes at the end of a line continues it.
-_CONTINUES: Final = re.compile(r"(?<!\\)(?:\\\\)*\\$")
+_CONTINUATION: Final = re.compile(r"(?<!\\)(?:\\\\)*\\$")
 
 
 def logical_lines(text: str) -> Iterator[tuple[int, str]]:
@@ -33,7 +33,7 @@ def logical_lines(text: str) -> Iterator[tuple[int, str]]:
     joined, first_number = "", 0
     for number, line in enumerate(text.splitlines(), 1):
         first_number = first_number or number
-        if _CONTINUES.search(line) and not line.lstrip().startswith("#"):
+        if _CONTINUATION.search(line) and not line.lstrip().startswith("#"):
             joined += line[:-1] + " "
             continue
         yield first_number, _PROMPT.sub("", joined + line, count=1)
@@ -45,20 +45,20 @@ def logical_lines(text: str) -> Iterator[tuple[int, str]]:
 def is_cut(text: str) -> bool:
     """Whether a script ends in the middle of a line or a quoted word."""
     last = text.rstrip("\n").rpartition("\n")[2]
-    if _CONTINUES.search(last):
+    if _CONTINUATION.search(last):
         return True
-    return not text.endswith("\n") and (len(last) > _LONGEST or _unbalanced(last))
+    return not text.endswith("\n") and (len(last) > _LONGEST_LINE or _has_open_quote(last))
 
 
 def commands(line: str) -> list[list[str]]:
     """The simple commands of a line as lists of words, without comments."""
-    lists: list[list[str]] = [[]]
+    commands_of_line: list[list[str]] = [[]]
     for word in _words(line):
         if _OPERATOR.fullmatch(word):
-            lists.append([])
+            commands_of_line.append([])
         else:
-            lists[-1].append(word)
-    return [words for words in lists if words]
+            commands_of_line[-1].append(word)
+    return [words for words in commands_of_line if words]
 
 
 class Variables(dict[str, str]):
@@ -67,7 +67,7 @@ class Variables(dict[str, str]):
     Linux allows no more in one environment, and 40 lines that each double a value fill any memory.
     """
 
-    left: int = 1 << 20
+    remaining_chars: int = 1 << 20
 
 
 def expanded(value: str, variables: Variables) -> str:
@@ -76,8 +76,8 @@ def expanded(value: str, variables: Variables) -> str:
     def fill(match: re.Match[str]) -> str:
         name, default = match[1] or match[3], match[2]
         if name in variables:
-            variables.left -= len(variables[name])
-            return variables[name] if variables.left >= 0 else UNKNOWN
+            variables.remaining_chars -= len(variables[name])
+            return variables[name] if variables.remaining_chars >= 0 else UNKNOWN
         return UNKNOWN if default is None else default
 
     filled = _EXPANSION.sub(fill, value)
@@ -85,10 +85,10 @@ def expanded(value: str, variables: Variables) -> str:
 
 
 def _words(line: str) -> list[str]:
-    bare = line if '"' in line or "'" in line else _COMMENT.sub("", line)
-    if len(bare) > _LONGEST:
-        return _up_to_quotes(bare)
-    lexer = shlex.shlex(bare, posix=True, punctuation_chars=True)
+    uncommented = line if '"' in line or "'" in line else _COMMENT.sub("", line)
+    if len(uncommented) > _LONGEST_LINE:
+        return _up_to_quotes(uncommented)
+    lexer = shlex.shlex(uncommented, posix=True, punctuation_chars=True)
     lexer.whitespace_split, lexer.commenters = True, ""
     words: list[str] = []
     try:
@@ -97,7 +97,7 @@ def _words(line: str) -> list[str]:
                 break
             words.append(word)
     except ValueError:  # a quote that another line closes
-        return _up_to_quotes(bare)
+        return _up_to_quotes(uncommented)
     return words
 
 
@@ -105,7 +105,7 @@ def _up_to_quotes(line: str) -> list[str]:
     return [re.sub(r"['\"].*", "$", word) for word in line.split()]
 
 
-def _unbalanced(line: str) -> bool:
+def _has_open_quote(line: str) -> bool:
     try:
         shlex.split(line, comments=True)
     except ValueError:

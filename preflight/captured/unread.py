@@ -10,17 +10,17 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
-from preflight.captured.dmesg import KIND, is_kernels, stripped
+from preflight.captured.dmesg import KIND, is_kernel_line, split_stamp
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
 
-_FEWEST: Final = 5
+_FEWEST_LINES: Final = 5
 """Shorter parts are ignored: every ticket has a heading, a date or a sentence between outputs."""
-_MOST: Final = 8
+_MOST_PARTS: Final = 8
 """At most this many parts are named; the last one covers all that follow it."""
-_LONGEST: Final = 1000
+_LONGEST_LINE: Final = 1000
 """Characters of a line that are compared with the forms."""
 
 _NO_FACTS: Final = re.compile(
@@ -33,7 +33,7 @@ _NO_FACTS: Final = re.compile(
 )
 """Lines without facts about a machine: prompts, echoed commands, dates, banners."""
 
-_PAIR: Final = r"\s*[A-Za-z][\w ().,/'-]{0,60}\s*:(?:\s|$)"
+_KEY_VALUE: Final = r"\s*[A-Za-z][\w ().,/'-]{0,60}\s*:(?:\s|$)"
 _ENVIRON: Final = r"\s*(?:export |declare -x |-e )?[A-Za-z_]\w*="
 _PROCESS: Final = r"\s*(?:\S{1,64}\s+)?\d{1,10}\s|\s*(?:\S+\s+){0,5}(?:PID|PPID)\s"
 _TOOLS: Final = {
@@ -46,13 +46,13 @@ _TOOLS: Final = {
     "nvidia-smi topo -p2p": r"(?:\x1b\[[0-9;]*+m|\s)*+(?:GPU|Legend|X |OK|CNS|GNS|TNS|NS|DR|U )",
     "nvidia-smi -L": r"\s*GPU \d|\s*MIG |Unable to determine",
     "dcgmi diag": r"\s*[|+]|Successfully ran|Error",
-    "ibstat": rf"\W*CA\b|{_PAIR}",
-    "ibstatus": rf"[Ii]nfiniband device|{_PAIR}",
+    "ibstat": rf"\W*CA\b|{_KEY_VALUE}",
+    "ibstatus": rf"[Ii]nfiniband device|{_KEY_VALUE}",
     "rdma link": r"\W*(?:link\s|\d+/\d+:)|\s*\S+\s*$",
     "perfquery": r"#|[A-Za-z]\w{2,40}:\.",
     "ibnetdiscover": r"#|\[|(?:CA|SW|RT|Ca|Switch|Rt)\s|\w{3,20}=",
     "ibswinfo": r"[^|]{1,70}\|",
-    "ethtool": rf"Settings for|{_PAIR}|\s+\d+base|\s+drv ",
+    "ethtool": rf"Settings for|{_KEY_VALUE}|\s+\d+base|\s+drv ",
     "ethtool -S": r"NIC statistics|\s+\S[^:]{0,78}:",
     "ps": _PROCESS,
     "fuser -v": r"(?:/\S{1,80}:|\d+/\w+:)?\s*\S{1,64}\s+\d{1,10}\s+[.FfceomrR]{4,6}\s|\s+USER\s|/\S+:",
@@ -63,7 +63,7 @@ _TOOLS: Final = {
 _SCRIPT: Final = (
     r"\s*(?:#|export\b|declare\b|set\b|unset\b|if\b|then\b|else\b|elif\b|fi\b|for\b|while\b|do\b|done\b|case\b"
     r"|esac\b|echo\b|cd\b|source\b|module\b|local\b|return\b|function\b|exit\b|[{}();&]|--|\S*(?:python|torchrun"
-    rf"|srun|mpirun|docker|conda)|- |env\b|ENV\b|RUN\b|FROM\b)|.*\\$|{_ENVIRON}|{_PAIR}"
+    rf"|srun|mpirun|docker|conda)|- |env\b|ENV\b|RUN\b|FROM\b)|.*\\$|{_ENVIRON}|{_KEY_VALUE}"
 )
 _FORMS: Final = {
     kind: re.compile(f"^(?:{form})") for kind, form in (*_TOOLS.items(), ("launch script", _SCRIPT))
@@ -77,31 +77,31 @@ def unread(text: str, kinds: Collection[str]) -> list[tuple[int, int]]:
     if set(kinds) <= _ANY_LINE:
         return []
     parts = list(_unknown_parts(text, [_FORMS[kind] for kind in kinds if kind in _FORMS], kinds))
-    first, rest = parts[: _MOST - 1], parts[_MOST - 1 :]
-    return [*first, (rest[0][0], rest[-1][1])] if rest else first
+    listed, rest = parts[: _MOST_PARTS - 1], parts[_MOST_PARTS - 1 :]
+    return [*listed, (rest[0][0], rest[-1][1])] if rest else listed
 
 
 def _unknown_parts(
     text: str, forms: Collection[re.Pattern[str]], kinds: Collection[str]
 ) -> Iterator[tuple[int, int]]:
-    first = last = many = 0
+    first = last = count = 0
     for number, line in enumerate(text.splitlines(), 1):
-        start = line[:_LONGEST]
+        start = line[:_LONGEST_LINE]
         if _NO_FACTS.match(start):
             continue
-        if any(form.match(start) for form in forms) or (KIND in kinds and _of_kernel(start)):
-            if many >= _FEWEST:
+        if any(form.match(start) for form in forms) or (KIND in kinds and _has_kernel_form(start)):
+            if count >= _FEWEST_LINES:
                 yield first, last
-            many = 0
+            count = 0
             continue
-        first = first if many else number
-        last, many = number, many + 1
-    if many >= _FEWEST:
+        first = first if count else number
+        last, count = number, count + 1
+    if count >= _FEWEST_LINES:
         yield first, last
 
 
-def _of_kernel(line: str) -> bool:
-    return stripped(line)[2] or is_kernels(line)
+def _has_kernel_form(line: str) -> bool:
+    return split_stamp(line)[2] or is_kernel_line(line)
 
 
 def wrapped_line(text: str) -> str:
@@ -110,12 +110,12 @@ def wrapped_line(text: str) -> str:
     A terminal wrapped it, and a fault may be torn in two. The kernel's own second lines are
     indented.
     """
-    rest, stamped = "", False
+    continuation, stamped = "", False
     for line in text.splitlines():
-        if stripped(line)[2]:
-            if rest:
-                return f"its lines are wrapped: {rest[:40].strip()!a} has no time"
+        if split_stamp(line)[2]:
+            if continuation:
+                return f"its lines are wrapped: {continuation[:40].strip()!a} has no time"
             stamped = True
-        elif stamped and not line[:1].isspace() and not _NO_FACTS.match(line[:_LONGEST]):
-            rest = rest or ("" if line.startswith("-- ") else line)
+        elif stamped and not line[:1].isspace() and not _NO_FACTS.match(line[:_LONGEST_LINE]):
+            continuation = continuation or ("" if line.startswith("-- ") else line)
     return ""

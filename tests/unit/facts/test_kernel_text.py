@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preflight.captured.dmesg import parse, stripped
+from preflight.captured.dmesg import parse, split_stamp
 from preflight.checks.gpu.driver_log import gpu_faults, root_causes
 from preflight.facts.boards import GRADES, catalog, xid_info
 
@@ -133,7 +133,7 @@ def test_no_text_breaks_the_reader(text: str) -> None:
     assert all(line.text.isprintable() and len(line.text) <= 512 for line in log.lines)
     root_causes(gpu_faults(log.lines))
     for line in text.splitlines():
-        stripped(line)
+        split_stamp(line)
 
 
 @given(st.lists(st.sampled_from([13, 31, 43, 45, 48, 63, 74, 79, 94, 95, 119, 154]), min_size=1))
