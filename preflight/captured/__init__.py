@@ -69,20 +69,20 @@ def lines_of(text: str) -> list[str]:
     return printable_lines(text).expandtabs().splitlines()
 
 
-_ERROR_LINES = 20
+_LONGEST_ERROR = 20
 
 
 def short_error(text: str, error: re.Pattern[str]) -> re.Match[str] | None:
     """An error that a tool printed instead of an answer; only in a short text, not in a log."""
-    return error.search(text) if len(text.splitlines()) <= _ERROR_LINES else None
+    return error.search(text) if len(text.splitlines()) <= _LONGEST_ERROR else None
 
 
-def json_of(text: str, half: re.Pattern[str]) -> tuple[Any, str]:
-    """The JSON of a text, or None and what is wrong; `half`: the beginning of JSON cut short."""
+def json_of(text: str, beginning: re.Pattern[str]) -> tuple[Any, str]:
+    """The JSON of a text, or None and what is wrong; `beginning` matches JSON that is cut off."""
     if text.lstrip()[:1] in ("{", "["):
         try:
             return json.loads(text), ""
         except (ValueError, RecursionError):
-            if half.match(text):
+            if beginning.match(text):
                 return None, "the JSON is cut off or garbled"
     return None, ""

@@ -44,7 +44,7 @@ _DUMP_LINE: Final = re.compile(rf"^{_NAME}=(.*)$")
 _COMMAND_AFTER: Final = re.compile(
     r"^\w+=\S*\s+(?:\w+=|\S*\b(?:python|torchrun|srun|mpirun|mpiexec|accelerate|deepspeed)\b)"
 )
-_MOST_OTHER_LINES: Final = 0.3
+_OTHER_LINES_SHARE: Final = 0.3
 """The share of lines without a setting in output of `env`: values of several lines."""
 
 LAUNCH_NAMES: Final = (
@@ -58,7 +58,7 @@ LAUNCH_NAMES: Final = (
 )
 
 
-def is_ours(name: str) -> bool:
+def is_checked(name: str) -> bool:
     """Whether a check reads this variable, or reports that no program reads it."""
     if name in LAUNCH_NAMES or name in variables() or name in unread_names():
         return True
@@ -69,7 +69,7 @@ def setting_outside_shell(line: str) -> tuple[str, str] | None:
     """A setting outside a shell: `NAME: value`, `setenv NAME value`, `os.environ[...] = ...`."""
     for form in _FORMS:
         match = form.match(line)
-        if match and is_ours(match[1]):
+        if match and is_checked(match[1]):
             return match[1], _unquoted(match[2])
     return None
 
@@ -78,26 +78,26 @@ def kubernetes_settings(lines: list[str]) -> Iterator[tuple[str, str]]:
     """Kubernetes' form: `- name: X` with `value: "Y"` on the next line."""
     for at, line in enumerate(lines[:-1]):
         name, value = _ITEM_NAME.match(line), _ITEM_VALUE.match(lines[at + 1])
-        if name and value and is_ours(name[1]):
+        if name and value and is_checked(name[1]):
             yield name[1], _unquoted(value[1])
 
 
 def dumped_settings(text: str) -> dict[str, str] | None:
     """Output of `env` or /proc/PID/environ, with literal values; None for another text."""
-    whole = text.replace("\0", "\n")
-    lines = [line for line in whole.split("\n") if line.strip()]
-    if not whole.endswith("\n") and lines and not _DUMP_LINE.match(lines[-1]):
+    lines_text = text.replace("\0", "\n")
+    lines = [line for line in lines_text.split("\n") if line.strip()]
+    if not lines_text.endswith("\n") and lines and not _DUMP_LINE.match(lines[-1]):
         lines = lines[:-1]  # cut off there
     matches = [match for line in lines if (match := _DUMP_LINE.match(line))]
     pairs = {match[1]: match[2].removesuffix("\r") for match in matches}
-    if not pairs or len(lines) - len(matches) > _MOST_OTHER_LINES * len(lines):
+    if not pairs or len(lines) - len(matches) > _OTHER_LINES_SHARE * len(lines):
         return None
     shell = re.compile(r"^\s*(?:export|set|if|fi|echo|source|cd|module|torchrun|srun|#!)\b|^#")
     if any(_COMMAND_AFTER.match(line) or shell.match(line) for line in lines):
         return None
-    if any("$" in value for name, value in pairs.items() if is_ours(name)):
+    if any("$" in value for name, value in pairs.items() if is_checked(name)):
         return None
-    return {name: value for name, value in pairs.items() if is_ours(name) or name in _SLURM_SETS}
+    return {name: value for name, value in pairs.items() if is_checked(name) or name in _SLURM_VARS}
 
 
 def assignment(word: str) -> tuple[str, str] | None:
@@ -118,7 +118,7 @@ _STARTERS: Final = re.compile(
     r"(?:torchrun|python[0-9.]*|srun|sbatch|salloc|mpirun|mpiexec|accelerate|deepspeed|docker|"
     r"podman|singularity|apptainer|horovodrun|ray|vllm|sglang)"
 )
-_SKIPPED: Final = frozenset((
+_PREFIX_WORDS: Final = frozenset((
     "export", "declare", "typeset", "readonly", "local", "env", "sudo", "time", "nohup", "exec",
     "then", "do", "else", "if", "!", "ENV", "set", "Environment", "-x", "-gx", "-e", "--env",
 ))  # fmt: skip
@@ -135,7 +135,7 @@ _HEADING: Final = re.compile(
     re.IGNORECASE,
 )
 _CODE: Final = re.compile(r"`([^`]+)`")
-_SLURM: Final = {
+_SLURM_OPTIONS: Final = {
     "gpu-bind": "SLURM_GPU_BIND",
     "tres-bind": "SLURM_TRES_BIND",
     "ntasks-per-gpu": "SLURM_NTASKS_PER_GPU",
@@ -143,7 +143,7 @@ _SLURM: Final = {
     "gpus-per-node": "SLURM_GPUS_PER_NODE",
 }
 """Options of Slurm, and the variable that it exports for each."""
-_SLURM_SETS: Final = (*_SLURM.values(), "SLURM_GPUS_ON_NODE")
+_SLURM_VARS: Final = (*_SLURM_OPTIONS.values(), "SLURM_GPUS_ON_NODE")
 _MAY_SET_OR_START: Final = re.compile(rf"=|^\s*unset\s|(?:^|[\s/;&|(]){_STARTERS.pattern}(?:\s|$)")
 """Other lines set and start nothing; they are skipped, because splitting is slow."""
 
@@ -202,7 +202,7 @@ class Script:
             value = UNKNOWN
         else:
             self._variables[name] = value
-        if is_ours(name) or name == "PBS_NGPUS":
+        if is_checked(name) or name == "PBS_NGPUS":
             self.settings[name] = value
 
     def _in_backticks(self, number: int, text: str) -> None:
@@ -211,8 +211,8 @@ class Script:
             words = code.split()
             if words and (words[0].startswith("--") or _STARTERS.fullmatch(words[0])):
                 inline = dict(pair for word in words if (pair := assignment(word)) is not None)
-                own = {name: value for name, value in inline.items() if is_ours(name)}
-                self.launches.append(Launch(number, own | _options(words, Variables())))
+                checked = {name: value for name, value in inline.items() if is_checked(name)}
+                self.launches.append(Launch(number, checked | _options(words, Variables())))
 
     def _command(self, number: int, words: Sequence[str]) -> None:
         if words[0] == "unset":
@@ -230,14 +230,14 @@ class Script:
                 inline |= dict(part for part in parts if part is not None)
             elif not starter and _STARTERS.fullmatch(word.rpartition("/")[2]):
                 starter = word
-            elif not starter and word not in _SKIPPED and not word.startswith("-"):
+            elif not starter and word not in _PREFIX_WORDS and not word.startswith("-"):
                 return  # an unrelated command: echo, cd, module load
         if not starter:
             for name, value in inline.items():
                 self._set(name, value)
             return
-        own = {name: value for name, value in inline.items() if is_ours(name)}
-        settings = self.settings | own | _options(words, self._variables)
+        checked = {name: value for name, value in inline.items() if is_checked(name)}
+        settings = self.settings | checked | _options(words, self._variables)
         self.launches.append(Launch(number, settings, self._heading))
 
 
@@ -257,12 +257,12 @@ def nodes(script: Script) -> dict[str, dict[str, str]]:
     by_heading |= {launch.heading: launch.settings for launch in script.launches if launch.heading}
     if len(by_heading) > 1:
         return by_heading
-    ranks = [(_rank_of(launch), launch.settings) for launch in script.launches]
+    ranks = [(_rank_option(launch), launch.settings) for launch in script.launches]
     by_rank = {f"rank {rank}": settings for rank, settings in ranks if rank}
     return by_rank if len(by_rank) > 1 else {}
 
 
-def _rank_of(launch: Launch) -> str:
+def _rank_option(launch: Launch) -> str:
     return next((launch.settings[name] for name in _RANK_OPTIONS if name in launch.settings), "")
 
 
@@ -280,11 +280,11 @@ def _options(words: Sequence[str], variables: Variables) -> dict[str, str]:
         if key == "gres" and value.startswith("gpu"):
             key = "gpus-per-node"
         if value and UNKNOWN not in value:
-            options[_SLURM.get(key, f"--{key}")] = value
+            options[_SLURM_OPTIONS.get(key, f"--{key}")] = value
     return options
 
 
-def _readable(settings: dict[str, str]) -> dict[str, str]:
+def _known_values(settings: dict[str, str]) -> dict[str, str]:
     """Without values that only the shell knows, unless the name itself is the mistake."""
     return {
         name: "" if UNKNOWN in value else mask_secrets(value)
@@ -326,47 +326,47 @@ def read(text: str) -> Captured | None:
         return _captured(DUMP, damaged, environ=environ) if environ else None
     script = read_script(text)
     script.settings |= dict(kubernetes_settings(text.splitlines()))
-    result = _of_script(script, _damage(text, cut=is_cut(text)))
+    result = _captured_script(script, _damage(text, cut=is_cut(text)))
     if result and max(len(script.launches), len(script.headings)) > MOST_LAUNCHES:
         damaged = f"it starts ranks over {MOST_LAUNCHES} times"
         return replace(result, damaged=damaged, advice="give each script separately")
     return result
 
 
-def _of_script(script: Script, damaged: str) -> Captured | None:
-    by_node = {name: _readable(settings) for name, settings in nodes(script).items()}
+def _captured_script(script: Script, damaged: str) -> Captured | None:
+    by_node = {name: _known_values(settings) for name, settings in nodes(script).items()}
     if by_node:
         checks = (*_CHECKS, "env.ranks")
-        worst = _merge_worst(by_node.values())
+        worst = _merge_environs(by_node.values())
         return _captured(SCRIPT, damaged, checks=checks, environ=worst, environs=by_node)
-    launches = {f"line {launch.line}": _readable(launch.settings) for launch in script.launches}
-    by_line = {line: settings for line, settings in launches.items() if _is_judged(settings)}
+    launches = {f"line {launch.line}": _known_values(launch.settings) for launch in script.launches}
+    by_line = {line: settings for line, settings in launches.items() if _has_judged(settings)}
     if len({tuple(sorted(settings.items())) for settings in by_line.values()}) > 1:
-        worst = _merge_worst(by_line.values())
+        worst = _merge_environs(by_line.values())
         return _captured(SCRIPT, damaged, environ=worst, environs=by_line, one_job=False)
-    merged = _readable(script.settings) | next(iter(by_line.values()), {})
-    if not _is_judged(merged) and not any(is_ours(name) for name in script.settings):
+    merged = _known_values(script.settings) | next(iter(by_line.values()), {})
+    if not _has_judged(merged) and not any(is_checked(name) for name in script.settings):
         return None
     return _captured(SCRIPT, damaged, environ=merged)
 
 
-def _captured(kind: str, damaged: str, **rest: Any) -> Captured:
-    return Captured(kind=kind, damaged=damaged, facts=bare_facts(), **{"checks": _CHECKS, **rest})
+def _captured(kind: str, damaged: str, **fields: Any) -> Captured:
+    return Captured(kind=kind, damaged=damaged, facts=bare_facts(), **{"checks": _CHECKS, **fields})
 
 
-def _merge_worst(environs: Iterable[Mapping[str, str]]) -> dict[str, str]:
+def _merge_environs(environs: Iterable[Mapping[str, str]]) -> dict[str, str]:
     """Merge several environments: of each variable the first wrong value, or the first value."""
-    worst: dict[str, str] = {}
+    merged: dict[str, str] = {}
     for environ in environs:
         for name, value in environ.items():
             variable = variables().get(name)
-            if name not in worst or (variable and value_remark(variable, value, environ)):
-                worst[name] = value
-    return worst
+            if name not in merged or (variable and value_remark(variable, value, environ)):
+                merged[name] = value
+    return merged
 
 
-def _is_judged(settings: Mapping[str, str]) -> bool:
-    return any(is_ours(name) or name in _JUDGED_OPTIONS for name in settings)
+def _has_judged(settings: Mapping[str, str]) -> bool:
+    return any(is_checked(name) or name in _JUDGED_OPTIONS for name in settings)
 
 
 def _damage(text: str, *, cut: bool) -> str:
@@ -379,7 +379,7 @@ def _two_values(text: str) -> str:
     """Name a setting with two values: the text holds two environments, or one was edited."""
     values: dict[str, str] = {}
     for match in map(_DUMP_LINE.match, text.replace("\0", "\n").splitlines()):
-        if match and is_ours(match[1]) and values.setdefault(match[1], match[2]) != match[2]:
+        if match and is_checked(match[1]) and values.setdefault(match[1], match[2]) != match[2]:
             return f"{match[1]} has two values in it: give each environment in a file of its own"
     return ""
 

@@ -33,16 +33,16 @@ _STATE: Final = r"(?P<state>[RSDTtWXZI][<NLsl+]{0,5})"
 _TTY: Final = r"(?:\?|-|[a-z][a-z0-9]*(?:/[0-9]+)?)"
 _TIME: Final = r"(?:[0-9]+-)?[0-9]+:[0-9]{2}(?::[0-9]{2})?"
 _START: Final = r"(?:[0-9]{2}:[0-9]{2}(?::[0-9]{2})?|[A-Z][a-z]{2} ?[0-9]{2}|[0-9]{4})"
-_BEHIND: Final = rf"{_TIME}\s+(?P<command>\S.*)$"
+_TIME_AND_COMMAND: Final = rf"{_TIME}\s+(?P<command>\S.*)$"
 _SHAPES: Final = (
     re.compile(
         rf"^(?P<user>\S+)\s+{_PID}\s+[0-9.]+\s+[0-9.]+\s+[0-9]+\s+[0-9]+\s+{_TTY}\s+{_STATE}\s+"
-        rf"{_START}\s+{_BEHIND}"
+        rf"{_START}\s+{_TIME_AND_COMMAND}"
     ),
-    re.compile(rf"^\s*{_PID}\s+{_TTY}\s+{_STATE}\s+{_BEHIND}"),
+    re.compile(rf"^\s*{_PID}\s+{_TTY}\s+{_STATE}\s+{_TIME_AND_COMMAND}"),
     re.compile(
         rf"^(?P<user>\S+)\s+{_PID}\s+(?P<ppid>[0-9]{{1,10}})\s+(?:[0-9]+\s+)?[0-9]+\s+(?:[0-9]+\s+)?"
-        rf"{_START}\s+{_TTY}\s+{_BEHIND}"
+        rf"{_START}\s+{_TTY}\s+{_TIME_AND_COMMAND}"
     ),
 )
 _GREP: Final = re.compile(r"(?:\S*/)?[ef]?grep\s")
@@ -65,8 +65,8 @@ def unbracketed(command: str, state: str) -> str:
 
     ps puts both in brackets; kernel threads lead no session and have no threads.
     """
-    dying = command.startswith("[") and not command.rstrip().endswith(_DEFUNCT)
-    return command.strip("[] ") if dying and set(state) & set("sl+") else command
+    has_no_arguments = command.startswith("[") and not command.rstrip().endswith(_DEFUNCT)
+    return command.strip("[] ") if has_no_arguments and set(state) & set("sl+") else command
 
 
 _FUSER: Final = re.compile(
@@ -78,7 +78,7 @@ _TEN_DIGITS: Final = re.compile(r"[0-9]{1,10}")
 _LISTENS: Final = re.compile(r"TCP \S*:(?P<port>[0-9]{1,5}) \(LISTEN\)")
 _PMON: Final = re.compile(rf"^\s*[0-9]+\s+{_PID}\s+(?:[CGM](?:\+[CGM])*)\s.*\s(?P<command>\S+)\s*$")
 _ANY_STATE: Final = r"(?P<state>[RSDTtWXZI][<NLsl+]*)"
-_SHAPE: Final = re.compile(
+_PID_STATE_SHAPE: Final = re.compile(
     rf"^\s*{_PID}\s+(?:(?P<ppid>[0-9]{{1,10}})\s+)?{_ANY_STATE}\s+(?P<rest>\S.*)$"
 )
 _ELAPSED: Final = re.compile(
@@ -99,7 +99,7 @@ _COLUMNS: Final = {
     "COMMAND": "command",
     "ARGS": "command",
 }
-_FEWEST: Final = 2
+_FEWEST_ROWS: Final = 2
 """Least lines in the shape of ps if there is no header."""
 
 
@@ -115,36 +115,36 @@ def fuser(text: str) -> tuple[Process, ...] | None:
                 ports = set() if port is None else {port}
                 yield match, bool(_GPU_FILE.match(file)), ports
 
-    return _holders(rows())
+    return _merge_rows(rows())
 
 
 def lsof(text: str) -> tuple[Process, ...] | None:
     """Processes that open a GPU's device or listen on a port, from `lsof`."""
     if not re.search(r"^COMMAND\s+PID\s+(?:TID\s+)?", text, re.MULTILINE):
         return None
-    return _holders(
-        (match, bool(_GPU_FILE.search(line)), {int(o["port"]) for o in _LISTENS.finditer(line)})
+    return _merge_rows(
+        (match, bool(_GPU_FILE.search(line)), set(map(int, _LISTENS.findall(line))))
         for line in text.splitlines()
         if (match := _LSOF.match(line))
     )
 
 
-def _holders(rows: Iterable[_Row]) -> tuple[Process, ...] | None:
+def _merge_rows(rows: Iterable[_Row]) -> tuple[Process, ...] | None:
     """Each process with what it has open; None without any process."""
     processes: dict[int, Process] = {}
     ports: dict[int, set[int]] = defaultdict(set)
-    opens: set[int] = set()
-    for match, gpu, numbers in rows:
+    gpu_holders: set[int] = set()
+    for match, gpu, row_ports in rows:
         pid = int(match["pid"])
         processes.setdefault(pid, _process(match.groupdict()))
-        opens |= {pid} if gpu else set()
-        ports[pid] |= {port for port in numbers if port < 1 << 16}
-    listens = {pid: tuple(sorted(numbers)) for pid, numbers in ports.items()}
-    joined = (
-        replace(process, holds_gpu=pid in opens, listens=listens[pid])
+        gpu_holders |= {pid} if gpu else set()
+        ports[pid] |= {port for port in row_ports if port < 1 << 16}
+    listens = {pid: tuple(sorted(row_ports)) for pid, row_ports in ports.items()}
+    holders = (
+        replace(process, holds_gpu=pid in gpu_holders, listens=listens[pid])
         for pid, process in processes.items()
     )
-    return tuple(joined) or None
+    return tuple(holders) or None
 
 
 def pmon(text: str) -> tuple[Process, ...] | None:
@@ -161,11 +161,11 @@ def pmon(text: str) -> tuple[Process, ...] | None:
 
 def ps(text: str) -> tuple[Process, ...] | None:
     """Rows of `ps`, by its header or its shape, without a grep of the listing itself."""
-    rows = _listed(text)
+    rows = _ps_rows(text)
     return None if rows is None else tuple(row for row in rows if not _GREP.match(row.command))
 
 
-def _listed(text: str) -> tuple[Process, ...] | None:
+def _ps_rows(text: str) -> tuple[Process, ...] | None:
     lines = text.splitlines()
     for at, line in enumerate(lines):
         columns = [_COLUMNS.get(word) for word in line.split()]
@@ -174,8 +174,8 @@ def _listed(text: str) -> tuple[Process, ...] | None:
             return tuple(row for row in rows if row is not None)
     if table := [row for line in lines if (row := columns_of(line))]:
         return tuple(map(_process, table))
-    matches = [match for line in lines if (match := _SHAPE.match(line))]
-    return tuple(map(_by_shape, matches)) if len(matches) >= _FEWEST else None
+    matches = [match for line in lines if (match := _PID_STATE_SHAPE.match(line))]
+    return tuple(map(_by_shape, matches)) if len(matches) >= _FEWEST_ROWS else None
 
 
 def has_parents(text: str) -> bool:
@@ -183,24 +183,24 @@ def has_parents(text: str) -> bool:
     headers = [set(line.split()) for line in text.splitlines()]
     if any({"PID", "PPID"} <= words and words & {"S", "STAT"} for words in headers):
         return True
-    shapes = [match for line in text.splitlines() if (match := _SHAPE.match(line))]
+    shapes = [match for line in text.splitlines() if (match := _PID_STATE_SHAPE.match(line))]
     return bool(shapes) and all(match["ppid"] for match in shapes)
 
 
 def _by_header(columns: list[str | None], line: str) -> Process | None:
     words = line.split(maxsplit=len(columns) - 1)
     row = {name: word for name, word in zip(columns, words, strict=False) if name}
-    whole = len(words) == len(columns) and _TEN_DIGITS.fullmatch(row["pid"])
-    return _process(row) if whole else None
+    is_complete = len(words) == len(columns) and _TEN_DIGITS.fullmatch(row["pid"])
+    return _process(row) if is_complete else None
 
 
 def _by_shape(match: re.Match[str]) -> Process:
-    words = match["rest"].split()
-    elapsed = next((word for word in words if _ELAPSED.fullmatch(word)), "")
-    behind = match["rest"].partition(elapsed)[2] if elapsed else match["rest"]
+    columns = match["rest"].split()
+    elapsed = next((word for word in columns if _ELAPSED.fullmatch(word)), "")
+    command = match["rest"].partition(elapsed)[2] if elapsed else match["rest"]
     row = {name: word for name, word in match.groupdict().items() if word}
-    row |= {"elapsed": elapsed, "command": behind.strip().removeprefix("\\_ ") or match["rest"]}
-    row["wchan"] = words[0] if elapsed and words[0] != elapsed else ""
+    row |= {"elapsed": elapsed, "command": command.strip().removeprefix("\\_ ") or match["rest"]}
+    row["wchan"] = columns[0] if elapsed and columns[0] != elapsed else ""
     return _process(row)
 
 
@@ -239,17 +239,17 @@ _TOOLS: Final[
     ("ps", ps, None),
 )
 """Each with the lines that belong to it, which ps would also read as rows."""
-_WHOLE_PS: Final = "ps -eo pid,ppid,user,stat,wchan:24,etime,args"
+_PS_COMMAND: Final = "ps -eo pid,ppid,user,stat,wchan:24,etime,args"
 
 
 def read(text: str) -> Iterator[Captured]:
     """Read the processes that each tool lists."""
-    for kind, rows, own in _TOOLS:
+    for kind, rows, own_line in _TOOLS:
         processes = rows(text)
         if processes is not None:
             yield _captured(kind, processes, text)
-            if own is not None:
-                text = "\n".join(line for line in text.splitlines() if not own.match(line))
+            if own_line is not None:
+                text = "\n".join(line for line in text.splitlines() if not own_line.match(line))
 
 
 def _captured(kind: str, rows: tuple[Process, ...], text: str) -> Captured:
@@ -259,7 +259,7 @@ def _captured(kind: str, rows: tuple[Process, ...], text: str) -> Captured:
     damaged = "" if rows else "it lists no readable process"
     if kind == "ps" and rows and not has_parents(text) and not _holds_without_parents(processes):
         damaged = "it has no states or no parents to find orphans by"
-    return captured(kind, _CHECKS, damaged, advice=f"capture {_WHOLE_PS}", processes=processes)
+    return captured(kind, _CHECKS, damaged, advice=f"capture {_PS_COMMAND}", processes=processes)
 
 
 def _holds_without_parents(processes: Processes) -> bool:

@@ -21,18 +21,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
 
-_HEAD: Final = re.compile(
+_COUNTERS_HEADING: Final = re.compile(
     r"^#\s*(Port[\w ]*?) counters:\s*Lid (\d{1,5}) port (\d{1,3})", re.IGNORECASE
 )
-_WHOLE: Final = re.compile(r"^#\s*Port (?:extended )?counters:", re.IGNORECASE)
+_STANDARD_HEADING: Final = re.compile(r"^#\s*Port (?:extended )?counters:", re.IGNORECASE)
 _FIRST: Final = "port_select"
 _LAST: Final = "vl15_dropped"
 """The first and last standard error counters; traffic follows."""
 _LINE: Final = re.compile(r"^\s*([A-Za-z][A-Za-z0-9]{3,40}):\.*\s*(\S*)\s*$")
 _WORDS: Final = re.compile(r"VL15|QP1|[A-Z]{2,}(?![a-z])|[A-Z][a-z]*|[0-9]+")
 _ERRORS: Final = re.compile(r"error|discard|downed|recovery|dropped|overrun|integrity")
-_MOST: Final = 2**53
-_LONGEST_COUNT: Final = 2**64
+_LARGEST: Final = 2**53
+_COUNT_LIMIT: Final = 2**64
 
 
 def parse_perfquery(text: str) -> Captured | None:
@@ -44,28 +44,28 @@ def parse_perfquery(text: str) -> Captured | None:
     damaged = ""
     standard: list[dict[str, int]] = []
     for line in text.splitlines():
-        if match := _HEAD.search(line):
+        if match := _COUNTERS_HEADING.search(line):
             blocks.append((f"lid {match.group(2)}", int(match.group(3)), {}))
-            standard += [blocks[-1][2]] * bool(_WHOLE.search(line))
+            standard += [blocks[-1][2]] * bool(_STANDARD_HEADING.search(line))
         elif blocks and (pair := _LINE.match(line)):
-            name, value = snake(pair.group(1)), pair.group(2)
-            if (number := whole(value, _LONGEST_COUNT)) is not None:
-                blocks[-1][2][name] = min(number, _MOST)
+            name, value = sysfs_counter(pair.group(1)), pair.group(2)
+            if (number := whole(value, _COUNT_LIMIT)) is not None:
+                blocks[-1][2][name] = min(number, _LARGEST)
             elif not re.fullmatch(r"0x[0-9a-fA-F]+", value):
                 damaged = damaged or f"{pair.group(1)} of {blocks[-1][0]} has no value"
         elif blocks and line.strip() and not line.startswith("#"):
             damaged = damaged or f"a line of {blocks[-1][0]} cannot be read: {line.strip()[:40]!a}"
     if not blocks:
         return None
-    empty = [lid for lid, _, counts in blocks if not _errors(counts)]
-    if empty and not damaged:
-        damaged = f"{empty[0]} has no error counter"
+    without_errors = [lid for lid, _, counts in blocks if not _errors(counts)]
+    if without_errors and not damaged:
+        damaged = f"{without_errors[0]} has no error counter"
     if not damaged and any(_FIRST in counts and _LAST not in counts for counts in standard):
         damaged = "it ends before the last error counter (VL15Dropped)"
     return captured("perfquery", ("ib.errors",), damaged, nics=_nics(blocks))
 
 
-def snake(name: str) -> str:
+def sysfs_counter(name: str) -> str:
     """A counter's name in sysfs: SymbolErrorCounter → symbol_error."""
     words = [word.lower() for word in _WORDS.findall(name)]
     if words and words[-1] == "counter":
@@ -90,7 +90,7 @@ def _nics(blocks: list[tuple[str, int, dict[str, int]]]) -> tuple[Nic, ...]:
 
 
 def _counters(counts: Mapping[str, int]) -> Counters | None:
-    nonzero = tuple(Counter(name, min(n, _MOST)) for name, n in sorted(counts.items()) if n)
+    nonzero = tuple(Counter(name, min(n, _LARGEST)) for name, n in sorted(counts.items()) if n)
     return Counters(len(counts), 0.0, nonzero) if counts else None
 
 
@@ -99,12 +99,12 @@ def _errors(counts: Mapping[str, int]) -> dict[str, int]:
     return {name: value for name, value in counts.items() if _ERRORS.search(name)}
 
 
-_LONGEST: Final = 512
+_LONGEST_VALUE: Final = 512
 _CA: Final = re.compile(r"^\W*CA(:?) '([!-&(-~]{1,64})'")
 """With a colon: `ibstat CA PORT` lists only that port."""
 _HALF: Final = re.compile(r"C|CA:?|CA:? '?[^']*|link \S*|Infiniband device.{0,60}(?<!status:)")
 _CA_PORT: Final = re.compile(r"^\s*Port ([0-9]{1,3}):\s*$")
-_OF_PORT: Final = re.compile(
+_PORT_LINE: Final = re.compile(
     r"\s*(?:Port [0-9]{1,3}:\s*$|(?:Physical state|Base lid|Port GUID|Link layer|phys state"
     r"|base lid|link_layer):\s)"
 )
@@ -149,25 +149,25 @@ def parse_ports(text: str) -> Iterator[Captured]:
     )
     listings = {kind: devices for kind, parse in readers if (devices := parse(lines))}
     for kind, devices in listings.items():
-        damaged = _cut_or_failed(text) or _headless(lines) or next(_damages(kind, devices), "")
+        damaged = _cut_or_failed(text) or _lost_heading(lines) or next(_faults(kind, devices), "")
         one_port = any(device.one_port for device in devices)
-        missing = _missing(damaged, "one port was asked for" if one_port else "")
+        problems = _problems(damaged, "one port was asked for" if one_port else "")
         checks = _ONE_PORT if one_port else _CHECKS[kind]
         nics = tuple(_nic(device) for device in devices)
-        yield captured(kind, checks, damaged, nics=nics, problems=missing)
+        yield captured(kind, checks, damaged, nics=nics, problems=problems)
     error = short_error(text, _ERROR) if not listings else None
     if error is not None:
         message = text[error.start() :].strip().splitlines()[0][:120]
         damaged = f"it contains an error and no port: {message}"
-        yield captured("ibstat", _CHECKS["ibstat"], damaged, problems=_missing(damaged))
+        yield captured("ibstat", _CHECKS["ibstat"], damaged, problems=_problems(damaged))
 
 
-def _headless(lines: list[str]) -> str:
+def _lost_heading(lines: list[str]) -> str:
     """Whether the first lines belong to a device whose heading was cut off."""
     for line in lines:
         if _CA.match(line) or _STATUS.search(line):
             return ""
-        if _OF_PORT.match(line):
+        if _PORT_LINE.match(line):
             return f"it begins within a device: {line.strip()[:40]!a}"
     return ""
 
@@ -191,7 +191,7 @@ def _ibstat(lines: list[str]) -> list[_Device]:
         elif devices and (match := _PAIR.match(line)):
             key = _key(match.group(1))
             devices[-1].torn |= key == "ca type" and key in devices[-1].words
-            words.setdefault(key, match.group(2)[:_LONGEST])
+            words.setdefault(key, match.group(2)[:_LONGEST_VALUE])
     return devices
 
 
@@ -203,7 +203,7 @@ def _ibstatus(lines: list[str]) -> list[_Device]:
             device = devices.setdefault(match.group(1), _Device(match.group(1)))
             words = device.ports.setdefault(int(match.group(2)), {})
         elif words is not None and (match := _PAIR.match(line)):
-            words.setdefault(_key(match.group(1)), match.group(2)[:_LONGEST])
+            words.setdefault(_key(match.group(1)), match.group(2)[:_LONGEST_VALUE])
     return list(devices.values())
 
 
@@ -219,13 +219,13 @@ def _rdma_link(lines: list[str]) -> list[_Device]:
             continue
         name = match.group(1)
         if name in devices and int(match.group(2)) in devices[name].ports:
-            name = f"{host or 'again'} {name}"[:_LONGEST]
+            name = f"{host or 'again'} {name}"[:_LONGEST_VALUE]
         device = devices.setdefault(name, _Device(name))
         state = _LINK_STATE.search(line, match.end() - 1)
         words = device.ports.setdefault(int(match.group(2)), {})
         if state:
             words |= {"state": state.group(1), "physical state": state.group(2)}
-            words["netdev"] = (state.group(3) or "")[:_LONGEST]
+            words["netdev"] = (state.group(3) or "")[:_LONGEST_VALUE]
     return list(devices.values())
 
 
@@ -252,7 +252,7 @@ def _port(number: int, words: dict[str, str]) -> NicPort:
     )
 
 
-def _damages(kind: str, devices: list[_Device]) -> Iterator[str]:
+def _faults(kind: str, devices: list[_Device]) -> Iterator[str]:
     """What is missing or invalid in an output of that kind."""
     names = Counted(device.name for device in devices)
     yield from (f"{name} is in it twice" for name, times in names.items() if times > 1)
@@ -265,9 +265,9 @@ def _damages(kind: str, devices: list[_Device]) -> Iterator[str]:
         ):
             yield f"ports of {device.name} are missing"
         for number, words in sorted(device.ports.items()):
-            lacking = [word for word in keys if not words.get(word)]
-            if lacking:
-                yield f"{device.name} port {number} has no {lacking[0]}"
+            missing = [word for word in keys if not words.get(word)]
+            if missing:
+                yield f"{device.name} port {number} has no {missing[0]}"
             elif words.get("link layer", _LAYERS[0]).lower() not in _LAYERS:
                 yield f"{device.name} port {number} has half a link layer: {words['link layer']!a}"
             elif not _STATES.fullmatch(words["state"]):
@@ -280,17 +280,17 @@ def _key(text: str) -> str:
     return "physical state" if words == "phys state" else words
 
 
-_RDMA: Final = re.compile(
+_RDMA_PATH: Final = re.compile(
     r"^(.*?)/infiniband/([^/\s]{1,64})/(?:ports/([0-9]{1,3})/)?([\w/]{1,80})$"
 )
-_NET: Final = re.compile(r"^(.*?)/net/([^/\s]{1,64})/(\w{1,40})$")
-_CUT: Final = re.compile(r'^\s*\{.*?"(?>[^"]*?/infiniband/)[^"]*"\s*:', re.DOTALL)
-_UNREADABLE: Final = "0x1003"
+_NET_PATH: Final = re.compile(r"^(.*?)/net/([^/\s]{1,64})/(\w{1,40})$")
+_TRUNCATED_JSON: Final = re.compile(r'^\s*\{.*?"(?>[^"]*?/infiniband/)[^"]*"\s*:', re.DOTALL)
+_UP_FLAGS: Final = "0x1003"
 _LONGEST_STATE: Final = 64
 
 
 @dataclass
-class _Parts:
+class _SysfsFiles:
     devices: dict[str, tuple[str, dict[str, str]]] = field(default_factory=dict)
     ports: dict[str, dict[int, dict[str, str]]] = field(default_factory=dict)
     nets: dict[str, dict[str, dict[str, str]]] = field(default_factory=dict)
@@ -299,56 +299,56 @@ class _Parts:
 
 def parse_sysfs(text: str) -> Captured | None:
     """Read a JSON object of paths; None for another text or without an RDMA device."""
-    tree, damaged = json_of(text, _CUT)
+    tree, damaged = json_of(text, _TRUNCATED_JSON)
     if damaged:
-        return _tree(None, (), damaged)
+        return _captured_sysfs(None, (), damaged)
     if not isinstance(tree, dict) or not any("/infiniband/" in path for path in tree):
         return None
     texts = ((k, v) for k, v in tree.items() if isinstance(v, str))
-    parts = _parts_of({printable_lines(k): printable_lines(v).strip() for k, v in texts})
-    nics = tuple(_sysfs_tree_nic(name, parts) for name in sorted(parts.ports, key=natural))
+    files = _sysfs_files({printable_lines(k): printable_lines(v).strip() for k, v in texts})
+    nics = tuple(_sysfs_tree_nic(name, files) for name in sorted(files.ports, key=natural))
     interfaces = tuple(
         _interface(name, words)
-        for by_name in parts.nets.values()
+        for by_name in files.nets.values()
         for name, words in sorted(by_name.items(), key=lambda pair: natural(pair[0]))
     )
-    mute = [f"{n.name} port {p.port}" for n in nics for p in n.ports if not (p.state and p.rate)]
-    damaged = f"{mute[0]} has no state or rate" if mute else "" if nics else "it has no port"
-    return _tree(nics or None, interfaces, damaged)
+    gaps = [f"{n.name} port {p.port}" for n in nics for p in n.ports if not (p.state and p.rate)]
+    damaged = f"{gaps[0]} has no state or rate" if gaps else "" if nics else "it has no port"
+    return _captured_sysfs(nics or None, interfaces, damaged)
 
 
-def _tree(
+def _captured_sysfs(
     nics: tuple[Nic, ...] | None, interfaces: tuple[Interface, ...], damaged: str
 ) -> Captured:
-    counted = any(port.counters for nic in nics or () for port in nic.ports)
-    checks = (*_CHECKS["ibstat"], *(("ib.errors",) if counted else ()))
+    has_counters = any(port.counters for nic in nics or () for port in nic.ports)
+    checks = (*_CHECKS["ibstat"], *(("ib.errors",) if has_counters else ()))
     network = Network(interfaces=interfaces or None)
-    missing = _missing(damaged)
-    return captured(KINDS[-1], checks, damaged, nics=nics, network=network, problems=missing)
+    problems = _problems(damaged)
+    return captured(KINDS[-1], checks, damaged, nics=nics, network=network, problems=problems)
 
 
-def _parts_of(tree: Mapping[str, str]) -> _Parts:
-    parts = _Parts()
+def _sysfs_files(tree: Mapping[str, str]) -> _SysfsFiles:
+    files = _SysfsFiles()
     for path, content in tree.items():
-        if match := _RDMA.match(path):
+        if match := _RDMA_PATH.match(path):
             place, name, port, file = match.groups()
-            words = parts.devices.setdefault(name, (place, {}))[1]
+            words = files.devices.setdefault(name, (place, {}))[1]
             if port:
-                words = parts.ports.setdefault(name, {}).setdefault(int(port), {})
+                words = files.ports.setdefault(name, {}).setdefault(int(port), {})
             words[file] = " ".join(content.split())[:512]
-        elif match := _NET.match(path):
+        elif match := _NET_PATH.match(path):
             place, name, file = match.groups()
-            parts.nets.setdefault(place, {}).setdefault(name, {})[file] = content[:512]
-    return parts
+            files.nets.setdefault(place, {}).setdefault(name, {})[file] = content[:512]
+    return files
 
 
-def _sysfs_tree_nic(name: str, parts: _Parts) -> Nic:
-    place, words = parts.devices[name]
-    nets = parts.nets.get(place, {})
+def _sysfs_tree_nic(name: str, sysfs: _SysfsFiles) -> Nic:
+    place, words = sysfs.devices[name]
+    nets = sysfs.nets.get(place, {})
     return Nic(
         name=device_name(name),
         ports=tuple(
-            _sysfs_tree_port(at, files, nets) for at, files in sorted(parts.ports[name].items())
+            _sysfs_tree_port(at, files, nets) for at, files in sorted(sysfs.ports[name].items())
         ),
         netdevs=tuple(map(device_name, sorted(nets))),
         firmware=words.get("fw_ver", ""),
@@ -360,14 +360,14 @@ def _sysfs_tree_nic(name: str, parts: _Parts) -> Nic:
 def _sysfs_tree_port(
     number: int, words: Mapping[str, str], nets: Mapping[str, Mapping[str, str]]
 ) -> NicPort:
-    over = [name for name, files in nets.items() if _dev_port(files) == number - 1]
-    netdev = over[0] if over else ""
+    netdevs = [name for name, files in nets.items() if _dev_port(files) == number - 1]
+    netdev = netdevs[0] if netdevs else ""
     counts = {
         path.rpartition("/")[2]: count
         for path, content in words.items()
-        if "counters/" in path and (count := whole(content, _LONGEST_COUNT)) is not None
+        if "counters/" in path and (count := whole(content, _COUNT_LIMIT)) is not None
     }
-    downs = whole(nets.get(netdev, {}).get("carrier_down_count", ""), _LONGEST_COUNT)
+    downs = whole(nets.get(netdev, {}).get("carrier_down_count", ""), _COUNT_LIMIT)
     if downs is not None:
         counts["carrier_downs"] = downs
     return NicPort(
@@ -393,7 +393,7 @@ def _interface(name: str, words: Mapping[str, str]) -> Interface:
     return Interface(
         name=device_name(name),
         index=whole(index) or 0,
-        up=bool(int(flags if re.fullmatch(r"0x[0-9a-fA-F]{1,8}", flags) else _UNREADABLE, 16) & 1),
+        up=bool(int(flags if re.fullmatch(r"0x[0-9a-fA-F]{1,8}", flags) else _UP_FLAGS, 16) & 1),
         operstate=words.get("operstate", ""),
         physical=True,
         mtu=whole(mtu),
@@ -421,7 +421,7 @@ def read(text: str) -> Iterator[Captured]:
     yield from parse_ports(text)
 
 
-def _missing(damaged: str, less: str = "") -> tuple[str, ...]:
+def _problems(damaged: str, limit: str = "") -> tuple[str, ...]:
     """A problem, so that an incomplete listing does not count as "no port is up"."""
-    missing = damaged or less
-    return (f"nics: {missing}",) if missing else ()
+    problem = damaged or limit
+    return (f"nics: {problem}",) if problem else ()

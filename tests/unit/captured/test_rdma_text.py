@@ -190,7 +190,7 @@ def test_perfquery_in_words_of_sysfs() -> None:
     assert cut is not None
     assert "QP1Dropped" in cut.damaged
     names = "LinkErrorRecoveryCounter PortRcvRemotePhysicalErrors ExcessiveBufferOverrunErrors"
-    assert [rdma_ports.snake(name) for name in names.split()] == [
+    assert [rdma_ports.sysfs_counter(name) for name in names.split()] == [
         "link_error_recovery",
         "port_rcv_remote_physical_errors",
         "excessive_buffer_overrun_errors",
