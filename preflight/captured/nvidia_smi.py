@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from preflight.captured import Captured, captured
 from preflight.captured.smi_fields import Listing, bus, table
 from preflight.captured.smi_query import (
-    ASKED,
+    SELECTS_GPUS,
     only_processes,
     parse_csv,
     parse_query,
@@ -34,9 +34,9 @@ from preflight.facts.model import Driver, Gpu, NvLink
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
 
-_INFOROM: Final = re.compile(r"infoROM is corrupted at gpu\s+([0-9a-fA-F:.]+)", re.IGNORECASE)
+_BAD_INFOROM: Final = re.compile(r"infoROM is corrupted at gpu\s+([0-9a-fA-F:.]+)", re.IGNORECASE)
 _BUS: Final = r"([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])"
-_LOST: Final = (
+_LOST_GPU: Final = (
     re.compile(
         rf"determine the device handle for\s+GPU\s*+(\d*):?\s*+{_BUS}:\s*+(.+)", re.IGNORECASE
     ),
@@ -57,14 +57,14 @@ _DCGM_GPU: Final = re.compile(r"\bGPU (\d{1,3})\b")
 
 def corrupted_inforoms(text: str) -> tuple[str, ...]:
     """Bus ids of the GPUs for which nvidia-smi reports a corrupted InfoROM."""
-    return tuple(bus(match.strip(".:")) or match for match in _INFOROM.findall(text))
+    return tuple(bus(match.strip(".:")) or match for match in _BAD_INFOROM.findall(text))
 
 
 def lost_gpus(text: str) -> tuple[str, ...]:
     """GPUs that could not be opened; each text begins with "GPU N", if N is known."""
     texts = []
     starts = set()
-    for match in (match for pattern in _LOST for match in pattern.finditer(text)):
+    for match in (match for pattern in _LOST_GPU for match in pattern.finditer(text)):
         if match.start() in starts:
             continue
         starts.add(match.start())
@@ -118,27 +118,27 @@ def _gpu_of_dcgm(number: int, lines: list[str]) -> Gpu:
     return Gpu(index=number, uuid="", name="", bus_id="", health=health)
 
 
-def unsettled(gpus: Sequence[Gpu], dark: Collection[int]) -> str:
+def unexplained_down_links(gpus: Sequence[Gpu], down_gpus: Collection[int]) -> str:
     """Name the first GPU whose down links neither peers nor board explain; "" without one.
 
-    `dark`: the GPUs for which the text says that no link is up, and lists none.
+    `down_gpus`: the GPUs for which the text says that no link is up, and lists none.
     """
     if usual_links(gpus):
         return ""
-    lit = {gpu.name for gpu in gpus if gpu.links and all(link.up for link in gpu.links)}
+    fully_up = {gpu.name for gpu in gpus if gpu.links and all(link.up for link in gpu.links)}
     for gpu in gpus:
         up, down = up_links(gpu) or 0, [link.link for link in gpu.links or () if not link.up]
-        if not down and gpu.index not in dark:
+        if not down and gpu.index not in down_gpus:
             continue
         several = up > 0 or len(gpus) > 1 or links_must_be_up(gpu, gpus)
-        judged = fully_linked_board(gpu) is not None and several
+        board_explains = fully_linked_board(gpu) is not None and several
         # A bridged pair with a third card is a usual machine.
-        unbridged = not up and gpu.name in lit
-        if not judged and not unbridged:
-            which = f"its NVLink {', '.join(map(str, down))}" if up else "no NVLink of it"
+        unbridged = not up and gpu.name in fully_up
+        if not board_explains and not unbridged:
+            links = f"its NVLink {', '.join(map(str, down))}" if up else "no NVLink of it"
             state = "is down" if up else "is up"
             return (
-                f"GPU {gpu.index}: {which} {state}; only its peers or its bridge show whether that "
+                f"GPU {gpu.index}: {links} {state}; only its peers or its bridge show whether that "
                 "is by design"
             )
     return ""
@@ -154,63 +154,63 @@ _ERRORS: Final = re.compile(
     r"^\s*Link ([0-9]{1,3}): (Replay|Recovery|CRC)(?: \w+)? Errors: ([0-9]{1,15})\s*$",
     re.IGNORECASE,
 )
-_OTHER: Final = re.compile(
+_OTHER_LINE: Final = re.compile(
     r"^\s*Link \d{1,3}(?:, [\w ]+|: (?!replay\b|recovery\b|crc\b)[A-Za-z][\w /()-]*):\s*\S|"
     r"nvidia-smi|^[\s=_*#-]*$",
     re.IGNORECASE,
 )
 """Other lines of a listing: other counters, a command, a rule, blank lines."""
 _ALL_DOWN: Final = re.compile(r"all links are inactive", re.IGNORECASE)
-_KINDS: Final = {"replay": "replays", "recovery": "recoveries", "crc": "crc"}
-_MOST: Final = 64
+_ERROR_FIELDS: Final = {"replay": "replays", "recovery": "recoveries", "crc": "crc"}
+_MOST_LINKS: Final = 64
 
 
 def parse_nvlink(text: str) -> Listing | None:
     """Read the listing; None if it has no GPU with links."""
     gpus: list[Gpu] = []
     links: dict[int, dict[str, Any]] = {}
-    dark: set[int] = set()
+    down_gpus: set[int] = set()
     has_links = False
-    strange: list[str] = []
+    unread_lines: list[str] = []
     garbled = ""
     for line in text.splitlines():
         if not gpus and _link_reading(line):
             garbled = line.strip()
         if match := _GPU.match(line):
-            _close(gpus, links)
+            _add_links(gpus, links)
             links = {}
             gpus.append(_gpu(match))
-        elif not gpus or _OTHER.search(line):
+        elif not gpus or _OTHER_LINE.search(line):
             continue
         elif _ALL_DOWN.search(line):
-            dark.add(gpus[-1].index)
-            gpus[-1] = _dark(gpus[-1])
+            down_gpus.add(gpus[-1].index)
+            gpus[-1] = _with_links_down(gpus[-1])
             has_links = True
-        elif reading := _link_reading(line):
-            at, field, value = reading
+        elif link_reading := _link_reading(line):
+            at, field, value = link_reading
             link = links.setdefault(at, {})
             # NVLink counts two kinds of checksum errors on two lines: the larger count is kept.
             link[field] = max(value or 0, link.get(field, 0)) if field == "crc" else value
             has_links = True
         else:
-            strange.append(line.strip())
+            unread_lines.append(line.strip())
             continue
-        garbled = garbled or next(iter(strange), "")
-    _close(gpus, links)
+        garbled = garbled or next(iter(unread_lines), "")
+    _add_links(gpus, links)
     if not has_links:
         return None
     # What follows its last line is not part of it, except a line that was cut off.
-    garbled = garbled or next((line for line in strange if _is_half_line(line)), "")
-    silent = [str(gpu.index) for gpu in gpus if gpu.links is None]
-    damaged = f"it lists no links of GPU {', '.join(silent)}" if silent else ""
+    garbled = garbled or next((line for line in unread_lines if _is_half_line(line)), "")
+    unlisted = [str(gpu.index) for gpu in gpus if gpu.links is None]
+    damaged = f"it lists no links of GPU {', '.join(unlisted)}" if unlisted else ""
     if garbled and not damaged:
         damaged = f"a line of it cannot be read: {garbled[:40]!a}"
-    damaged = damaged or next(filter(None, map(_short_list, gpus)), "")
-    beside = "" if damaged else unsettled(gpus, dark)
-    return Listing(tuple(gpus), damaged=damaged or beside, advice=_BESIDE if beside else "")
+    damaged = damaged or next(filter(None, map(_missing_links, gpus)), "")
+    doubt = "" if damaged else unexplained_down_links(gpus, down_gpus)
+    return Listing(tuple(gpus), damaged=damaged or doubt, advice=_GIVE_PEERS if doubt else "")
 
 
-_BESIDE: Final = "give nvidia-smi topo -m, or the text of a second such machine, beside it"
+_GIVE_PEERS: Final = "give nvidia-smi topo -m, or the text of a second such machine, beside it"
 
 
 def parse_list(text: str) -> Listing | None:
@@ -224,7 +224,7 @@ def parse_list(text: str) -> Listing | None:
     return Listing(gpus) if gpus else None
 
 
-def _short_list(gpu: Gpu) -> str:
+def _missing_links(gpu: Gpu) -> str:
     """Say that links are missing in the list of a board of which each is printed, up or down."""
     spec, listed = board(gpu.name), len(gpu.links or ())
     if spec is None or not 0 < listed < spec.links:
@@ -241,7 +241,7 @@ def _link_reading(line: str) -> tuple[int, str, int | None] | None:
     if match := _LINK.match(line):
         return int(match[1]), "mbps", 0 if match[2] else _mbps(match[3])
     if match := _ERRORS.match(line):
-        return int(match[1]), _KINDS[match[2].lower()], int(match[3])
+        return int(match[1]), _ERROR_FIELDS[match[2].lower()], int(match[3])
     return None
 
 
@@ -252,7 +252,7 @@ def _is_half_line(line: str) -> bool:
 _HALF_GPU: Final = re.compile(r"G|GP|GPU(?: [0-9]{0,3}:?)?")
 
 
-def _dark(gpu: Gpu) -> Gpu:
+def _with_links_down(gpu: Gpu) -> Gpu:
     """A GPU without any link up: none is listed, and its board may show how many it has."""
     spec = board(gpu.name)
     links = tuple(NvLink(link=at, up=False) for at in range(spec.links if spec else 0))
@@ -266,11 +266,11 @@ def _mbps(printed: str) -> int | None:
         return None
 
 
-def _close(gpus: list[Gpu], links: dict[int, dict[str, Any]]) -> None:
+def _add_links(gpus: list[Gpu], links: dict[int, dict[str, Any]]) -> None:
     """Add to the last GPU the links listed below it."""
     if not gpus or not links:
         return
-    readings = dict(sorted(links.items())[:_MOST])
+    readings = dict(sorted(links.items())[:_MOST_LINKS])
     up = {at: row for at, row in readings.items() if row.get("mbps") != 0}
     health = GpuHealth(link_errors=tuple(LinkErrors(link=at, **row) for at, row in up.items()))
     states = tuple(NvLink(link=at, up=at in up) for at in readings)
@@ -291,45 +291,45 @@ _PARSERS: Final[tuple[tuple[str, Callable[[str], Listing | None]], ...]] = (
 KINDS: Final = (*(_PARSERS[at][0] for at in (2, 1, 0, 3, 5, 6, 4)), "nvidia-smi -L")
 """The most used first."""
 
-_UNASKED: Final = frozenset(("gpu.count", "gpu.topology"))
+_PASS_UNREAD: Final = frozenset(("gpu.count", "gpu.topology"))
 """Checks that would pass for GPUs that are listed without any reading."""
 
 
 def read(text: str) -> Iterator[Captured]:
     """Read all outputs of nvidia-smi and dcgmi diag in a text."""
-    lost, error, asked_by_id = lost_gpus(text), failure(text), ASKED.search(text) is not None
+    lost, error, selected = lost_gpus(text), failure(text), SELECTS_GPUS.search(text) is not None
     outputs = [
         _captured(kind, listing) for kind, parse in _PARSERS if (listing := parse(text)) is not None
     ]
     if not outputs and (others := parse_list(text)) is not None:
         outputs = [_with_check(_captured("nvidia-smi -L", others), "gpu.count")]
     if not outputs and lost and "NVRM" not in text:  # the kernel's lines belong to its log
-        none = Listing((), damaged="it lists no GPU", advice=_AFTER_REPAIR)
-        outputs = [_captured("nvidia-smi", none)]
+        empty = Listing((), damaged="it lists no GPU", advice=_AFTER_REPAIR)
+        outputs = [_captured("nvidia-smi", empty)]
     if not outputs and error:  # it shows the driver's state
         driver = Driver("error", error=error)
         yield captured("nvidia-smi", ("host.driver_hung",), error, driver=driver)
     elif not outputs and only_processes(text):
-        only = "only its table of processes is there"
-        yield _captured("nvidia-smi", Listing((), damaged=only))
+        message = "only its table of processes is there"
+        yield _captured("nvidia-smi", Listing((), damaged=message))
     for output in outputs:
-        with_lines = _with_lost(_with_inforoms(output, corrupted_inforoms(text)), lost)
-        few = "" if lost or asked_by_id else _gap(output)
-        yield replace(with_lines, damaged=output.damaged or error or few)
+        completed = _with_lost(_with_inforoms(output, corrupted_inforoms(text)), lost)
+        missing = "" if lost or selected else _missing_gpu(output)
+        yield replace(completed, damaged=output.damaged or error or missing)
 
 
-def _gap(output: Captured) -> str:
+def _missing_gpu(output: Captured) -> str:
     """Name a GPU that a list of GPUs has left out; none where one was asked for."""
     numbers = sorted(gpu.index for gpu in output.facts.gpus or ())
     numbered = output.kind in ("nvidia-smi", "nvidia-smi nvlink -s / -e", "nvidia-smi -L")
-    lacking = set(range(max(numbers, default=0))) - set(numbers)
-    return f"GPU {min(lacking)} is not in it" if numbered and len(numbers) > 1 and lacking else ""
+    missing = set(range(max(numbers, default=0))) - set(numbers)
+    return f"GPU {min(missing)} is not in it" if numbered and len(numbers) > 1 and missing else ""
 
 
 def _captured(kind: str, listing: Listing) -> Captured:
-    gpus = tuple(_without_gaps(gpu) for gpu in listing.gpus)
-    of_gpus = _checks(gpus, {doubt.field for doubt in listing.doubts})
-    checks = of_gpus if listing.pairs is None else ("gpu.topology",)
+    gpus = tuple(_with_all_lacks(gpu) for gpu in listing.gpus)
+    readable = _checks(gpus, {doubt.field for doubt in listing.doubts})
+    checks = readable if listing.pairs is None else ("gpu.topology",)
     doubt = "" if listing.damaged else next((doubt.why for doubt in listing.doubts), "")
     if kind != "dcgmi diag" and left_of_a_machine(listing.gpus):
         checks = tuple(dict.fromkeys((*checks, "gpu.count")))  # dcgmi names only GPUs that fail
@@ -350,9 +350,9 @@ _AFTER_REPAIR: Final = "capture nvidia-smi -q once the GPUs answer"
 
 def _checks(gpus: Sequence[Gpu], doubted: Collection[str]) -> tuple[str, ...]:
     """The checks for which the text has readings; all of them if it has none."""
-    every = (*table()["needs"], "gpu.count")
+    all_checks = (*table()["needs"], "gpu.count")
     if not gpus:
-        return every
+        return all_checks
     readable = [
         check
         for check, fields in table()["needs"].items()
@@ -360,31 +360,31 @@ def _checks(gpus: Sequence[Gpu], doubted: Collection[str]) -> tuple[str, ...]:
     ]
     failing = any(gpu.health is not None and gpu.health.errors for gpu in gpus)
     checks = tuple(dict.fromkeys((*readable, *["gpu.readings"] * failing)))
-    return checks or tuple(check for check in every if check not in _UNASKED)
+    return checks or tuple(check for check in all_checks if check not in _PASS_UNREAD)
 
 
-def _without_gaps(gpu: Gpu) -> Gpu:
+def _with_all_lacks(gpu: Gpu) -> Gpu:
     """Mark the other forms of an N/A reading, which old drivers do not print, as lacking."""
     health = gpu.health
     if health is None:
         return gpu
-    more = [
+    lacks = [
         name
         for fields in table()["needs"].values()
         if set(fields) & set(health.lacks) and all(reading(gpu, name) is None for name in fields)
         for name in fields
-        if name not in (*health.lacks, *health.denied, *_failing(health))
+        if name not in (*health.lacks, *health.denied, *_failed_fields(health))
     ]
-    return replace(gpu, health=replace(health, lacks=(*health.lacks, *more))) if more else gpu
+    return replace(gpu, health=replace(health, lacks=(*health.lacks, *lacks))) if lacks else gpu
 
 
-def _failing(health: GpuHealth) -> set[str]:
+def _failed_fields(health: GpuHealth) -> set[str]:
     return {line.partition(":")[0] for line in health.errors}
 
 
 def _has_reading(gpu: Gpu, fields: Sequence[str]) -> bool:
     health = gpu.health or GpuHealth()
-    refused = {*health.lacks, *health.denied, *_failing(health)}
+    refused = {*health.lacks, *health.denied, *_failed_fields(health)}
     return any(reading(gpu, name) not in (None, "") or name in refused for name in fields)
 
 

@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 
 _ABSENT: Final = ("n/a", "not supported", "requested functionality has been deprecated", "none")
-_SHORT: Final = "n"
+_ABSENT_LETTER: Final = "n"
 """What narrow columns and some scripts leave of N/A."""
 _DENIED: Final = "insufficient permission"
 _FAILED: Final = ("err!", "error", "lost", "requires reset", "unknown", "timeout")
 _NUMBER: Final = re.compile(r"(-?[0-9]{1,19}(?:\.[0-9]{1,9})?) ?([A-Za-z%()]*)")
 _COUNT: Final = re.compile(r"[0-9]{1,19}(?: bank\(s\))?")
 _HOTTEST_C: Final = 200
-_WORDS_CHARS: Final = 60
+_LONGEST_WORD: Final = 60
 
 
 class Doubt(Struct, frozen=True):
@@ -47,7 +47,7 @@ class Readings:
     def __init__(self) -> None:
         self.values: dict[str, Any] = {}
         self._refused: dict[str, list[str]] = {"lacks": [], "denied": [], "errors": []}
-        self._unread: dict[str, str] = {}
+        self._unreadable: dict[str, str] = {}
 
     def put(self, field: str, printed: str, read: Callable[[str], Any]) -> None:
         """Parse a printed value; the first value counts."""
@@ -58,7 +58,7 @@ class Readings:
         if value is not None:
             self.values[field] = value
         elif why == "errors":
-            self._refuse(why, f"{field}: {sanitize(word[:_WORDS_CHARS])}")
+            self._refuse(why, f"{field}: {sanitize(word[:_LONGEST_WORD])}")
         elif why:
             self._refuse(why, field)
         else:
@@ -66,7 +66,7 @@ class Readings:
 
     def doubt(self, field: str, word: str) -> None:
         """Note a printed value that is neither a reading nor a reason why there is none."""
-        self._unread.setdefault(field, sanitize(word[:_WORDS_CHARS]))
+        self._unreadable.setdefault(field, sanitize(word[:_LONGEST_WORD]))
 
     def lack(self, *fields: str) -> None:
         """Note that the board has no such readings."""
@@ -104,7 +104,7 @@ class Readings:
             Doubt(
                 field, f"GPU {index}: its {field.replace('_', ' ')} reads {word!r}: no such reading"
             )
-            for field, word in self._unread.items()
+            for field, word in self._unreadable.items()
             if self.values.get(field) is None or field == "clock_reasons"
         )
         return gpu, doubts
@@ -120,7 +120,7 @@ _FIELDS: Final = frozenset(GpuHealth.__struct_fields__) - {"lacks", "denied", "e
 def refusal(printed: str) -> Literal["lacks", "denied", "errors", ""]:
     """The kind of reason that a text gives for the lack of a reading; "" where it gives none."""
     low = _bare(printed).lower()
-    if low == _SHORT or low.startswith(_ABSENT):
+    if low == _ABSENT_LETTER or low.startswith(_ABSENT):
         return "lacks"
     if _DENIED in low:
         return "denied"
@@ -233,7 +233,7 @@ def table() -> dict[str, Any]:
 
 
 @cache
-def _places() -> frozenset[str]:
+def _known_places() -> frozenset[str]:
     return frozenset(place for row in table()["readings"].values() for place in row["at"])
 
 
@@ -244,7 +244,7 @@ Pairs = list[tuple[Path, str]]
 _REASON: Final = re.compile(
     r"(?s)(?:^|/)clocks_(?:throttle|event)_reasons(?:/|\.)(?!counters)(.+)$"
 )
-_FOREIGN: Final = ("mig_device", "module_power_readings/", "gpu_memory_power_readings/")
+_NOT_GPU: Final = ("mig_device", "module_power_readings/", "gpu_memory_power_readings/")
 _PREFIX: Final = re.compile(r"^clocks_(?:throttle|event)_reason_")
 _RETIRED: Final = re.compile(
     r"retired_pages/(?:single|double)_bit_ecc$|_retirement/retired_count$"
@@ -257,14 +257,14 @@ _BEFORE_R570: Final = (
 _ECC: Final = re.compile(r"(?s)(?:^|/)ecc_errors/(volatile|aggregate)/(.+)$")
 
 
-_LONGEST: Final = 200
+_LONGEST_PATH: Final = 200
 """Characters of a path; nvidia-smi's have some 90, and each is part of all paths below it."""
 
 
-def below(path: str, name: str) -> str:
+def join_path(path: str, name: str) -> str:
     """The path of a name in a section; "..." if it is too long."""
     joined = f"{path}/{name}" if path else name
-    return joined if len(joined) <= _LONGEST else "..."
+    return joined if len(joined) <= _LONGEST_PATH else "..."
 
 
 class Block(Struct, frozen=True):
@@ -290,13 +290,13 @@ class Listing(Struct, frozen=True):
 def listed(blocks: Iterable[Block], driver: str, damaged: str) -> Listing:
     """Turn every GPU's printed pairs into the facts of a probe."""
     read_gpus = [gpu(block, at) for at, block in enumerate(blocks)]
-    doubts = tuple(doubt for _, own in read_gpus for doubt in own)
+    doubts = tuple(doubt for _, gpu_doubts in read_gpus for doubt in gpu_doubts)
     return Listing(tuple(pair[0] for pair in read_gpus), driver, damaged, doubts)
 
 
 def gpu(block: Block, position: int) -> tuple[Gpu, tuple[Doubt, ...]]:
     """Turn one GPU's printed pairs into the facts of a probe, and the unreadable readings."""
-    pairs = [(path, value) for path, value in block.pairs if not any(f in path for f in _FOREIGN)]
+    pairs = [(path, value) for path, value in block.pairs if not any(f in path for f in _NOT_GPU)]
     readings = Readings()
     printed = _by_place(pairs)
     for field, row in table()["readings"].items():
@@ -304,7 +304,7 @@ def gpu(block: Block, position: int) -> tuple[Gpu, tuple[Doubt, ...]]:
             readings.put(field, value, _READERS[row["read"]])
     _ecc(readings, pairs)
     _retired(readings, pairs)
-    _reasons(readings, pairs)
+    _clock_reasons(readings, pairs)
     _recovery(readings, pairs)
     _fabric(readings, pairs)
     values = readings.values
@@ -324,11 +324,11 @@ def _by_place(pairs: Pairs) -> dict[Path, list[str]]:
     """The values of each known place, in the order of the text."""
     by_place: dict[Path, list[str]] = {}
     for path, value in pairs:
-        rest = path
-        while rest:
-            if rest in _places():
-                by_place.setdefault(rest, []).append(value)
-            rest = rest.partition("/")[2]
+        place = path
+        while place:
+            if place in _known_places():
+                by_place.setdefault(place, []).append(value)
+            place = place.partition("/")[2]
     return by_place
 
 
@@ -370,11 +370,11 @@ def _ecc(readings: Readings, pairs: Pairs) -> None:
             readings.put(field, str(sum(counts)), number_of)
 
 
-def _ecc_field(span: str, rest: str) -> str:
-    last = rest.rpartition("/")[2]
-    if rest in ("single_bit/total", "double_bit/total"):
-        return f"ecc_{span}_{'corrected' if rest.startswith('single') else 'uncorrected'}"
-    if "/" in rest or not last.startswith(("sram_", "dram_")):
+def _ecc_field(span: str, counter: str) -> str:
+    last = counter.rpartition("/")[2]
+    if counter in ("single_bit/total", "double_bit/total"):
+        return f"ecc_{span}_{'corrected' if counter.startswith('single') else 'uncorrected'}"
+    if "/" in counter or not last.startswith(("sram_", "dram_")):
         return ""
     if "uncorrectable" in last:
         return f"ecc_{span}_uncorrected"
@@ -391,9 +391,9 @@ def _retired(readings: Readings, pairs: Pairs) -> None:
         readings.values["retired_pages"] = sum(count or 0 for count in counts)
 
 
-def _reasons(readings: Readings, pairs: Pairs) -> None:
+def _clock_reasons(readings: Readings, pairs: Pairs) -> None:
     """Collect the "Active" reasons; unknown if a part cannot be read."""
-    active, is_known, refused = [], False, ""
+    reasons, has_state, refusal_text = [], False, ""
     for path, value in pairs:
         match = _REASON.search(path)
         name = _PREFIX.sub("", match[1].rpartition("/")[2]) if match else ""
@@ -401,15 +401,15 @@ def _reasons(readings: Readings, pairs: Pairs) -> None:
         if reason is None:
             continue
         on = switch(value.strip().strip("[]"))
-        is_known = is_known or on is not None
-        refused = value if on is None else refused
+        has_state = has_state or on is not None
+        refusal_text = value if on is None else refusal_text
         if on is None and not refusal(value):
             readings.doubt("clock_reasons", f"{reason}: {value}")
-        active += [reason] * bool(on)
-    if refused and not active:
-        readings.put("clock_reasons", refused, lambda _: None)
-    elif is_known:
-        readings.values["clock_reasons"] = tuple(dict.fromkeys(active))
+        reasons += [reason] * bool(on)
+    if refusal_text and not reasons:
+        readings.put("clock_reasons", refusal_text, lambda _: None)
+    elif has_state:
+        readings.values["clock_reasons"] = tuple(dict.fromkeys(reasons))
 
 
 def _recovery(readings: Readings, pairs: Pairs) -> None:
@@ -426,11 +426,11 @@ def _fabric(readings: Readings, pairs: Pairs) -> None:
     clique = whole(_text(pairs, ("fabric/cliqueid", "fabric/cliqueId")))
     if cluster.strip("0-") and clique is not None:
         readings.values["fabric_domain"] = f"{cluster}/{clique}"
-    bad = ("true", "yes", "degraded", "unhealthy")
+    bad_states = ("true", "yes", "degraded", "unhealthy")
     readings.values["fabric_trouble"] = tuple(
         path.rpartition("/")[2].replace("_", " ")
         for path, value in pairs
-        if "fabric/health/" in path and value.strip().lower() in bad
+        if "fabric/health/" in path and value.strip().lower() in bad_states
     )
 
 

@@ -12,7 +12,7 @@ from xml.etree import ElementTree as ET
 from msgspec.structs import replace
 
 from preflight.captured import smi_fields as v
-from preflight.captured.smi_fields import Block, Listing, Pairs, Readings, below, bus, listed
+from preflight.captured.smi_fields import Block, Listing, Pairs, Readings, bus, join_path, listed
 from preflight.core.statistics import grouped
 from preflight.core.text import whole
 from preflight.facts.model import Gpu, GpuProcess
@@ -22,13 +22,13 @@ _LINE: Final = re.compile(r"^( *)([A-Za-z](?:[^:]*[^: ])?) *:(?: (.*))?$")
 _SECTION: Final = re.compile(r"^( *)([A-Za-z](?:[\w ./()-]*[\w./()-])?)\s*$")
 _NOTE: Final = re.compile(r"(?<!\s)\s{2,}(?:<[=-]|#|[=-]+>|[←→⇐⇒]).*")
 """A note that a person wrote after a value."""
-_CUT: Final = re.compile(r"^[^\S\n]*(?:\[?\.\.\.+\]?|\[snip\]|<snip>|…)[^\S\n]*$", re.MULTILINE)
-_KNOWN: Final = re.compile(
+_SNIP: Final = re.compile(r"^[^\S\n]*(?:\[?\.\.\.+\]?|\[snip\]|<snip>|…)[^\S\n]*$", re.MULTILINE)
+_KNOWN_SECTION: Final = re.compile(
     r"(?:^|/)(?:(?:ecc_errors|remapped_rows|retired_pages|fb_memory_usage|temperature|pci|fabric"
     r"|clocks_(?:throttle|event)_reasons|(?:gpu_)?power_readings)/"
     r"|(?:product_name|gpu_recovery_action|performance_state)$)"
 )
-ASKED: Final = re.compile(r"^(?>.*?\bnvidia-smi\b).* (?:-i|--id)[ =]", re.MULTILINE)
+SELECTS_GPUS: Final = re.compile(r"^(?>.*?\bnvidia-smi\b).* (?:-i|--id)[ =]", re.MULTILINE)
 _HEAD: Final = ("driver_version", "attached_gpus")
 _LARGEST: Final = 32 << 20
 
@@ -44,25 +44,25 @@ def parse_query(text: str) -> Listing | None:
             blocks.append(Block(heading[1], []))
             sections = [(-1, "")]
             continue
-        key, value, indent = _split(line)
+        key, value, indent = _key_and_value(line)
         if not key:
             continue
         while sections[-1][0] >= indent:
             sections.pop()
-        path = below(sections[-1][1], key)
+        path = join_path(sections[-1][1], key)
         sections.append((indent, path))
         if value is not None and len(blocks) == 1 and key in _HEAD:
             head[key] = value
         elif value is not None:
             blocks[-1].pairs.append((path, value))
-    parts = [block for block in blocks if block.bus_id or _is_section(block.pairs)]
-    if not parts:
+    gpu_blocks = [block for block in blocks if block.bus_id or _is_section(block.pairs)]
+    if not gpu_blocks:
         return None
-    damaged = _damage(text, parts, v.number_of(head.get("attached_gpus", "")))
-    return listed(parts, head.get("driver_version", ""), damaged)
+    damaged = _damage(text, gpu_blocks, v.number_of(head.get("attached_gpus", "")))
+    return listed(gpu_blocks, head.get("driver_version", ""), damaged)
 
 
-def _split(line: str) -> tuple[str, str | None, int]:
+def _key_and_value(line: str) -> tuple[str, str | None, int]:
     """(key, value or None for a section, depth); key "" for a line that is neither."""
     if match := _LINE.match(line.rstrip()):
         return _key(match[2]), (match[3] or "").strip(), len(match[1])
@@ -76,11 +76,11 @@ def _key(printed: str) -> str:
 
 
 def _is_section(pairs: Pairs) -> bool:
-    return any(_KNOWN.search(path) for path, _ in pairs)
+    return any(_KNOWN_SECTION.search(path) for path, _ in pairs)
 
 
 def _damage(text: str, blocks: list[Block], attached: int | None) -> str:
-    if _CUT.search(text):
+    if _SNIP.search(text):
         return "parts of it were cut out"
     if "\ufffd" in text or "\x00" in text:
         return "it contains bytes that are not text"
@@ -103,18 +103,18 @@ def _has_sections(block: Block) -> bool:
 
 def _too_few(text: str, blocks: list[Block], attached: int | None) -> str:
     """GPUs that are not listed are unknown, unless only some were requested (-i)."""
-    if attached is not None and len(blocks) < attached and not ASKED.search(text):
+    if attached is not None and len(blocks) < attached and not SELECTS_GPUS.search(text):
         return f"it lists {len(blocks)} of {attached} attached GPUs"
     return ""
 
 
-_OF_A_WHOLE: Final = frozenset(("product_brand", "minor_number", "mig_mode"))
+_WHOLE_GPU_LINES: Final = frozenset(("product_brand", "minor_number", "mig_mode"))
 """Only a whole GPU has these: `-d` selects none of them."""
-_BY_GPU: Final = frozenset(("mig_devices", "mig_device", "processes", "accounted_processes"))
+_GPU_SPECIFIC: Final = frozenset(("mig_devices", "mig_device", "processes", "accounted_processes"))
 
 
 @cache
-def _together() -> dict[str, list[list[str]]]:
+def _groups() -> dict[str, list[list[str]]]:
     """By section, the lines of which every driver prints all or none; "|" between their names."""
     rows = v.table()["together"].items()
     return grouped(
@@ -127,31 +127,31 @@ def _lines_missing(blocks: list[Block]) -> str:
 
     A cut joins the beginning of a line with the end of another, so that what is between is missing.
     """
-    tops: dict[str, set[str]] = {}
-    names = []
+    names_by_model: dict[str, set[str]] = {}
+    gpus = []
     for block in blocks:
         title = f"GPU {block.bus_id}" if block.bus_id else "its GPU"
         children = _children(block)
-        top = children.get("", set())
-        groups = [(name, group) for name in children for group in _together().get(_last(name), ())]
-        if not _OF_A_WHOLE.isdisjoint(top):
-            mig = ("remapped_rows",) if "mig_mode" in top else ()  # both since R450
+        names_of_gpu = children.get("", set())
+        groups = [(name, group) for name in children for group in _groups().get(_leaf(name), ())]
+        if not _WHOLE_GPU_LINES.isdisjoint(names_of_gpu):
+            mig = ("remapped_rows",) if "mig_mode" in names_of_gpu else ()  # both since R450
             groups.append(("", [*v.table()["whole_gpu"], *mig]))
         for section, group in groups:
-            lacking = [name for name in group if children[section].isdisjoint(name.split("|"))]
-            if lacking and len(lacking) < len(group):
-                place = f"{_last(section)}/" if section else ""
-                return f"{title} has no line {place}{lacking[0].partition('|')[0]}"
+            missing = [name for name in group if children[section].isdisjoint(name.split("|"))]
+            if missing and len(missing) < len(group):
+                place = f"{_leaf(section)}/" if section else ""
+                return f"{title} has no line {place}{missing[0].partition('|')[0]}"
         model = next((value for path, value in block.pairs if path == "product_name"), "")
-        names.append((title, model, top - _BY_GPU))
-        tops[model] = tops.get(model, set()) | names[-1][2]
-    for title, model, top in names:
-        if lacking := sorted(tops[model] - top):
-            return f"{title} has no line {lacking[0]}, unlike another GPU"
+        gpus.append((title, model, names_of_gpu - _GPU_SPECIFIC))
+        names_by_model[model] = names_by_model.get(model, set()) | gpus[-1][2]
+    for title, model, names_of_gpu in gpus:
+        if missing := sorted(names_by_model[model] - names_of_gpu):
+            return f"{title} has no line {missing[0]}, unlike another GPU"
     return ""
 
 
-def _last(section: str) -> str:
+def _leaf(section: str) -> str:
     return section.rpartition("/")[2]
 
 
@@ -165,7 +165,7 @@ def _children(block: Block) -> dict[str, set[str]]:
         section = ""
         for part in path.split("/") if "mig_device/" not in path else ():
             children.setdefault(section, set()).add(_PREFIX.sub("", part))
-            section = below(section, part)
+            section = join_path(section, part)
     return children
 
 
@@ -176,19 +176,19 @@ def parse_xml(text: str) -> Listing | None:
         return None
     if "<!ENTITY" in text or len(text) > _LARGEST:
         return Listing((), damaged="it is no plain output of nvidia-smi")
-    damaged, elements = _elements(text[at:])
+    damaged, elements = _root_children(text[at:])
     head = {str(child.tag): (child.text or "").strip() for child in elements if child.tag in _HEAD}
     blocks = []
     for element in (child for child in elements if child.tag == "gpu"):
         block = Block(element.get("id", ""), [])
         _flatten(element, "", block.pairs)
         blocks.append(block)
-    few = _too_few(text, blocks, v.number_of(head.get("attached_gpus", "")))
-    damaged = damaged or few or _lines_missing(blocks) or ("" if blocks else "it lists no GPU")
+    too_few = _too_few(text, blocks, v.number_of(head.get("attached_gpus", "")))
+    damaged = damaged or too_few or _lines_missing(blocks) or ("" if blocks else "it lists no GPU")
     return listed(blocks, head.get("driver_version", ""), damaged)
 
 
-def _elements(text: str) -> tuple[str, list[ET.Element]]:
+def _root_children(text: str) -> tuple[str, list[ET.Element]]:
     """What is wrong with it, and all complete children of the root."""
     children: list[ET.Element] = []
     depth = 0
@@ -202,32 +202,32 @@ def _elements(text: str) -> tuple[str, list[ET.Element]]:
     return "", children
 
 
-def _flatten(element: ET.Element, path: str, into: Pairs) -> None:
+def _flatten(element: ET.Element, path: str, pairs: Pairs) -> None:
     """Turn a tree into pairs, including empty elements."""
     for child in element:
-        place = below(path, str(child.tag))
+        place = join_path(path, str(child.tag))
         if len(child):
-            _flatten(child, place, into)
+            _flatten(child, place, pairs)
         else:
-            into.append((place, (child.text or "").strip()))
+            pairs.append((place, (child.text or "").strip()))
 
 
 _HEADER: Final = re.compile(
     r"^(?>.*?NVIDIA-SMI\s+)\S.*?(?:Driver|KMD) Version:\s*(\S+)", re.MULTILINE
 )
 _COLUMNS: Final = re.compile(r"Bus-Id\s+Disp\.A")
-_FIRST: Final = re.compile(r"^\s*(\d{1,3})\s+(\S(?:.*\S)?)\s+(On|Off|N/A|ERR!|WDDM|TCC|MCDM)\s*$")
+_ROW_1: Final = re.compile(r"^\s*(\d{1,3})\s+(\S(?:.*\S)?)\s+(On|Off|N/A|ERR!|WDDM|TCC|MCDM)\s*$")
 _WINDOWS: Final = ("WDDM", "TCC", "MCDM")
 """Windows has models of its driver, and no persistence mode."""
-_SECOND: Final = re.compile(
+_ROW_2: Final = re.compile(
     r"^\s*(\S+?%?)\s+(\S+?)C?\s+(P\d{1,2}|ERR!|N/A|Unknown)\s++([^/]*[^/\s])\s*/\s*+(.*\S)\s*$"
 )
-_PROCESS: Final = re.compile(
+_PROCESS_ROW: Final = re.compile(
     r"^\s*(\d{1,3})\s+(?:(?:N/A|\d+)\s+(?:N/A|\d+)\s+)?(\d{1,10})\s+[A-Z](?:\+[A-Z])*"
     r"(?:\s++\S(?:.*\S)?|\s)\s+(\S+)\s*$"
 )
 """Drivers before 450 have no MIG instances (GI, CI) and no columns for them."""
-_MIG: Final = re.compile(r"^\s*(\d{1,3})\s+\d+\s+\d+\s+\d+\s*$")
+_MIG_ROW: Final = re.compile(r"^\s*(\d{1,3})\s+\d+\s+\d+\s+\d+\s*$")
 
 
 _PROCESSES_HEAD: Final = re.compile(
@@ -257,22 +257,22 @@ def parse_table(text: str) -> Listing | None:
         elif line.strip().startswith("+-") and rows:
             groups.append(rows)
             rows = []
-    whole = not rows and all(fewest <= len(part) <= _ROWS for part in groups)
+    whole = not rows and all(fewest <= len(part) <= _MOST_ROWS for part in groups)
     groups += [rows] if rows else []
-    parts = [part for part in groups if _FIRST.match(part[0][0])]
+    parts = [part for part in groups if _ROW_1.match(part[0][0])]
     tail = text[text.find("Processes:") :] if "Processes:" in text else ""
     processes = _processes(tail)
     mig = _mig_errors(text)
     read_gpus = [_gpu(part, processes, mig) for part in parts]
     gpus = tuple(gpu for gpu, _ in read_gpus)
-    doubts = tuple(doubt for _, own in read_gpus for doubt in own)
+    doubts = tuple(doubt for _, gpu_doubts in read_gpus for doubt in gpu_doubts)
     damaged = _smi_table_damage(gpus, tail, whole=whole and len(parts) == len(groups))
-    if absent := sorted({*(processes or ())} - {gpu.index for gpu in gpus}):
-        damaged = damaged or f"it lists a process of GPU {absent[0]}, but not that GPU"
+    if unlisted := sorted({*(processes or ())} - {gpu.index for gpu in gpus}):
+        damaged = damaged or f"it lists a process of GPU {unlisted[0]}, but not that GPU"
     return Listing(gpus, header[1] if header else "", damaged, doubts)
 
 
-_ROWS: Final = 3
+_MOST_ROWS: Final = 3
 """Of one GPU; more are those of two, if the lines between are missing."""
 
 
@@ -303,19 +303,19 @@ def _gpu(
 ) -> tuple[Gpu, tuple[v.Doubt, ...]]:
     """The GPU of some rows, and its readings that cannot be parsed."""
     readings = Readings()
-    index, name, persistence = _FIRST.match(part[0][0]).groups()  # type: ignore[union-attr]  # chosen by it
+    index, name, persistence = _ROW_1.match(part[0][0]).groups()  # type: ignore[union-attr]  # chosen by it
     if persistence in _WINDOWS:
         readings.lack("persistence")
     else:
         readings.put("persistence", persistence, v.switch)
     number = int(index)
-    _ecc(readings, part[0][2].strip(), mig.get(number))
+    _read_ecc(readings, part[0][2].strip(), mig.get(number))
     if len(part) > 1:
-        _second(readings, part[1])
+        _read_second_row(readings, part[1])
     if len(part) > 2:  # noqa: PLR2004 - a third row
         readings.put("mig_enabled", part[2][2].strip(), v.switch)
     if len(part) > 1:
-        _memory(readings, part[1][1].strip())
+        _read_memory(readings, part[1][1].strip())
     return readings.gpu(
         index=number,
         uuid="",
@@ -325,7 +325,7 @@ def _gpu(
     )
 
 
-def _memory(readings: Readings, printed: str) -> None:
+def _read_memory(readings: Readings, printed: str) -> None:
     """Used and total; "N/A" for both if a GPU in MIG mode hides them from a container."""
     match = re.match(r"(\S+)\s*/\s*(\S+)", printed)
     if printed == "N/A":
@@ -335,15 +335,15 @@ def _memory(readings: Readings, printed: str) -> None:
         readings.put("memory_total_mib", match[2], v.mebibytes)
 
 
-def _ecc(readings: Readings, printed: str, of_instances: int | None) -> None:
+def _read_ecc(readings: Readings, printed: str, instance_errors: int | None) -> None:
     """A number; Off if ECC is off; On if MIG hides it and its instances have counts."""
     field = "ecc_volatile_uncorrected"
     if printed in ("On", "Off"):
         readings.put("ecc_on", printed, v.switch)
-        if of_instances is None:
+        if instance_errors is None:
             readings.lack(field)
         else:
-            readings.values[field] = of_instances
+            readings.values[field] = instance_errors
         return
     readings.put(field, printed, v.number_of)
     if readings.values.get(field) is not None:
@@ -352,21 +352,21 @@ def _ecc(readings: Readings, printed: str, of_instances: int | None) -> None:
         readings.lack("ecc_on")
 
 
-def _second(readings: Readings, cells: list[str]) -> None:
-    match = _SECOND.match(cells[0])
+def _read_second_row(readings: Readings, cells: list[str]) -> None:
+    match = _ROW_2.match(cells[0])
     if match:
-        fan, heat, state, draw, limit = match.groups()
+        fan, temperature, state, power, limit = match.groups()
         readings.put("fan_pct", fan, v.percent)
-        readings.put("temperature_c", heat, v.celsius)
+        readings.put("temperature_c", temperature, v.celsius)
         readings.put("performance_state", state, v.state)
-        readings.put("power_draw_w", draw, v.watts)
+        readings.put("power_draw_w", power, v.watts)
         readings.put("power_limit_w", limit, v.watts)
     else:
-        words = re.findall(r"ERR!|Unknown Error", cells[0])
-        if not words and cells[0].strip():
+        errors = re.findall(r"ERR!|Unknown Error", cells[0])
+        if not errors and cells[0].strip():
             readings.doubt("temperature_c", cells[0].strip())
-        for word in words:
-            readings.failed(f"its fan, temperature or power: {word}")
+        for error in errors:
+            readings.failed(f"its fan, temperature or power: {error}")
     busy = re.match(r"\s*(\S+)\s+(.*?)\s*$", cells[2])
     if busy:
         readings.put("utilization_pct", busy[1], v.percent)
@@ -381,7 +381,7 @@ def _processes(tail: str) -> dict[int, list[GpuProcess]] | None:
         (int(match[1]), GpuProcess(int(match[2]), v.mebibytes(match[3])))
         for line in tail.splitlines()
         for cell in _cells(line)
-        if (match := _PROCESS.match(cell))
+        if (match := _PROCESS_ROW.match(cell))
     )
 
 
@@ -393,7 +393,7 @@ def _mig_errors(text: str) -> dict[int, int]:
         if "Processes:" in line:
             break
         cells = _cells(line)
-        match = _MIG.match(cells[0]) if len(cells) == 4 else None  # noqa: PLR2004 - its columns
+        match = _MIG_ROW.match(cells[0]) if len(cells) == 4 else None  # noqa: PLR2004 - its columns
         numbers = re.findall(r"\d+", cells[2]) if match else []
         if match and len(numbers) == 2:  # noqa: PLR2004 - SMs and errors
             errors[int(match[1])] = errors.get(int(match[1]), 0) + int(numbers[1])
@@ -401,7 +401,7 @@ def _mig_errors(text: str) -> dict[int, int]:
 
 
 _COLUMN: Final = re.compile(r"^[a-z][A-Za-z0-9_.]{0,99}(?: \[[A-Za-z/%]{1,20}\])?$")
-_OURS: Final = re.compile(
+_KNOWN_COLUMN: Final = re.compile(
     r"^(?:index|name|gpu_name|uuid|gpu_uuid|gpu_bus_id|pci\.|driver_version|vbios|inforom|ecc\.|mig\."
     r"|retired_pages|remapped_rows|clocks_|power\.|enforced\.|temperature\.|pcie\.|pstate|memory\."
     r"|fan\.|utilization\.|persistence_mode|compute_mode|fabric\.|gsp\.)"
@@ -413,12 +413,12 @@ _CSV_ASKED: Final = re.compile(
 _LOOP: Final = re.compile(
     r"^(?>.*?--query-gpu=).* (?:-l|-lms|--loop(?:-ms)?)[ =]?[0-9]", re.MULTILINE
 )
-_WHICH: Final = frozenset(("index", "uuid", "gpu_uuid", "gpu_bus_id", "pci.bus_id", "serial"))
-_VALUE: Final = re.compile(r"-?[0-9][0-9A-Fa-f:.]*(?: [A-Za-z]+| %)?|\[[^\]]*\]|N/A")
+_IDS: Final = frozenset(("index", "uuid", "gpu_uuid", "gpu_bus_id", "pci.bus_id", "serial"))
+_CELL_VALUE: Final = re.compile(r"-?[0-9][0-9A-Fa-f:.]*(?: [A-Za-z]+| %)?|\[[^\]]*\]|N/A")
 _ERROR: Final = re.compile(r"error|lost|timeout", re.IGNORECASE)
 
 
-_HEADING: Final = 50
+_HEADING_LINES: Final = 50
 
 
 def parse_csv(text: str) -> Listing | None:
@@ -428,14 +428,14 @@ def parse_csv(text: str) -> Listing | None:
         if not (line.lstrip()[:1].islower() or "--query-gpu=" in line):
             continue
         columns = _header(line) or _columns_of_command(line, lines[at + 1 : at + 50])
-        if at >= _HEADING and len(columns) < 2:  # noqa: PLR2004 - a word proves nothing there
+        if at >= _HEADING_LINES and len(columns) < 2:  # noqa: PLR2004 - a word proves nothing there
             continue
         if columns:
             rows, damaged = _rows(columns, lines[at + 1 :])
-            if not damaged and len(rows) > 1 and _LOOP.search(text) and _WHICH.isdisjoint(columns):
+            if not damaged and len(rows) > 1 and _LOOP.search(text) and _IDS.isdisjoint(columns):
                 damaged = "its rows repeat in a loop, and none names its GPU"
                 advice = "capture it with index or uuid among the columns"
-                worst = [max(rows, key=_errors)]
+                worst = [max(rows, key=_error_count)]
                 return replace(listed(worst, _driver(worst), damaged), advice=advice)
             return listed(rows, _driver(rows), damaged)
     return None
@@ -450,20 +450,20 @@ def _header(line: str) -> list[str]:
     columns = [column.strip() for column in line.split(",")]
     are_names = all(_COLUMN.match(column) for column in columns)
     plain = len(columns) == 1 and not re.search(r"[._]", columns[0])
-    is_header = are_names and not plain and any(_OURS.match(column) for column in columns)
+    is_header = are_names and not plain and any(_KNOWN_COLUMN.match(column) for column in columns)
     return [column.partition(" ")[0] for column in columns] if is_header else []
 
 
-def _columns_of_command(line: str, below: list[str]) -> list[str]:
+def _columns_of_command(line: str, following: list[str]) -> list[str]:
     """Columns in a command above the rows; [] if no row follows."""
     match = _CSV_ASKED.match(line.strip())
     columns = match[1].split(",") if match else []
-    first = next((row for row in below if row.strip()), "").split(",")
-    fits = len(first) == len(columns) and any(_VALUE.fullmatch(cell.strip()) for cell in first)
+    first = next((row for row in following if row.strip()), "").split(",")
+    fits = len(first) == len(columns) and any(_CELL_VALUE.fullmatch(cell.strip()) for cell in first)
     return columns if fits else []
 
 
-def _errors(row: Block) -> int:
+def _error_count(row: Block) -> int:
     return sum(_ERROR.search(value) is not None for _, value in row.pairs)
 
 

@@ -37,12 +37,12 @@ _LANE_GBITS: Final = {
 _ROW: Final = re.compile(
     r"^(CA|SW|RT)\s+(\d{1,5})\s+(\d{1,3})\s+0x([0-9a-fA-F]{1,16})\s+(\d{1,2})x\s*(\S+)\s*(.*)$"
 )
-_BOTH: Final = re.compile(
+_TWO_ENDS: Final = re.compile(
     r"^-\s+(?P<word>CA|SW|RT)\s+\d{1,5}\s+(?P<port>\d{1,3})\s+0x(?P<guid>[0-9a-fA-F]{1,16})\s+"
     r"\( '(?P<name>[^']*)' - '[^']*' \)\s*$"
 )
-_ALONE: Final = re.compile(r"^'([^']*)'\s*$")
-_LIKE_ROW: Final = re.compile(r"^(?:CA?|SW?|RT?)(?:[\sx\d]|$)|'(?:\s*\))?\s*$")
+_ONE_END: Final = re.compile(r"^'([^']*)'\s*$")
+_ROW_FRAGMENT: Final = re.compile(r"^(?:CA?|SW?|RT?)(?:[\sx\d]|$)|'(?:\s*\))?\s*$")
 """Begins or ends as a row does: two halves may stand on one line."""
 _BLOCK: Final = re.compile(
     r'^(Switch|Ca|Rt)\s+\d{1,5}\s+"[SHR]-([0-9a-fA-F]{1,16})"\s*#\s*"([^"]*)"'
@@ -51,8 +51,8 @@ _LINK: Final = re.compile(
     r'^\[(\d{1,3})\](?:\([0-9a-fA-F]+\))?\s+"[SHR]-([0-9a-fA-F]{1,16})"\[(\d{1,3})\].*?'
     r"#.*\blid\b.*?\b(\d{1,2})x(\w+)"
 )
-_HALF: Final = re.compile(r"^(?:\[\d|Switch\b|Ca\b|Rt\b)")
-_PLAIN: Final = re.compile(r"^\s*(?:#.*|(?:vendid|devid|sysimgguid|switchguid|caguid|rtguid)=.*|)$")
+_HALF_LINE: Final = re.compile(r"^(?:\[\d|Switch\b|Ca\b|Rt\b)")
+_NOTE: Final = re.compile(r"^\s*(?:#.*|(?:vendid|devid|sysimgguid|switchguid|caguid|rtguid)=.*|)$")
 _IN_SWITCH: Final = re.compile(r"aggregation node", re.IGNORECASE)
 """A device inside a switch, which collectors often omit."""
 
@@ -79,67 +79,67 @@ def read_ibnetdiscover(text: str) -> Captured | None:
     """Read a fabric's ports; None for a text of another tool."""
     lines = lines_of(text)
     if any(_ROW.match(line) for line in lines):
-        fabric = _of_rows(lines)
+        fabric = _fabric_of_rows(lines)
     elif any(_BLOCK.match(line) for line in lines):
-        fabric = _of_blocks(lines)
+        fabric = _fabric_of_blocks(lines)
     else:
         return None
-    damaged = fabric.damaged or next(_half_described(fabric), "")
+    damaged = fabric.damaged or next(_link_damage(fabric), "")
     return captured(KIND, ("ib.port", "ib.rate"), damaged, nics=tuple(_nics(fabric)))
 
 
-def _of_rows(lines: list[str]) -> _Fabric:
+def _fabric_of_rows(lines: list[str]) -> _Fabric:
     """One line per port (-p); a line without a second end has no link."""
     fabric = _Fabric()
     hosts: set[tuple[str, int]] = set()
     for line in lines:
         match = _ROW.match(line)
-        rest = match.group(7) if match else ""
-        both, alone = _BOTH.match(rest), _ALONE.match(rest)
-        if match is None or not (both or alone):
-            if _LIKE_ROW.search(line):
+        ends = match.group(7) if match else ""
+        two_ends, one_end = _TWO_ENDS.match(ends), _ONE_END.match(ends)
+        if match is None or not (two_ends or one_end):
+            if _ROW_FRAGMENT.search(line):
                 fabric.damaged = fabric.damaged or f"half a line: {line[:40].strip()!a}"
             continue
         word, _, number, guid, lanes, speed, _ = match.groups()
-        name = both["name"] if both else alone.group(1) if alone else ""
+        name = two_ends["name"] if two_ends else one_end.group(1) if one_end else ""
         at = (guid.lower(), int(number))
-        port = _port(at[1], lanes, speed, linked=both is not None)
+        port = _port(at[1], lanes, speed, linked=two_ends is not None)
         fabric.device(at[0], word, name).ports[at[1]] = port
-        if both:
-            fabric.links[at] = both["guid"].lower(), int(both["port"])
-            hosts |= {at, fabric.links[at]} if "CA" in (word, both["word"]) else set()
-    lone = next((name for name, _ in sorted(hosts) if name not in fabric.devices), "")
-    if lone and not fabric.damaged:
-        fabric.damaged = f"it has a link to {lone}, but not that device"
+        if two_ends:
+            fabric.links[at] = two_ends["guid"].lower(), int(two_ends["port"])
+            hosts |= {at, fabric.links[at]} if "CA" in (word, two_ends["word"]) else set()
+    unlisted = next((name for name, _ in sorted(hosts) if name not in fabric.devices), "")
+    if unlisted and not fabric.damaged:
+        fabric.damaged = f"it has a link to {unlisted}, but not that device"
     return fabric
 
 
-def _of_blocks(lines: list[str]) -> _Fabric:
+def _fabric_of_blocks(lines: list[str]) -> _Fabric:
     """One block per device, one line per link; the tool omits ports without a link."""
     fabric, guid = _Fabric(), ""
-    inside: set[str] = set()
+    internal: set[str] = set()
     for line in lines:
         if block := _BLOCK.match(line):
-            guid = _plain(block.group(2))
+            guid = _bare_guid(block.group(2))
             fabric.device(guid, block.group(1), block.group(3))
         elif guid and (link := _LINK.match(line)):
             number, other, other_port, lanes, speed = link.groups()
             fabric.devices[guid].ports[int(number)] = _port(int(number), lanes, speed, linked=True)
-            fabric.links[guid, int(number)] = _plain(other), int(other_port)
+            fabric.links[guid, int(number)] = _bare_guid(other), int(other_port)
             if _IN_SWITCH.search(line):
-                inside.add(_plain(other))
-        elif not _PLAIN.match(line) or _HALF.match(line):
+                internal.add(_bare_guid(other))
+        elif not _NOTE.match(line) or _HALF_LINE.match(line):
             fabric.damaged = fabric.damaged or f"a line cannot be read: {line[:40].strip()!a}"
-    unknown = {other for other, _ in fabric.links.values()} - fabric.devices.keys() - inside
-    unreported = [device.name for device in fabric.devices.values() if not device.ports]
-    if unreported:
-        fabric.damaged = fabric.damaged or f"{unreported[0]} has no link"
-    if unknown:
-        fabric.damaged = fabric.damaged or f"it has a link to {min(unknown)}, but not that device"
+    unlisted = {other for other, _ in fabric.links.values()} - fabric.devices.keys() - internal
+    unlinked = [device.name for device in fabric.devices.values() if not device.ports]
+    if unlinked:
+        fabric.damaged = fabric.damaged or f"{unlinked[0]} has no link"
+    if unlisted:
+        fabric.damaged = fabric.damaged or f"it has a link to {min(unlisted)}, but not that device"
     return fabric
 
 
-def _half_described(fabric: _Fabric) -> Iterator[str]:
+def _link_damage(fabric: _Fabric) -> Iterator[str]:
     """Links of unknown rate, or listed by only one of two known ends: something is cut."""
     for guid, number in fabric.links:
         if not fabric.devices[guid].ports[number].rate:
@@ -170,7 +170,7 @@ def _port(number: int, lanes: str, speed: str, *, linked: bool) -> NicPort:
     )
 
 
-def _plain(guid: str) -> str:
+def _bare_guid(guid: str) -> str:
     return guid.lower().lstrip("0")
 
 
@@ -182,8 +182,8 @@ _FAN: Final = re.compile(r"^(fan\s?#?\d+)\b", re.IGNORECASE)
 _NUMBERED_FAN: Final = re.compile(r"^fan\s?#?(\d{1,3})\b", re.IGNORECASE)
 _STATUS: Final = re.compile(r"status$|power$", re.IGNORECASE)
 _STATUS_VALUE: Final = re.compile(r"OK|ERROR")
-_OWN: Final = ("psid", "guid", "part number", "firmware version", "uptime (d-h:m:s)")
-_EACH: Final = {
+_IBSWINFO_KEYS: Final = ("psid", "guid", "part number", "firmware version", "uptime (d-h:m:s)")
+_REQUIRED_ROWS: Final = {
     "power supplies": re.compile(r"^PSU", re.IGNORECASE),
     "fans": re.compile(r"^fan", re.IGNORECASE),
     "temperature": re.compile(r"^temperature", re.IGNORECASE),
@@ -197,13 +197,13 @@ def read_ibswinfo(text: str) -> Captured | None:
     matches = (_IBSWINFO_ROW.match(line) for line in lines)
     rows = [(match.group(1), match.group(2), match.group(3)) for match in matches if match]
     keys = [key for _, key, _ in rows]
-    count = sum(key.lower() in _OWN for key in keys)
+    count = sum(key.lower() in _IBSWINFO_KEYS for key in keys)
     hardware = any(_SUPPLY.match(key) or _FAN.match(key) for key in keys)
     if not (count > 1 or (count and hardware)):
         return None
-    own = [key for indent, key, _ in rows if not indent]
-    lacking = (part for part, row in _EACH.items() if not any(map(row.match, own)))
-    damaged = _part_of_a_row(rows) or next((f"it has no {part}" for part in lacking), "")
+    top_level = [key for indent, key, _ in rows if not indent]
+    missing = (part for part, row in _REQUIRED_ROWS.items() if not any(map(row.match, top_level)))
+    damaged = _status_damage(rows) or next((f"it has no {part}" for part in missing), "")
     fans = [int(match[1]) for key in keys if (match := _NUMBERED_FAN.match(key))]
     if not damaged and fans != list(range(1, len(fans) + 1)):
         damaged = f"it lists {len(fans)} of the fans 1 to {max(fans)}"
@@ -213,32 +213,32 @@ def read_ibswinfo(text: str) -> Captured | None:
     return captured(IBSWINFO_KIND, ("ib.switch",), damaged, switches=(switch,))
 
 
-def _part_of_a_row(rows: list[tuple[str, str, str]]) -> str:
+def _status_damage(rows: list[tuple[str, str, str]]) -> str:
     """A status that belongs to nothing, or that one supply has and another lacks: a row is cut."""
     supplies: dict[str, set[str]] = {}
     for indent, key, value in rows:
         if _STATUS_VALUE.fullmatch(value) and not _STATUS.search(key):
             return f"a row says {value} of {key[:40]!a}"
-        if own := _SUPPLY.match(key):
-            supplies[own.group(1)] = set()
+        if supply := _SUPPLY.match(key):
+            supplies[supply.group(1)] = set()
         elif indent and supplies and _STATUS.search(key):
             supplies[next(reversed(supplies))].add(key)
-    every = set().union(*supplies.values())
-    lacks = (
-        f"{name} has no {min(every - statuses)}"
+    statuses_of_all = set().union(*supplies.values())
+    gaps = (
+        f"{name} has no {min(statuses_of_all - statuses)}"
         for name, statuses in supplies.items()
-        if every - statuses
+        if statuses_of_all - statuses
     )
-    return next(lacks, "")
+    return next(gaps, "")
 
 
 def _parts(rows: list[tuple[str, str, str]]) -> list[SwitchPart]:
     """Parts with a status or a fan speed; an indented row belongs to the supply above it."""
     supply, parts = "", []
     for indent, key, value in rows:
-        own = _SUPPLY.match(key)
-        supply = own.group(1) if own else supply if indent else ""
-        name = f"{supply} {key}" if supply and not own else key
+        heading = _SUPPLY.match(key)
+        supply = heading.group(1) if heading else supply if indent else ""
+        name = f"{supply} {key}" if supply and not heading else key
         if _FAN.match(key):
             rpm = int(value) if re.fullmatch(r"[0-9]{1,6}", value) else None
             status = "" if rpm is not None else value
@@ -267,7 +267,7 @@ def read(text: str) -> Captured | None:
     """Read a matrix as the GPUs of a node; None without one."""
     if not any(_MATRIX.search(" ".join(line)) for line in readable_lines(text)):
         return None
-    text = next((block for block in _blocks(text) if _of_p2p(block) is None), "")
+    text = next((block for block in _blocks(text) if _p2p_listing(block) is None), "")
     if not text:
         return None
     try:
@@ -354,10 +354,10 @@ def _blocks(text: str) -> list[str]:
 
 def parse_p2p(text: str) -> Listing | None:
     """Read `topo -p2p r`; None without such a matrix."""
-    return next(filter(None, map(_of_p2p, _blocks(text))), None)
+    return next(filter(None, map(_p2p_listing, _blocks(text))), None)
 
 
-def _of_p2p(text: str) -> Listing | None:
+def _p2p_listing(text: str) -> Listing | None:
     rows: dict[int, list[str]] = {}
     header: list[str] = []
     for line in re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines():
@@ -372,7 +372,7 @@ def _of_p2p(text: str) -> Listing | None:
     count = len(header)
     whole = sorted(rows) == list(range(count)) and all(len(row) == count for row in rows.values())
     pairs = tuple(
-        GpuPair(a, b, "unknown", p2p_read=_worse(rows[a][b], rows[b][a]))
+        GpuPair(a, b, "unknown", p2p_read=_refused_direction(rows[a][b], rows[b][a]))
         for a in range(count)
         for b in range(a + 1, count)
         if len(rows.get(a, ())) > b and len(rows.get(b, ())) > a
@@ -381,6 +381,6 @@ def _of_p2p(text: str) -> Listing | None:
     return Listing(gpus, damaged="" if whole else "its matrix is incomplete", pairs=pairs)
 
 
-def _worse(there: str, back: str) -> str:
+def _refused_direction(forward: str, backward: str) -> str:
     """The refused one of two directions."""
-    return _P2P_STATUS.get(back if there == "OK" else there, "unknown")
+    return _P2P_STATUS.get(backward if forward == "OK" else forward, "unknown")
