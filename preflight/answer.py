@@ -85,8 +85,8 @@ def read_call(line: str) -> Call:
     if len(words) < 9 or words[:3] != ["timeout", "-k", "2"] or words[-4] != "-c":  # noqa: PLR2004  the words above
         raise RefusedError("this key serves preflight and nothing else")
     seconds, boot, size, entry = words[3], *words[-3:]
-    fits = _NUMBER.fullmatch(seconds) and _NUMBER.fullmatch(size) and boot.startswith("exec(")
-    if not fits or entry not in ENTRIES:
+    valid = _NUMBER.fullmatch(seconds) and _NUMBER.fullmatch(size) and boot.startswith("exec(")
+    if not valid or entry not in ENTRIES:
         raise RefusedError("this key serves preflight and nothing else")
     match = _VERSION.search(boot)
     if match is None or match[1] != __version__:
@@ -104,7 +104,7 @@ def read_call(line: str) -> Call:
 def _serve(call: Call, sweep_python: str) -> None:
     """Discard the code that was sent, then exec the installed payload under the deadline."""
     signal.alarm(call.timeout_s)
-    _throw_away(call.size)
+    _discard(call.size)
     signal.alarm(0)
     os.write(1, BOOTED)
     # An entry that loads torch runs as the job does: `-I` would hide what its Python needs.
@@ -119,13 +119,13 @@ def _serve(call: Call, sweep_python: str) -> None:
         raise RefusedError(f"timeout cannot be run here: {error.strerror}") from error
 
 
-def _throw_away(size: int) -> None:
+def _discard(size: int) -> None:
     """Read exactly `size` bytes: the payload itself reads the request that follows."""
     while size:
-        part = os.read(0, min(size, 1 << 20))
-        if not part:
+        chunk = os.read(0, min(size, 1 << 20))
+        if not chunk:
             raise RefusedError(CUT_SHORT)
-        size -= len(part)
+        size -= len(chunk)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Final, Literal
 
 Stage = Literal["reach", "facts", "net", "local", "fabric"]
@@ -33,18 +33,8 @@ def subject(names: tuple[str, ...]) -> str:
     return "-".join(names) or FLEET
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Declared:
-    stage: Stage
-    tier: Tier = "quick"
-    requires: tuple[str, ...] = ()
-    drains: bool = False
-    user: bool = False
-    heals: bool = False
-
-
 @dataclass(frozen=True, slots=True)
-class Check(_Declared):
+class Check:
     """What a file in `checks/` declares: its id, when it runs and what it may cause.
 
     `requires`: checks whose failure on a subject makes this one `not_run` there. `drains`: a
@@ -53,6 +43,13 @@ class Check(_Declared):
     """
 
     id: str
+    _: KW_ONLY
+    stage: Stage
+    tier: Tier = "quick"
+    requires: tuple[str, ...] = ()
+    drains: bool = False
+    user: bool = False
+    heals: bool = False
 
     def within(self, tier: Tier) -> bool:
         """Whether a run of this tier includes the check."""

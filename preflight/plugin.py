@@ -16,7 +16,7 @@ import pytest
 from preflight.session.flags import add_options, usage_errors
 
 
-class _AsWritten:
+class _PlainImporter:
     """Loads preflight's own modules as Python does: from the .pyc that the installation made.
 
     pytest rewrites the asserts of plugins. There are none here, and an account that cannot write
@@ -38,7 +38,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None, None, None]:
     """Refuse other users' conftest and ini files before root runs them; set up a rank's role."""
     if early_config.known_args_namespace.preflight:
-        sys.meta_path.insert(0, _AsWritten)
+        sys.meta_path.insert(0, _PlainImporter)
         from preflight.session.site import refuse_other_settings, refuse_untrusted_code
 
         with usage_errors():
@@ -74,13 +74,13 @@ def _refuse_unknown(config: pytest.Config) -> None:
     words = [word.partition("=")[0] for word in map(str, config.invocation_params.args)]
     groups = config._parser._groups  # noqa: SLF001  pytest offers no other way
     names = {name for group in groups for option in group.options for name in option.names()}
-    wrong = [word for word in words if word.startswith("--preflight") and word not in names]
-    if wrong:
+    unknown = [word for word in words if word.startswith("--preflight") and word not in names]
+    if unknown:
         from preflight.core.command_line import unknown_option
         from preflight.errors import UsageError
 
         with usage_errors():
-            raise UsageError(unknown_option(wrong[0], [*names]))
+            raise UsageError(unknown_option(unknown[0], [*names]))
 
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:

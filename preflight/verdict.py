@@ -85,8 +85,8 @@ def ok(sentence: str, **evidence: Any) -> Verdict:
 def warn(
     sentence: str, *, advice: str, cause: str = "", culprits: Iterable[str] = (), **evidence: Any
 ) -> Verdict:
-    """A person should look at it, but the job may start."""
-    return _bad(Outcome.WARN, sentence, evidence, culprits, advice=advice, cause=cause)
+    """The job may start, but an operator should check the subject."""
+    return _finding(Outcome.WARN, sentence, evidence, culprits, advice=advice, cause=cause)
 
 
 def fail(
@@ -102,7 +102,7 @@ def fail(
 ) -> Verdict:
     """The subject is not ready; the sentence gives the number seen and the number expected."""
     fields = {"advice": advice, "cause": cause, "blame": blame, "blocks": blocks}
-    return _bad(Outcome.FAIL, sentence, evidence, culprits, suspects, **fields)
+    return _finding(Outcome.FAIL, sentence, evidence, culprits, suspects, **fields)
 
 
 def flaky(
@@ -123,7 +123,7 @@ def flaky(
     count = f"{k} of {n}"
     text = sentence if sentence.startswith(f"{count} ") else f"{count}: {sentence}"
     numbers = {"bad": k, "tries": n, **evidence}
-    return _bad(Outcome.FLAKY, text, numbers, culprits, suspects, advice=advice, blame=blame)
+    return _finding(Outcome.FLAKY, text, numbers, culprits, suspects, advice=advice, blame=blame)
 
 
 def unknown(
@@ -138,7 +138,7 @@ def unknown(
 ) -> Verdict:
     """The check could not judge: a missing reading is never a pass."""
     fields = {"advice": advice, "grant": grant, "cause": cause, "blame": blame}
-    return _bad(Outcome.UNKNOWN, sentence, evidence, culprits, **fields)
+    return _finding(Outcome.UNKNOWN, sentence, evidence, culprits, **fields)
 
 
 def not_run(sentence: str, **evidence: Any) -> Verdict:
@@ -146,7 +146,7 @@ def not_run(sentence: str, **evidence: Any) -> Verdict:
     return Verdict(outcome=Outcome.NOT_RUN, sentence=sentence, evidence=evidence)
 
 
-def _bad(
+def _finding(
     outcome: Outcome,
     sentence: str,
     evidence: dict[str, Any],
@@ -164,6 +164,6 @@ def _bad(
     )
 
 
-def _names(culprits: Iterable[str]) -> tuple[str, ...]:
+def _names(nodes: Iterable[str]) -> tuple[str, ...]:
     """Accept a single name as a plain string: its letters are not nodes."""
-    return (culprits,) if isinstance(culprits, str) else tuple(dict.fromkeys(culprits))
+    return (nodes,) if isinstance(nodes, str) else tuple(dict.fromkeys(nodes))
