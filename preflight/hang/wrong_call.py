@@ -172,7 +172,7 @@ class UsualCalls:
     def _predicted_calls(self, collective: Collective) -> Counter[str]:
         """The calls that followed the same earlier calls before: a training loop repeats itself.
 
-        None if this would not have predicted each of the last calls.
+        Empty if this would not have predicted each of the last calls.
         """
         group, shapes, last = collective.group, collective.shapes, collective.number
         numbers = range(max(1, last - _HISTORY), last)
