@@ -173,6 +173,7 @@ def _last_failure(hits: Sequence[Hit], scan: ScanResult) -> float:
 
 
 _OF_LAUNCHER = re.compile(r"Command '\[.{0,300}'--local[_-]rank=\d")
+"""The message of the exception by which torch.distributed.launch reports that a rank ended."""
 _SURVIVED = "; but the job goes on after that, and no line shows its end: it may have been caught"
 AGAIN = "; but another failure stands before it, and no time shows whether of another attempt"
 EARLIER = "; an earlier start in this log failed, too"

@@ -65,9 +65,11 @@ _GOES_ON = re.compile(r"\s|\(\d|\w{0,60}(?:Error|Exception): ")
 """Begins a line that belongs to the message before it."""
 _FIELD = re.compile(r"[a-z][\w.-]{1,80}(?:\[\w{1,60}\])?$")
 _WHY_NOT_YAML = re.compile(r"\s|found |expected |could not ")
+"""What the next lines of these two messages begin with."""
 _CAUGHT = re.compile(r"(?i)\bfalling back (?:to|on)\b")
 """In the line after an exception that its program may have caught."""
 _NOT_CAUGHT = re.compile(r"(?i)\b(?:cannot|not|no|nothing|suppress)\b")
+"""In such a line if nothing was caught: advice, or a fallback that is impossible."""
 _TOOLS = re.compile(r"/site-packages/(?:pip|setuptools|pkg_resources|conda)/")
 _CAN_DO_WITHOUT = "bitsandbytes/cextension.py"
 """The outermost frame of an exception that is caught and printed there, if it is this file."""
@@ -216,7 +218,7 @@ class Tracebacks:
     def end(self) -> None:
         """Forget what has begun: the file ends."""
         self._running.clear()
-        self._continues = False
+        self._ended, self._continues = (0, Speaker()), False
 
     def rejects(self, order: int) -> None:
         """Note that a server rejected a request: the exception right before ended only that."""
@@ -278,6 +280,7 @@ class Tracebacks:
         may_continue, self._continues = self._continues, False
         if (place.line, speaker) != self._ended:
             return
+        self._ended = 0, Speaker()
         last = self.exceptions[-1]
         if _CAUGHT.search(line.bare) and not _NOT_CAUGHT.search(line.bare):
             self.exceptions[-1] = replace(last, loose=True)
