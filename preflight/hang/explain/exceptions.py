@@ -272,6 +272,7 @@ class Tracebacks:
         self._running[key].loose = place.line - self._loose <= _BLANK
         if self._quotes_the_next(line, speaker, place):
             outer = self.exceptions.pop()  # of a worker or a thread; what follows has its cause
+            self._ended = 0, Speaker()
             self._running[key].script, self._running[key].number = outer.script, outer.began
         self._ignored.discard(key)
 
