@@ -60,7 +60,7 @@ def last_attempt(scan: ScanResult) -> tuple[ScanResult, str]:
         for hit in scan.hits
         if is_unsettled(hit, scan) or (hit.symptom.role == "fact" and hit.symptom.reads != "end")
     ]
-    if doubt and any(hit.symptom.id in _END_JOBS for hit in hits):
+    if doubt and any(hit.symptom.phase == "job_end" for hit in hits):
         doubt = EARLIER
     if own_faults(exceptions, {}) or any(map(_is_grave, hits)):
         return dataclasses.replace(scan, hits=hits, exceptions=exceptions), doubt
@@ -77,10 +77,6 @@ def last_attempt(scan: ScanResult) -> tuple[ScanResult, str]:
     return scan, _LATER if any(map(_reports_end, rest)) else _SURVIVED
 
 
-_END_JOBS = {"scheduler", "time_limit", "preempted"}
-"""Symptoms of the end of a whole job, so that what failed before its last start was of another."""
-
-
 def _is_of_a_tool(error: LoggedException, scan: ScanResult) -> bool:
     """Whether pip or the like raised it before the job's program made its first step."""
     return error.is_of_tool and error.order < scan.first_step_line.get(error.place.source, 0)
@@ -92,6 +88,11 @@ def is_one_process(scan: ScanResult) -> bool:
     speakers = {error.speaker for error in scan.exceptions}
     is_launched = any(hit.symptom.role == "echo" for hit in scan.hits)
     return speakers == {Speaker()} and all(error.script for error in own) and not is_launched
+
+
+def reports_ends(scan: ScanResult) -> bool:
+    """Whether a launcher of several ranks reports how some ended."""
+    return any(hit.symptom.reads == "end" or _reports_end(hit) for hit in scan.hits)
 
 
 def _reports_end(failure: Hit | LoggedException) -> bool:

@@ -126,6 +126,9 @@ class Symptom(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     at_end: Literal["", "lines", "steps"] = ""
     """It counts only in the last lines of a log, or if no later step has a finite number."""
     reads: Reads = ""
+    phase: Literal["", "preparation", "start", "interrupt", "job_end"] = ""
+    """`preparation`: a script may go on without what it could not load. `start`: a program ends by
+    it before it begins, so that what fails later is of another start. `job_end`: of all ranks."""
     exits: tuple[int, ...] = ()
     """Exit codes of a rank that ends so; a negative one is a signal."""
     confidence: Annotated[float, Meta(ge=0, le=1)]

@@ -23,6 +23,7 @@ from preflight.hang.explain.attempts import (
     is_unsettled,
     last_attempt,
     perhaps_survived,
+    reports_ends,
     survived,
 )
 from preflight.hang.explain.exceptions import (
@@ -100,19 +101,11 @@ ENDED = Explanation(
 _SAYS_LITTLE = 0.2
 """Confidence of an echo that shows only that something had failed."""
 _ALTERNATIVES = 3
-_LAUNCHED = {"child_failed", "rank_ended", "task_exited"}
-"""Symptoms that launchers of several ranks report."""
-_PREPARATIONS = {
-    *("environment_missing", "module_missing", "download_failed", "pip_failed", "folder_missing"),
-}
-"""Symptoms of a script that goes on without what it could not load, download or install."""
-_OPTIONAL = _PREPARATIONS - {"module_missing"} | {"nvml_lost", "submit_refused"}
-"""Symptoms that count alone only at the end of a log."""
 _LACKS = re.compile(
     r"ModuleNotFoundError:|OSError: CUDA_HOME|DatasetNotFoundError:"
     r"|.*(?i:no such file|\bno \w{1,20} (?:files?|data)\b)"
 )
-"""An exception that may follow from that."""
+"""An exception that may follow from a failed preparation."""
 _UNPREPARED, _PIPELINE = 0.7, 0.55
 _THEN = "; then {}"
 _LED = "; a program after it lacks what this one may have had to make ({})"
@@ -120,8 +113,6 @@ _OF_GPU = re.compile(
     r"(?i)cuda|gpu|(?<!left on )\bdevice(?!_map)|driver|nccl|bf16|_cpu\b|\bcpu\b|'half'|accelerator"
 )
 _INTERRUPT = "KeyboardInterrupt"
-_AT_ONCE = {"script_missing", "slurm_step", "usage", "port_in_use"}
-"""Symptoms by which a program ends before it begins: a failure after it is of another start."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,7 +213,7 @@ def _answer(evidence: _Evidence, doubt: str) -> tuple[Explanation, str]:
     if preparation := _explain_preparation(evidence):
         answer = preparation
     elif causes:
-        cause = next((hit for hit in causes if hit.symptom.id not in _AT_ONCE), causes[-1])
+        cause = next((hit for hit in causes if hit.symptom.phase != "start"), causes[-1])
         answer = name_ranks(explain_hit(cause, hits, scan), stall)
     elif first_errors and not _before(strong_signs, first_errors):
         of_first = {error.speaker.rank for error in first_errors}
@@ -233,10 +224,7 @@ def _answer(evidence: _Evidence, doubt: str) -> tuple[Explanation, str]:
     elif stall is not None and stall.kind in ODD and not _follows(stall.proofs[0], _first(rivals)):
         answer = explain_dead_rank(stall, strong_signs, hits, scan) or explain_stall(stall)
     else:
-        cancels = [hit for hit in hits if hit.symptom.id == "cancelled"]
-        of_jobs = (hit.order for hit in cancels if "*** JOB" in hit.place.text)
-        last_cancel = max(of_jobs, default=0)
-        signs = [hit for hit in evidence.signs if not _is_passed_over(hit, last_cancel, scan)]
+        signs = [hit for hit in evidence.signs if not _is_passed_over(hit, scan)]
         best = strong_signs or own_signs
         answer = _explain_signs(best, signs, hits, scan) or _explain_rest(hits, scan)
     return answer, doubt or (perhaps_survived(hits, scan) if failures else "")
@@ -268,7 +256,7 @@ def _causes_and_signs(
         is_passed = "level" in hit.fields and (goes_on or others == errors != [])
         if hit.symptom.role == "cause" and not is_passed and not is_lesser(hit, scan):
             follows = hit.retried or (hit.symptom.follows and _follows(hit, ends))
-            if hit.symptom.id in _AT_ONCE:  # of the next start, if a launcher has reported an end
+            if hit.symptom.phase == "start":  # of the next start, if a launcher has reported an end
                 is_next = min(reports, default=inf) < hit.order
                 follows = hit.symptom.follows and not is_next and _follows(hit, deaths_alone)
             (signs if follows else causes).append(hit)
@@ -284,18 +272,18 @@ def _last_start(hits: Sequence[Hit], errors: Sequence[LoggedException], scan: Sc
     if not errors and not interrupts:
         return 0
     last = (
-        in_order_of_time(errors) if scan.symptom_ids & _LAUNCHED else errors_of_last_start(errors)
+        in_order_of_time(errors) if reports_ends(scan) else errors_of_last_start(errors)
     )
     over = [error.order for error in errors if error not in last]
     # An import fails at a start: it is no consequence of an interrupt.
     imports = last and last[-1].kind in IMPORTS
     imports = imports and any(error.script == last[-1].script for error in interrupts)
-    ends = _AT_ONCE - {"port_in_use"} | ({"interrupted"} if imports else set())  # ranks fail by it
+    phases = {"start", "interrupt"} if imports else {"start"}
     end = max(error.order for error in (*last, *interrupts))
     begun = (
         hit.order
         for hit in hits
-        if hit.symptom.id in ends and hit.order < end and _is_of(hit, [*last, *interrupts])
+        if hit.symptom.phase in phases and hit.order < end and _is_of(hit, [*last, *interrupts])
     )
     return max((*over, *begun), default=0)
 
@@ -322,7 +310,7 @@ def _explain_preparation(evidence: _Evidence) -> Explanation | None:
     if first is None or not lacks:
         return None
     for hit in evidence.hits:
-        if hit.symptom.id in _PREPARATIONS and hit.order < first.order:
+        if hit.symptom.phase == "preparation" and hit.order < first.order:
             answer = explain_hit(hit, evidence.hits, evidence.scan)
             sentence = answer.sentence + _THEN.format(_words_of(first))
             return replace(answer, sentence=sentence, confidence=_UNPREPARED)
@@ -355,22 +343,17 @@ def _doubt_of_imports(
     scan: ScanResult,
 ) -> str:
     """The doubt that imports leave which failed before another exception; "" without any."""
-    is_reported = scan.symptom_ids & _LAUNCHED and {*map(_line, causes)} & {*map(_line, left_out)}
+    is_reported = reports_ends(scan) and {*map(_line, causes)} & {*map(_line, left_out)}
     if not left_out or is_reported:
         return ""
     scripts = {error.script for error in errors} - {""}
     return BEFORE if scripts.issuperset(error.script for error in left_out) else IMPORTED
 
 
-def _is_passed_over(sign: Hit, last_cancel: int, scan: ScanResult) -> bool:
-    """Whether a script did without what it could not download, install, submit or enter.
-
-    `last_cancel`: the line in which Slurm cancelled the job, which lasted until then.
-    """
-    if last_cancel > sign.order + AT_END:
-        return sign.symptom.id in _OPTIONAL | _PREPARATIONS
+def _is_passed_over(sign: Hit, scan: ScanResult) -> bool:
+    """Whether a script did without what it could not load, download or install."""
     goes_on = scan.line_count - sign.order > AT_END or scan.first_step_line
-    return sign.symptom.id in _OPTIONAL and bool(goes_on)
+    return bool(goes_on) and sign.symptom.phase == "preparation"
 
 
 def _line(failure: Hit | LoggedException) -> tuple[str, int]:
@@ -380,7 +363,7 @@ def _line(failure: Hit | LoggedException) -> tuple[str, int]:
 def _is_of_earlier_start(cause: Hit, over: int, scan: ScanResult) -> bool:
     """Whether a program that ended before it began was started again: it made steps later."""
     last = max(over, scan.progress_line.get(cause.place.source, 0))
-    return cause.symptom.id in _AT_ONCE and cause.order <= last
+    return cause.symptom.phase == "start" and cause.order <= last
 
 
 def _keep_first_root(
