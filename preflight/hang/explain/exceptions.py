@@ -602,7 +602,7 @@ class Summaries:
 
     def take(self, hit: Hit) -> None:
         """Store what belongs to a summary."""
-        if hit.symptom.id == "peer_gone" and "warning" in hit.fields:
+        if "warning" in hit.fields:
             self._without_peer.add((hit.place.source, str(hit.speaker.rank)))
         if hit.symptom.reads == "alone":
             self._alone.append(hit.place)

@@ -127,8 +127,10 @@ class Symptom(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """It counts only in the last lines of a log, or if no later step has a finite number."""
     reads: Reads = ""
     phase: Literal["", "preparation", "start", "interrupt", "job_end"] = ""
-    """`preparation`: a script may go on without what it could not load. `start`: a program ends by
-    it before it begins, so that what fails later is of another start. `job_end`: of all ranks."""
+    """When in a job it happens: before its program, which may do without what could not be loaded;
+    when a program starts, which ends by it before it begins; by a signal; or at the end of all."""
+    unprepared: bool = False
+    """A program lacks something: a preparation that failed before is the cause."""
     exits: tuple[int, ...] = ()
     """Exit codes of a rank that ends so; a negative one is a signal."""
     confidence: Annotated[float, Meta(ge=0, le=1)]

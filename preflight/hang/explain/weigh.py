@@ -271,9 +271,7 @@ def _last_start(hits: Sequence[Hit], errors: Sequence[LoggedException], scan: Sc
     interrupts = [error for error in scan.exceptions if error.kind == _INTERRUPT and error.script]
     if not errors and not interrupts:
         return 0
-    last = (
-        in_order_of_time(errors) if reports_ends(scan) else errors_of_last_start(errors)
-    )
+    last = in_order_of_time(errors) if reports_ends(scan) else errors_of_last_start(errors)
     over = [error.order for error in errors if error not in last]
     # An import fails at a start: it is no consequence of an interrupt.
     imports = last and last[-1].kind in IMPORTS
@@ -303,7 +301,7 @@ def _explain_preparation(evidence: _Evidence) -> Explanation | None:
     failures: list[Hit | LoggedException] = [*(evidence.causes or evidence.first_errors)]
     first = min(failures, key=lambda failure: failure.order, default=None)
     lacks = (
-        first.symptom.id in ("script_missing", "extension")
+        first.symptom.unprepared
         if isinstance(first, Hit)
         else first is not None and _LACKS.match(f"{first.kind}: {first.message}")
     )

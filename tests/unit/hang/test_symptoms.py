@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shutil
 import signal
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import pytest
 
@@ -15,7 +16,7 @@ from preflight.core.registry import load_folder, shipped_folder
 from preflight.errors import UsageError
 from preflight.hang.explain import symptom as symptom_files
 from preflight.hang.explain.scan import Scanner
-from preflight.hang.explain.symptom import FOLDER, load_symptoms, shipped
+from preflight.hang.explain.symptom import FOLDER, Reads, load_symptoms, shipped
 from preflight.hang.explain.weigh import NOTHING
 
 if TYPE_CHECKING:
@@ -187,3 +188,14 @@ def test_every_symptom_says_where_it_is_from() -> None:
     """A person who doubts one finds its source."""
     assert all(one.source and one.cause and one.advice for one in shipped())
     assert len(list(FOLDER.glob("*.toml"))) == len(shipped())
+
+
+def test_no_rule_of_the_engine_names_a_symptom() -> None:
+    """A new symptom is one file: what rules ask is a key of its row, never its name."""
+    # Words of the engine's own that are names of symptoms too.
+    own_words = {*NEEDED, *get_args(Reads), "mismatch", "not_started"}
+    names = {symptom.id for symptom in shipped()} - own_words
+    for path in FOLDER.parent.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                assert node.value not in names, f"{path.name}:{node.lineno} names {node.value}"
