@@ -246,8 +246,7 @@ def _causes_and_signs(
         or is_lesser(hit, scan)
     ]
     deaths = [hit for hit in signs if hit.symptom.dies]
-    ends, deaths_alone = _first([*deaths, *errors]), _first(deaths)
-    reports = [hit.order for hit in hits if hit.symptom.role == "echo" and "code" in hit.fields]
+    ends = _first([*deaths, *errors])
     causes: list[Hit] = []
     others = [error for error in errors if not _OF_GPU.search(f"{error.message} {error.source}")]
     for hit in hits:
@@ -256,9 +255,6 @@ def _causes_and_signs(
         is_passed = "level" in hit.fields and (goes_on or others == errors != [])
         if hit.symptom.role == "cause" and not is_passed and not is_lesser(hit, scan):
             follows = hit.retried or (hit.symptom.follows and _follows(hit, ends))
-            if hit.symptom.phase == "start":  # of the next start, if a launcher has reported an end
-                is_next = min(reports, default=inf) < hit.order
-                follows = hit.symptom.follows and not is_next and _follows(hit, deaths_alone)
             (signs if follows else causes).append(hit)
     return (
         gravest_first(in_order_of_time(causes), scan),
