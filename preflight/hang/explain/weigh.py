@@ -125,9 +125,8 @@ class _Evidence:
     causes: list[Hit]
     signs: list[Hit]
     own_signs: list[Hit]
-    """Those of ranks that did not only wait or try again."""
-    strong_signs: list[Hit]
-    """Those of them that are no failed calls, of the rank that failed first if that is known."""
+    """Those of the last start, of ranks that did not only wait or try again; only of the rank that
+    failed first, if that is known."""
     errors: list[LoggedException]
     first_errors: list[LoggedException]
     """Those of the rank that failed first, if that is known."""
@@ -171,23 +170,21 @@ def _evidence(scan: ScanResult) -> tuple[_Evidence, str]:
     left_out = [error for error in all_errors if error not in errors]
     doubt = doubt or _doubt_of_imports(left_out, errors, causes, scan)
     own_signs = [hit for hit in signs if not hit.retried and not hit.symptom.waits]
-    strong_signs = [hit for hit in own_signs if hit.symptom.reads != "call"]
-    last_start = _last_start([*causes, *strong_signs], errors, scan)
-    strong_signs = [hit for hit in strong_signs if hit.order > last_start]
+    last_start = _last_start([*causes, *own_signs], errors, scan)
+    own_signs = [hit for hit in own_signs if hit.order > last_start]
     over = {_line(error) for error in errors if error.order <= last_start}
     causes = [hit for hit in causes if not _is_of_earlier_start(hit, last_start, scan)]
     errors = [error for error in errors if error.order > last_start]
     firm_errors = [error for error in errors if not error.loose]
-    errors = firm_errors if firm_errors or strong_signs else errors
+    errors = firm_errors if firm_errors or own_signs else errors
     roots = {int(hit.fields["rank"]): hit.time for hit in hits if hit.symptom.reads == "summary"}
-    strong_signs, first_errors = _keep_first_root(roots, strong_signs, errors)
+    own_signs, first_errors = _keep_first_root(roots, own_signs, errors)
     evidence = _Evidence(
         scan=scan,
         hits=hits,
         causes=[hit for hit in causes if _line(hit) not in over],
         signs=signs,
         own_signs=own_signs,
-        strong_signs=strong_signs,
         errors=errors,
         first_errors=first_errors,
         earlier_errors=earlier_errors,
@@ -202,9 +199,7 @@ def _answer(evidence: _Evidence, doubt: str) -> tuple[Explanation, str]:
     """The answer that the evidence gives, and what makes it less sure, if anything."""
     scan, hits, stall = evidence.scan, evidence.hits, evidence.stall
     causes, errors, first_errors = evidence.causes, evidence.errors, evidence.first_errors
-    strong_signs, own_signs = evidence.strong_signs, evidence.own_signs
-    # A failed call is earlier than the others' waits for its rank, but no earlier than a mismatch.
-    rivals = strong_signs if stall is not None and stall.kind == "mismatch" else own_signs
+    own_signs = evidence.own_signs
     failures: list[Hit | LoggedException] = [*causes, *errors]
     failures = [failure for failure in failures if is_unsettled(failure, scan)]
     answer: Explanation
@@ -215,18 +210,19 @@ def _answer(evidence: _Evidence, doubt: str) -> tuple[Explanation, str]:
     elif causes:
         cause = next((hit for hit in causes if hit.symptom.phase != "start"), causes[-1])
         answer = name_ranks(explain_hit(cause, hits, scan), stall)
-    elif first_errors and not _before(strong_signs, first_errors):
+    elif first_errors and not _before(own_signs, first_errors):
         of_first = {error.speaker.rank for error in first_errors}
         roots = evidence.roots if first_errors == errors else of_first
         answer = explain_exceptions(errors, roots, {*ended_as(scan, (1,))})
         if evidence.is_restarted and not doubt:
             doubt = EARLIER if is_one_process(scan) else AGAIN
-    elif stall is not None and stall.kind in ODD and not _follows(stall.proofs[0], _first(rivals)):
-        answer = explain_dead_rank(stall, strong_signs, hits, scan) or explain_stall(stall)
+    elif (
+        stall is not None and stall.kind in ODD and not _follows(stall.proofs[0], _first(own_signs))
+    ):
+        answer = explain_dead_rank(stall, own_signs, hits, scan) or explain_stall(stall)
     else:
         signs = [hit for hit in evidence.signs if not _is_passed_over(hit, scan)]
-        best = strong_signs or own_signs
-        answer = _explain_signs(best, signs, hits, scan) or _explain_rest(hits, scan)
+        answer = _explain_signs(own_signs, signs, hits, scan) or _explain_rest(hits, scan)
     return answer, doubt or (perhaps_survived(hits, scan) if failures else "")
 
 
@@ -272,20 +268,10 @@ def _last_start(hits: Sequence[Hit], errors: Sequence[LoggedException], scan: Sc
     # An import fails at a start: it is no consequence of an interrupt.
     imports = last and last[-1].kind in IMPORTS
     imports = imports and any(error.script == last[-1].script for error in interrupts)
-    phases = {"start", "interrupt"} if imports else {"start"}
     end = max(error.order for error in (*last, *interrupts))
-    begun = (
-        hit.order
-        for hit in hits
-        if hit.symptom.phase in phases and hit.order < end and _is_of(hit, [*last, *interrupts])
-    )
+    phases = ("start", "interrupt") if imports else ("start",)
+    begun = (hit.order for hit in hits if hit.symptom.phase in phases and hit.order < end)
     return max((*over, *begun), default=0)
-
-
-def _is_of(hit: Hit, errors: Sequence[LoggedException]) -> bool:
-    """Whether a start that failed at once was of a script of these exceptions, if it names one."""
-    name = hit.fields.get("script", hit.fields.get("file", ""))
-    return not name or any(error.script.endswith(name.rpartition("/")[2]) for error in errors)
 
 
 def _explain_preparation(evidence: _Evidence) -> Explanation | None:
@@ -361,17 +347,17 @@ def _is_of_earlier_start(cause: Hit, over: int, scan: ScanResult) -> bool:
 
 
 def _keep_first_root(
-    roots: Mapping[int, float | None], strong_signs: list[Hit], errors: list[LoggedException]
+    roots: Mapping[int, float | None], own_signs: list[Hit], errors: list[LoggedException]
 ) -> tuple[list[Hit], list[LoggedException]]:
     """What is of the rank that failed first by the times of several nodes' torchruns, if known."""
-    failures: list[Hit | LoggedException] = [*strong_signs, *errors]
+    failures: list[Hit | LoggedException] = [*own_signs, *errors]
     ranks = {failure.speaker.rank for failure in failures} & {*roots}
     dated = sorted((time, rank) for rank, time in roots.items() if rank in ranks and time)
     if not 1 < len(ranks) == len(dated) or dated[0][0] == dated[1][0]:
-        return strong_signs, errors
+        return own_signs, errors
     root = dated[0][1]
     return (
-        [hit for hit in strong_signs if hit.speaker.rank == root],
+        [hit for hit in own_signs if hit.speaker.rank == root],
         [error for error in errors if error.speaker.rank == root],
     )
 
@@ -453,19 +439,19 @@ def _follows(hit: Hit, ends: tuple[float, float, float]) -> bool:
     return order < hit.order if hit.time is None else time < hit.time or timeless < hit.order
 
 
-def _before(strong_signs: Sequence[Hit], errors: Sequence[LoggedException]) -> bool:
+def _before(own_signs: Sequence[Hit], errors: Sequence[LoggedException]) -> bool:
     """Whether a sign is in the exception, in the next lines of its message, or came earlier."""
     first = min(errors, key=lambda error: error.order)
     end = first.order + AT_END * first.message.endswith(":")
-    return any(sign.order <= end for sign in strong_signs)
+    return any(sign.order <= end for sign in own_signs)
 
 
 def _explain_signs(
-    strong_signs: Sequence[Hit], signs: Sequence[Hit], hits: Sequence[Hit], scan: ScanResult
+    own_signs: Sequence[Hit], signs: Sequence[Hit], hits: Sequence[Hit], scan: ScanResult
 ) -> Explanation | None:
     """Without a cause: the best sign, or the timeouts as such."""
-    if strong_signs:
-        return explain_hit(strong_signs[0], hits, scan)
+    if own_signs:
+        return explain_hit(own_signs[0], hits, scan)
     timeouts = [hit for hit in signs if hit.symptom.reads == "timeout"]
     if timeouts and (first := explain_ended_before(timeouts, hits, scan)) is not None:
         return first
