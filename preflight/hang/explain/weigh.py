@@ -12,14 +12,12 @@ from msgspec.structs import replace
 from preflight.hang.answer_text import Alternative
 from preflight.hang.explain import watchdog
 from preflight.hang.explain.attempts import (
-    AGAIN,
     BEFORE,
     CONFIDENCE,
     DOUBTED,
     EARLIER,
     IMPORTED,
     ended_well,
-    is_one_process,
     is_unsettled,
     last_attempt,
     perhaps_survived,
@@ -215,7 +213,7 @@ def _answer(evidence: _Evidence, doubt: str) -> tuple[Explanation, str]:
         roots = evidence.roots if first_errors == errors else of_first
         answer = explain_exceptions(errors, roots, {*ended_as(scan, (1,))})
         if evidence.is_restarted and not doubt:
-            doubt = EARLIER if is_one_process(scan) else AGAIN
+            doubt = EARLIER
     elif (
         stall is not None and stall.kind in ODD and not _follows(stall.proofs[0], _first(own_signs))
     ):
