@@ -12,6 +12,7 @@ import hmac
 import re
 import shlex
 from contextlib import suppress
+from fnmatch import translate
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -47,27 +48,12 @@ REVOKED, AUTHORITY = "@revoked", "@cert-authority"
 class _Pattern(Struct, frozen=True):
     """A pattern such as `gpu*`, or a name after `!`."""
 
+    regex: re.Pattern[str]
     negated: bool
-    parts: tuple[str, ...]
-    """In lower case, without the stars between them."""
-    shortest: int
-    """Characters of the shortest name that it can match."""
 
     def matches(self, name: str) -> bool:
-        """Find each part as early as possible, but the last at the end."""
-        first, *middle = self.parts
-        end = len(name)
-        if self.shortest > end or not _fits(first, name, 0):
-            return False
-        if not middle:
-            return len(first) == end
-        last, start = middle.pop(), len(first)
-        for part in middle:
-            start = _find(part, name, start)
-            if start < 0:
-                return False
-            start += len(part)
-        return end - len(last) >= start and _fits(last, name, end - len(last))
+        """Whether it matches the whole name."""
+        return self.regex.match(name) is not None
 
 
 class _Hashed(Struct, frozen=True):
@@ -299,21 +285,9 @@ def _parse_names(names: str) -> tuple[frozenset[str], tuple[_Pattern | _Hashed, 
         if len(name) - negated > _LONGEST_PATTERN:
             return None
         if negated or "*" in name or "?" in name:
-            parts = tuple(re.sub(r"\*+", "*", name[negated:]).split("*"))
-            patterns.append(_Pattern(negated, parts, sum(map(len, parts))))
+            # A bracket means itself here: [gpu*]:2222.
+            regex = re.compile(translate(name[negated:].replace("[", "[[]")))
+            patterns.append(_Pattern(regex, negated))
         else:
             plain.add(name)
     return frozenset(plain), tuple(patterns)
-
-
-def _fits(part: str, name: str, at: int) -> bool:
-    if "?" not in part:
-        return name.startswith(part, at)
-    return all(sign in ("?", letter) for sign, letter in zip(part, name[at:], strict=False))
-
-
-def _find(part: str, name: str, start: int) -> int:
-    if "?" not in part:
-        return name.find(part, start)
-    places = range(start, len(name) - len(part) + 1)
-    return next((at for at in places if _fits(part, name, at)), -1)
