@@ -231,8 +231,9 @@ class _Runner:
                 inputs = replace(inputs, tokens=self._token(inputs))
             elif step.action == "drain":
                 return self._drain(step, inputs)
-            elif step.action == "undrain":
-                return self._undrain(step, inputs)
+            elif step.action == "undrain" and (error := self._resume(inputs)):
+                log = f"not resumed {inputs.assessment.node}: {error}"
+                return Decision("withheld", log=log)
             else:
                 return step
 
@@ -279,12 +280,9 @@ class _Runner:
         if cause is None:
             return step
         record = DrainRecord(
-            check=cause.check,
-            reason=cause.reason,
-            time_s=time.time(),
-            at=now(),
+            check=cause.check, reason=cause.reason, time_s=time.time(), at=now(),
             heals=cause.heals,
-        )
+        )  # fmt: skip
         unsaved = write_record(self._config.state_dir, record)
         try:
             self._slurm.drain(node, step.reason)
@@ -292,7 +290,7 @@ class _Runner:
             if inputs.call.occasion == "prolog":
                 return replace(step, log=f"{step.log}; only by the prolog's failure: {error}")
             log = f"not drained {node}: {error}; found {cause.reason}"
-            return Decision(action="withheld", exit_code=0, log=log)
+            return Decision("withheld", log=log)
         config = self._config.breaker if inputs.tokens is not None else None
         # Tokens of a folder are exact.
         if config and not config.directory:
@@ -304,19 +302,15 @@ class _Runner:
     def _undo_drain(self, inputs: DecisionInput, reason: str) -> Decision:
         node = inputs.assessment.node
         log = f"many nodes were drained at once, {self._limit} are allowed; found {reason}"
-        try:
-            self._slurm.undrain(node)
-        except SlurmError as error:
-            log = f"drain {node}: {log}; {error}"
-            return Decision(action="drain", exit_code=1, reason=reason, log=log)
-        remove_record(self._config.state_dir)
-        return Decision(action="withheld", exit_code=0, log=f"drained and resumed {node}: {log}")
+        if error := self._resume(inputs):
+            return Decision("drain", 1, reason, f"drain {node}: {log}; {error}")
+        return Decision("withheld", log=f"drained and resumed {node}: {log}")
 
-    def _undrain(self, step: Decision, inputs: DecisionInput) -> Decision:
+    def _resume(self, inputs: DecisionInput) -> str:
+        """Resume the node and forget its drain; return why that failed, "" if it did not."""
         try:
             self._slurm.undrain(inputs.assessment.node)
         except SlurmError as error:
-            log = f"not resumed {inputs.assessment.node}: {error}"
-            return Decision(action="withheld", exit_code=0, log=log)
+            return str(error)
         remove_record(self._config.state_dir)
-        return step
+        return ""

@@ -165,9 +165,8 @@ def decide(inputs: DecisionInput, config: HookConfig) -> Decision | Ask:
     if cause is None:
         return _resume(inputs, config)
     if why := why_observing(config):
-        return _leave_alone(
-            "observe", f"would drain {inputs.assessment.node}: {cause.reason} ({why})"
-        )
+        log = f"would drain {inputs.assessment.node}: {cause.reason} ({why})"
+        return Decision("observe", log=log)
     if inputs.state is None:
         return _without_state(inputs, cause) if inputs.state_trouble else "state"
     return _drain(cause, inputs, inputs.state)
@@ -232,19 +231,15 @@ def _drain(cause: Cause, inputs: DecisionInput, state: NodeState) -> Decision | 
     if _DRAIN in state.states:
         return _keep_drained(cause, inputs, state, holder)
     if holder:
-        return _leave_alone("withheld", f"left alone {node}: {holder}; found {cause.reason}")
+        return Decision("withheld", log=f"left alone {node}: {holder}; found {cause.reason}")
     if inputs.tokens is None:
         return "token"
     if not inputs.tokens.granted:
         breaker = _breaker_words(inputs.tokens)
-        return _leave_alone("withheld", f"not drained {node}: {breaker}; found {cause.reason}")
+        return Decision("withheld", log=f"not drained {node}: {breaker}; found {cause.reason}")
     share = f"drain {inputs.tokens.used} of {inputs.tokens.most} in the window"
-    return Decision(
-        action="drain",
-        exit_code=1,
-        reason=cause.reason,
-        log=f"drain {node}: {cause.reason} ({share}){advice_suffix(cause.advice)}",
-    )
+    log = f"drain {node}: {cause.reason} ({share}){advice_suffix(cause.advice)}"
+    return Decision("drain", 1, cause.reason, log)
 
 
 def _keep_drained(cause: Cause, inputs: DecisionInput, state: NodeState, holder: str) -> Decision:
@@ -255,16 +250,11 @@ def _keep_drained(cause: Cause, inputs: DecisionInput, state: NodeState, holder:
     """
     node, old = inputs.assessment.node, inputs.record
     if not holder and old is not None and has_own_drain(state, old) and old.heals > cause.heals:
-        return Decision(
-            action="drain",
-            exit_code=1,
-            reason=cause.reason,
-            log=f"{node} is drained already, now for: {cause.reason}{advice_suffix(cause.advice)}",
-        )
+        log = f"{node} is drained already, now for: {cause.reason}{advice_suffix(cause.advice)}"
+        return Decision("drain", 1, cause.reason, log)
     news = inputs.call.occasion == "prolog"
-    return _leave_alone(
-        "none", f"{node} is drained already: found {cause.reason}" * news, exit_code=1
-    )
+    log = f"{node} is drained already: found {cause.reason}" if news else ""
+    return Decision("none", 1, log=log)
 
 
 def _without_state(inputs: DecisionInput, cause: Cause) -> Decision | Ask:
@@ -275,12 +265,12 @@ def _without_state(inputs: DecisionInput, cause: Cause) -> Decision | Ask:
     """
     words = f"{inputs.assessment.node}: {inputs.state_trouble}; found {cause.reason}"
     if not inputs.call.fail_closed:
-        return _leave_alone("withheld", f"not drained {words}")
+        return Decision("withheld", log=f"not drained {words}")
     if inputs.tokens is None:
         return "token"
     if not inputs.tokens.granted:
-        return _leave_alone("withheld", f"not drained {words}; {_breaker_words(inputs.tokens)}")
-    return _leave_alone("none", f"kept the job from {words}", exit_code=1)
+        return Decision("withheld", log=f"not drained {words}; {_breaker_words(inputs.tokens)}")
+    return Decision("none", 1, log=f"kept the job from {words}")
 
 
 def has_own_drain(state: NodeState, record: DrainRecord) -> bool:
@@ -291,17 +281,17 @@ def has_own_drain(state: NodeState, record: DrainRecord) -> bool:
 def _resume(inputs: DecisionInput, config: HookConfig) -> Decision | Ask:
     """Undo only a drain that preflight set and whose cause has healed."""
     record, node = inputs.record, inputs.assessment.node
-    unchanged = _leave_alone("none", notes(inputs.assessment))
+    unchanged = Decision("none", log=notes(inputs.assessment))
     if record is None or not _has_healed(record, inputs, config):
         return unchanged
     if why := why_observing(config):
-        return _leave_alone("observe", f"would resume {node}: {record.check} passes again ({why})")
+        return Decision("observe", log=f"would resume {node}: {record.check} passes again ({why})")
     if inputs.state is None:
         return unchanged if inputs.state_trouble else "state"
     if not has_own_drain(inputs.state, record) or other_holder(inputs.state):
         return unchanged
     log = f"resume {node}: {record.check} passes again"
-    return Decision(action="undrain", exit_code=0, log=log)
+    return Decision("undrain", log=log)
 
 
 def _has_healed(record: DrainRecord, inputs: DecisionInput, config: HookConfig) -> bool:
@@ -328,12 +318,6 @@ def _breaker_words(tokens: Tokens) -> str:
     return (
         f"the breaker is open, {tokens.used} nodes drained in the window and {tokens.most} allowed"
     )
-
-
-def _leave_alone(
-    action: Literal["none", "withheld", "observe"], log: str, exit_code: int = 0
-) -> Decision:
-    return Decision(action=action, exit_code=exit_code, log=log)
 
 
 def plain_code(assessment: Assessment) -> int:

@@ -142,11 +142,11 @@ class DrainRecord(Struct, frozen=True, kw_only=True):
     heals: bool = False
 
 
-class Decision(Struct, frozen=True, kw_only=True):
+class Decision(Struct, frozen=True):
     """What to do with the node, and what to log."""
 
     action: Action
-    exit_code: int
+    exit_code: int = 0
     reason: str = ""
     """For the scheduler: ASCII, at most 120 characters; "" to set none."""
     log: str = ""

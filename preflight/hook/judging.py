@@ -137,17 +137,15 @@ _PROBLEMS: Final = (Outcome.FAIL, Outcome.FLAKY, Outcome.WARN)
 
 
 class _CheckResult(Struct, frozen=True, kw_only=True):
-    """The result of one check."""
+    """The result of one check: a finding, an unknown result, `passed`, or none of these."""
 
-    findings: tuple[Finding, ...] = ()
-    unknown: tuple[Unjudged, ...] = ()
-    passed: tuple[str, ...] = ()
-    broken: str = ""
-    """The check broke: an error of preflight."""
+    finding: Finding | None = None
+    unknown: Unjudged | None = None
+    passed: bool = False
+    broken: bool = False
+    """The result is unknown since the check broke: an error of preflight."""
     may_pass: bool = False
     """The fault may be gone in a moment."""
-    saw: bool | None = None
-    """Of a check of `FILES`: whether it saw its fault this time; None where unknown."""
 
 
 def judge(
@@ -169,7 +167,8 @@ def judge(
     job_fleet = replace(fleet, hosts=(replace(host, expected=view.expected),))
     node_judgement = _judgement_of(registry, fleet, all_facts)
     gpu_judgement = _judgement_of(registry, job_fleet, view.facts)
-    results: list[_CheckResult] = []
+    partly = len(view.facts.gpus or ()) < (all_facts.driver.counted or 0)
+    results: dict[str, _CheckResult] = {}
     saw: dict[str, bool] = {}
     for registered in registry:
         check = registered.check
@@ -177,23 +176,25 @@ def judge(
             continue
         about_gpus = check.id.startswith(OF_GPUS) and check.id not in OF_DRIVER
         if about_gpus and view.unclear:
-            results.append(_unjudged(check.id, view.unclear))
+            result = _unjudged(check.id, view.unclear)
         elif time.monotonic() >= end_s:
-            results.append(_unjudged(check.id, "no time was left for it", out_of_time=True))
+            result = _unjudged(check.id, "no time was left for it", out_of_time=True)
         else:
             judgement = gpu_judgement if about_gpus else node_judgement
-            raw = _run_check(registered, judgement, host.name, end_s)
-            twice = check.id in FILES
-            partly = len(view.facts.gpus or ()) < (all_facts.driver.counted or 0)
-            row = _confirm(raw, check.id, all_facts.driver, before, partly=partly) if twice else raw
-            results.append(row)
-            saw |= {check.id: row.saw} if row.saw is not None else {}
+            result = _run_check(registered, judgement, host.name, end_s)
+            if check.id in FILES:
+                has_fault = _saw_fault(check.id, result, all_facts.driver, partly=partly)
+                saw |= {check.id: has_fault} if has_fault is not None else {}
+                if has_fault is not False:
+                    result = _confirm(check.id, result, all_facts.driver, before)
+        results[check.id] = result
+    broken = (row.unknown for row in results.values() if row.broken and row.unknown)
     assessment = Assessment(
         node=host.name,
-        findings=tuple(finding for result in results for finding in result.findings),
-        unknown=tuple(row for result in results for row in result.unknown),
-        passed=tuple(check_id for result in results for check_id in result.passed),
-        trouble=next((result.broken for result in results if result.broken), ""),
+        findings=tuple(row.finding for row in results.values() if row.finding),
+        unknown=tuple(row.unknown for row in results.values() if row.unknown),
+        passed=tuple(check_id for check_id, row in results.items() if row.passed),
+        trouble=next((f"{row.check}: {row.why}" for row in broken), ""),
     )
     return assessment, saw
 
@@ -218,16 +219,15 @@ def _run_check(
 def _check_result(registered: Registered, verdict: Verdict, name: str) -> _CheckResult:
     check_id, sentence = registered.check.id, verdict.sentence
     if verdict.outcome is Outcome.OK:
-        return _CheckResult(passed=(check_id,))
+        return _CheckResult(passed=True)
     if verdict.outcome is Outcome.BROKEN:
-        broken = Unjudged(check=check_id, why=sentence)
-        return _CheckResult(unknown=(broken,), broken=f"{check_id}: {sentence}")
+        return replace(_unjudged(check_id, sentence), broken=True)
     if verdict.outcome is Outcome.UNKNOWN and not verdict.grant:
         return _unjudged(check_id, sentence, out_of_time=NO_ANSWER in sentence)
     if verdict.outcome not in _PROBLEMS:
         return _CheckResult()
     passing = verdict.evidence.get("may_pass") is True
-    return _CheckResult(findings=(_finding(registered.check, verdict, name),), may_pass=passing)
+    return _CheckResult(finding=_finding(registered.check, verdict, name), may_pass=passing)
 
 
 def _finding(check: Check, verdict: Verdict, name: str) -> Finding:
@@ -246,32 +246,39 @@ def _finding(check: Check, verdict: Verdict, name: str) -> Finding:
     )
 
 
+def _saw_fault(check_id: str, result: _CheckResult, driver: Driver, *, partly: bool) -> bool | None:
+    """Whether this look saw the check's fault, which may pass; None where that is unknown.
+
+    `partly`: only some GPUs were checked; that a job's GPUs are ok shows nothing about the others.
+    """
+    bad = result.finding is not None and result.finding.makes_not_ready
+    if result.finding is None and not result.passed:
+        return None
+    if partly and not bad and check_id not in OF_DRIVER:
+        return None
+    return is_hung(driver) if check_id == HUNG else bad and (result.may_pass or check_id == SLOW)
+
+
 def _confirm(
-    result: _CheckResult, check_id: str, driver: Driver, before: frozenset[str], *, partly: bool
+    check_id: str, result: _CheckResult, driver: Driver, before: frozenset[str]
 ) -> _CheckResult:
     """Report a fault that may pass, as a silent or slow driver, only if the previous look saw it.
 
-    A lasting error needs no second look. `partly`: only some GPUs were checked; that a job's GPUs
-    are ok shows nothing about the others.
+    A lasting error needs no second look.
     """
-    bad = any(finding.makes_not_ready for finding in result.findings)
-    fault = is_hung(driver) if check_id == HUNG else bad and (result.may_pass or check_id == SLOW)
-    of_gpus = check_id not in OF_DRIVER
-    conclusive = bool(result.findings or result.passed) and (bad or not (partly and of_gpus))
-    saw = fault if conclusive else None
-    if not bad or fault is False:
-        return replace(result, saw=saw)
-    (finding,) = result.findings
+    finding = result.finding
+    if finding is None or not finding.makes_not_ready:
+        return result
     if check_id in before:
-        confirmed = replace(finding, sentence=f"{finding.sentence}, as in the previous look")
-        return _CheckResult(findings=(confirmed,), saw=saw)
+        sentence = f"{finding.sentence}, as in the previous look"
+        return _CheckResult(finding=replace(finding, sentence=sentence))
     late = is_late(driver)
     note = f"it may take {DRIVER_S:g} s" if late else "it counts as a fault if the next look agrees"
-    return replace(_unjudged(check_id, f"{finding.sentence}; {note}", out_of_time=late), saw=saw)
+    return _unjudged(check_id, f"{finding.sentence}; {note}", out_of_time=late)
 
 
 def _unjudged(check_id: str, why: str, *, out_of_time: bool = False) -> _CheckResult:
-    return _CheckResult(unknown=(Unjudged(check=check_id, why=why, out_of_time=out_of_time),))
+    return _CheckResult(unknown=Unjudged(check=check_id, why=why, out_of_time=out_of_time))
 
 
 @contextmanager

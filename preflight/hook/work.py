@@ -120,7 +120,7 @@ def work(words: Sequence[str], began: float, send_settings: Callable[..., None])
         # Without a configuration the folder and `enforce` are unknown: the error is only logged.
         assessment = Assessment(node=name, trouble=str(error))
         code = UNHEALTHY if options.fail_closed else HEALTHY
-        decision = Decision(action="none", exit_code=code, log=notes(assessment))
+        decision = Decision("none", code, log=notes(assessment))
         return _result(options, call, assessment, decision)
     prolog = options.occasion == "prolog"
     budget_s = config.budget_s if prolog else config.healthcheck_budget_s
