@@ -135,11 +135,9 @@ BUDGET_S: dict[Tier, float] = {"prolog": 8, "quick": 60, "standard": 300, "deep"
 PORTS_S = 30.0
 """Time for the port stage; a blocked port costs each node one connect deadline of 3 s."""
 
-_LEAST_S: dict[Stage, float] = {"net": 8.0}
+_LEAST_S, _LEAST_PORTS_S = 1.0, 8.0
 """A stage is not begun with less. `net`: a connection and its answer may take 3 s each; if the
 budget ends in the middle, that looks like a firewall."""
-
-_LEAST_DEFAULT_S = 1.0
 
 
 class Settings(Struct, frozen=True, kw_only=True):
@@ -176,7 +174,7 @@ class Settings(Struct, frozen=True, kw_only=True):
 
 def least_s(stage: Stage) -> float:
     """The least time left, in seconds, with which a stage is begun."""
-    return _LEAST_S.get(stage, _LEAST_DEFAULT_S)
+    return _LEAST_PORTS_S if stage == "net" else _LEAST_S
 
 
 def out_of_time(stage: Stage, wall_s: float) -> Verdict:

@@ -46,8 +46,8 @@ class ProbeResult:
     """How one node was reached, and its facts; the connection stays open for the next stages."""
 
     reach: Reach
-    facts: Facts | None
-    connection: Connection | None
+    facts: Facts | None = None
+    connection: Connection | None = None
 
 
 class _StepTime:
@@ -111,15 +111,11 @@ def probe_fleet(
 
     if any(host.transport in ("ssh", "paramiko", "openssh") for host in hosts):
         pack_ahead("probe", site_modules)
-    answers = fan_out(
-        list(by_name),
-        probe,
-        at_most=at_most,
-        deadline_s=deadline_s,
-        progress=progress,
-    )
+    answers = fan_out(by_name, probe, at_most=at_most, deadline_s=deadline_s, progress=progress)
     return {
-        name: _result_of(by_name[name], ways, answer, given_s=deadline_s)
+        name: answer
+        if isinstance(answer, ProbeResult)
+        else _unfinished(by_name[name], ways, answer, deadline_s)
         for name, answer in answers.items()
     }
 
@@ -138,23 +134,16 @@ def _probe(
     except (ReachError, WireError, TimeoutError) as error:
         failed = error if isinstance(error, ReachError) else _no_answer(host, error)
         reach = Reach(
-            ways.way(host),
-            failed.step,
-            failed.sentence,
-            failed.advice,
-            time.monotonic() - began,
-            failed.blame,
-            out_of_time=step.was_cut,
-        )
-    else:
-        shortfall = connection.shortfall if isinstance(connection, RankConnections) else None
-        reach = Reach(
-            ways.way(host), seconds=time.monotonic() - began, shortfall=shortfall, clock=clock
-        )
-        return ProbeResult(reach, facts, connection)
-    if connection is not None:
-        connection.close()
-    return ProbeResult(reach, None, None)
+            ways.way(host), failed.step, failed.sentence, failed.advice,
+            time.monotonic() - began, failed.blame, out_of_time=step.was_cut,
+        )  # fmt: skip
+        if connection is not None:
+            connection.close()
+        return ProbeResult(reach)
+    shortfall = connection.shortfall if isinstance(connection, RankConnections) else None
+    seconds = time.monotonic() - began
+    reach = Reach(ways.way(host), seconds=seconds, shortfall=shortfall, clock=clock)
+    return ProbeResult(reach, facts, connection)
 
 
 def _no_answer(host: Host, error: Exception) -> ReachError:
@@ -188,22 +177,9 @@ def clock_of(facts: Facts, asked_at_s: float, round_trip_s: float) -> Clock:
     return Clock(facts.time_s - (asked_at_s + within_s / 2), within_s / 2)
 
 
-def _result_of(
-    host: Host, ways: Ways, answer: ProbeResult | Exception, *, given_s: float
-) -> ProbeResult:
-    """The result of one node; a failure for a thread that did not end by the deadline."""
-    if isinstance(answer, ProbeResult):
-        return answer
-    sentence = str(answer) or type(answer).__name__
-    return ProbeResult(
-        Reach(
-            ways.way(host),
-            "answer",
-            sentence[:300],
-            "look at the node's load, at processes in D state, and at what its login shell does",
-            given_s,
-            out_of_time=given_s < FAIR_S,
-        ),
-        None,
-        None,
-    )
+def _unfinished(host: Host, ways: Ways, error: Exception, given_s: float) -> ProbeResult:
+    """The result of a node whose thread did not end by the deadline, or broke."""
+    sentence = (str(error) or type(error).__name__)[:300]
+    advice = "look at the node's load, at processes in D state, and at what its login shell does"
+    late = given_s < FAIR_S
+    return ProbeResult(Reach(ways.way(host), "answer", sentence, advice, given_s, out_of_time=late))

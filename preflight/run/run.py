@@ -33,7 +33,7 @@ from preflight.run.expected_verdicts import (
 )
 from preflight.run.interface_stage import add_mismatches, interface_mismatches
 from preflight.run.judgement import Judgement, stages_needed
-from preflight.run.measured import Measured
+from preflight.run.measured import Measured, NoProgress
 from preflight.run.probe_stage import ProbeResult, probe_fleet
 from preflight.run.stages import (
     SLOTS,
@@ -72,12 +72,7 @@ class Run:
     """Measures in bulk, stage by stage, judges each stage, and stops as fail-fast says."""
 
     def __init__(
-        self,
-        fleet: Fleet,
-        registry: Registry,
-        settings: Settings,
-        progress: Progress,
-        planned: Planned | None = None,
+        self, fleet: Fleet, registry: Registry, settings: Settings, planned: Planned | None = None
     ) -> None:
         """`planned`: the rounds of pairs; without it, the usual ones in order."""
         self.fleet = fleet
@@ -89,7 +84,7 @@ class Run:
         self.ways = Ways(fleet.hosts)
         self.nonce = secrets.token_hex(16)
         self.judgement = Judgement(fleet, registry, Measured(nonce=self.nonce))
-        self.progress = progress
+        self.progress: Progress = NoProgress()
         self._interrupted = InterruptedStage(registry, self.judgement)
         self._selection = self._select(())
         self._connections: dict[str, Connection] = {}

@@ -73,9 +73,8 @@ class _Stage(ABC):
     """One session per node, each in a thread: a node that hangs does not affect the others."""
 
     def __init__(self, nodes: Nodes) -> None:
+        self._nodes = nodes
         self._hosts = {host.name: host for host in nodes.hosts}
-        self._connections = nodes.connections
-        self._nonce = nodes.nonce
         self._began = time.monotonic()
         self._ends = self._began + nodes.deadline_s
         self._changed = threading.Condition()
@@ -184,7 +183,7 @@ class BurnStage(_Stage):
         facts = self._facts.get(name)
         left_s = max(1.0, self._ends - time.monotonic()) + _GRACE_S
         request = {
-            "nonce": self._nonce,
+            "nonce": self._nodes.nonce,
             "name": name,
             "deadline_s": left_s,
             "lease_s": LEASE_S,
@@ -193,7 +192,7 @@ class BurnStage(_Stage):
             "gpus": bool(host.expected.gpus or (facts is not None and facts.gpus)),
         }
         environ = self._job.measured_in(name)
-        connection = self._connections[name]
+        connection = self._nodes.connections[name]
         session = LeasedSession(
             start_payload(connection, host, "burn", request, left_s, environ=environ)
         )
@@ -355,14 +354,14 @@ class PortStage(_Stage):
     def _run_session(self, name: str) -> Ports:
         """Take one node through the three steps."""
         request = {
-            "nonce": self._nonce,
+            "nonce": self._nodes.nonce,
             "name": name,
             "deadline_s": self._left_s(),
             "lease_s": LEASE_S,
             "master_port": self._plan.master_port if name == self._plan.master else None,
             "data_ports": DATA_PORTS if len(self._hosts) > 1 else 0,
         }
-        connection, host = self._connections[name], self._hosts[name]
+        connection, host = self._nodes.connections[name], self._hosts[name]
         session = start_payload(connection, host, "ports", request, self._left_s())
         with closing(LeasedSession(session)) as talk:
             listening = _decode(self._next_answer(talk), _Listening)
@@ -374,7 +373,7 @@ class PortStage(_Stage):
             self._record(self._tried, name, tried)
             self._wait_for_step(self._may_finish, talk)
             talk.send({"finish": True})
-            report = decode_document(Ports, self._next_answer(talk), self._nonce)
+            report = decode_document(Ports, self._next_answer(talk), self._nodes.nonce)
             _refuse_unasked(report, targets)
             return report
 

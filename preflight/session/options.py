@@ -33,7 +33,7 @@ from preflight.run.measured import read_measured
 from preflight.session.ranks import rank_0_plugin
 from preflight.session.site import ask_nodes, ask_sections, load_site
 from preflight.session.stored_run import open_history
-from preflight.session.xdist import Handoff
+from preflight.session.xdist import Handoff, is_worker
 from preflight.transport.ways import SETUP_AT_MOST
 
 if TYPE_CHECKING:
@@ -298,13 +298,9 @@ _FLEET_OPTIONS = (
 def _fleet_request(
     config: pytest.Config, site_nodes: SiteNodes | None, ranks: JobRanks | None
 ) -> FleetRequest:
-    def option(name: str) -> str | None:
-        value = config.getoption(f"preflight_{name}")
-        return None if value is None else str(value)
-
     return FleetRequest(
-        **{name: option(name) for name in _FLEET_OPTIONS},
-        ask_slurm=not hasattr(config, "workerinput"),
+        **{name: config.getoption(f"preflight_{name}") for name in _FLEET_OPTIONS},
+        ask_slurm=not is_worker(config),
         logs_in=config.getoption("preflight_replay") is None,
         site=site_nodes,
         ini_nodes=config.getini("preflight_nodes") or None,

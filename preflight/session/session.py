@@ -21,7 +21,6 @@ from preflight.report.ready import blame_row
 from preflight.report.since import utc_time
 from preflight.report.terminal import finding_line
 from preflight.run.judgement import stages_needed
-from preflight.run.measured import NoProgress
 from preflight.run.run import Run
 from preflight.session import xdist
 from preflight.session.flags import usage_errors
@@ -54,13 +53,12 @@ CHOICE_S = 5.0
 def start(config: pytest.Config) -> tuple[Session, VerdictCollector]:
     """Read options and inventory; UsageError when something is wrong with them."""
     chosen = read_options(config)
-    is_worker = hasattr(config, "workerinput")
-    run = Run(chosen.fleet, chosen.registry, chosen.settings, NoProgress(), chosen.planned)
+    run = Run(chosen.fleet, chosen.registry, chosen.settings, chosen.planned)
     rank_0 = rank_0_plugin(config)
     if rank_0 is not None:
         run.ways.use(rank_0.transport())
-    collector = VerdictCollector(run, chosen, is_worker=is_worker)
-    return Session(config, run, chosen, collector, is_worker=is_worker), collector
+    collector = VerdictCollector(run, chosen)
+    return Session(config, run, chosen, collector), collector
 
 
 def _shipped_by_id(item: pytest.Item) -> str:
@@ -74,19 +72,13 @@ class Session:
     """The plugin object that collects and measures, in the controller and in xdist's workers."""
 
     def __init__(
-        self,
-        config: pytest.Config,
-        run: Run,
-        chosen: Choices,
-        collector: VerdictCollector,
-        *,
-        is_worker: bool,
+        self, config: pytest.Config, run: Run, chosen: Choices, collector: VerdictCollector
     ) -> None:
         self.run = run
         self._config = config
         self._chosen = chosen
         self._collector = collector
-        self._is_worker = is_worker
+        self._is_worker = xdist.is_worker(config)
         self._interrupts = Interrupts()
         self._pending_interrupt: KeyboardInterrupt | None = None
         self._unshown: list[Entry] = []

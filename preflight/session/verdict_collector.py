@@ -50,6 +50,7 @@ from preflight.session.items import (
     print_excluded,
     write_coloured,
 )
+from preflight.session.xdist import is_worker
 from preflight.verdict import Outcome
 
 if TYPE_CHECKING:
@@ -193,10 +194,9 @@ def _last_line(report: pytest.TestReport) -> str:
 class VerdictCollector:
     """The plugin object that collects verdicts and concludes; an xdist worker passes them on."""
 
-    def __init__(self, run: Run, chosen: Choices, *, is_worker: bool) -> None:
+    def __init__(self, run: Run, chosen: Choices) -> None:
         self._run = run
         self._chosen = chosen
-        self._is_worker = is_worker
         self._ledger = Ledger()
         self._keys_of: Mapping[str, Sequence[Key]] = {}
         self._broke = False
@@ -301,7 +301,7 @@ class VerdictCollector:
         """Settle the ledger, write the report, and set the exit code."""
         self._run.close()
         self._write_junit()
-        if self._is_worker or session.config.option.collectonly:
+        if is_worker(session.config) or session.config.option.collectonly:
             return
         if exitstatus == pytest.ExitCode.USAGE_ERROR:
             return

@@ -29,6 +29,11 @@ if TYPE_CHECKING:
 _KEY = "preflight"
 
 
+def is_worker(config: pytest.Config) -> bool:
+    """Whether this process is a worker of pytest-xdist, which measures and reports nothing."""
+    return hasattr(config, "workerinput")
+
+
 class Handoff(Struct, frozen=True, kw_only=True):
     """What the controller gives a worker when it starts."""
 
@@ -47,9 +52,8 @@ class Handoff(Struct, frozen=True, kw_only=True):
     @classmethod
     def received(cls, config: pytest.Config) -> Handoff | None:
         """The handoff to this process; None in the controller."""
-        if not hasattr(config, "workerinput"):
-            return None
-        return msgspec.msgpack.decode(config.workerinput[_KEY], type=cls)
+        given = getattr(config, "workerinput", None)
+        return None if given is None else msgspec.msgpack.decode(given[_KEY], type=cls)
 
     def apply_to(self, run: Run) -> None:
         """Give a worker's run the measurements and skipped verdicts of the controller's run."""

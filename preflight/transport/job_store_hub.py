@@ -48,8 +48,10 @@ class RankHub:
         self._sent: dict[int, int] = {}
         self._next_number: dict[int, int] = {}
         self._sinks: dict[tuple[int, int], Callable[[Reply | str], None]] = {}
-        self._lost: dict[int, str] = {}
-        self._ended_by_torchrun: set[int] = set()
+        self.lost: dict[int, str] = {}
+        """Why a rank no longer answers, for each such rank."""
+        self.ended_by_torchrun: set[int] = set()
+        """Ranks that exited because their own torchrun ended them."""
         self._answers: set[tuple[int, int]] = set()
         self._children = 0
         self._calls = 0
@@ -86,7 +88,7 @@ class RankHub:
             self._children += 1
             child = self._children
             self._sinks[rank, child] = sink
-            why = self._lost.get(rank)
+            why = self.lost.get(rank)
         if why is not None:
             sink(why)
         return child
@@ -98,35 +100,27 @@ class RankHub:
 
     def roll_call(self, ranks: Iterable[int], within_s: float) -> list[int]:
         """Ask ranks to answer, and return those that do not in time."""
+        silent = set(ranks)
         with self._changed:
             self._calls += 1
             number = self._calls
-            live = {rank for rank in ranks if rank not in self._lost}
-        missing = set(ranks) - live
+            live = silent - self.lost.keys()
         for rank in live:
             self.send(rank, Ask(number))
         deadline = time.monotonic() + within_s
         with self._changed:
-            while left := {r for r in live if (r, number) not in self._answers} - self._lost.keys():
-                if self._ended_by_torchrun & live:  # torchrun ends a node's ranks together
+            while {r for r in live if (r, number) not in self._answers} - self.lost.keys():
+                if self.ended_by_torchrun & live:  # torchrun ends a node's ranks together
                     deadline = min(deadline, time.monotonic() + _SIBLINGS_S)
                 if not self._changed.wait(max(0.0, deadline - time.monotonic())):
                     break
-            silent = missing | left | (live & self._lost.keys())
+            silent -= {rank for rank in live - self.lost.keys() if (rank, number) in self._answers}
             self._answers -= {(rank, number) for rank in live}
         return sorted(silent)
 
-    def why_lost(self, rank: int) -> str:
-        """Why a rank no longer answers; "" while it does."""
-        return self._lost.get(rank, "")
-
-    def ended_by_torchrun(self, rank: int) -> bool:
-        """Whether a rank exited because its own torchrun ended it."""
-        return rank in self._ended_by_torchrun
-
     def finish(self, code: int) -> None:
         """Have all ranks exit with this code: order it, wait until they are ready, release them."""
-        alive = [rank for rank in self._watched if rank not in self._lost]
+        alive = [rank for rank in self._watched if rank not in self.lost]
         with suppress(StoreLostError):
             for rank in self._watched:
                 self.send(rank, Leave(code))
@@ -188,7 +182,7 @@ class RankHub:
                 self._answers.add((rank, reply.number))
                 self._changed.notify_all()
         elif isinstance(reply, Leaving):
-            self._ended_by_torchrun.add(rank)
+            self.ended_by_torchrun.add(rank)
             self._mark_lost(rank, "was ended by its own torchrun")
         else:
             with self._changed:
@@ -198,9 +192,9 @@ class RankHub:
 
     def _mark_lost(self, rank: int, why: str) -> None:
         with self._changed:
-            if rank in self._lost:
+            if rank in self.lost:
                 return
-            self._lost[rank] = why
+            self.lost[rank] = why
             sinks = [sink for (owner, _), sink in self._sinks.items() if owner == rank]
             self._changed.notify_all()
         for sink in sinks:
@@ -217,7 +211,7 @@ class RankHub:
                 self._check_beats(last)
 
     def _check_beats(self, last: dict[int, tuple[bytes, float]]) -> None:
-        watched = [rank for rank in self._watched if rank not in self._lost]
+        watched = [rank for rank in self._watched if rank not in self.lost]
         try:
             beats = self._outgoing.read_all([f"beat/{rank}" for rank in watched])
         except WireError:

@@ -282,15 +282,13 @@ class Follower:
                 return
             self._watch.children[order.child] = child
             child.run()
-        elif isinstance(order, notes.Feed):
-            if order.child in self._watch.children:
-                self._watch.children[order.child].feed(order.data, last=order.last)
-        elif isinstance(order, notes.End):
-            if order.child in self._watch.children:
-                child = self._watch.children.pop(order.child)
-                threading.Thread(target=child.end, daemon=True).start()
         elif isinstance(order, notes.Ask):
             self._send(notes.Here(order.number))
+        elif isinstance(order, notes.Feed) and order.child in self._watch.children:
+            self._watch.children[order.child].feed(order.data, last=order.last)
+        elif isinstance(order, notes.End) and order.child in self._watch.children:
+            child = self._watch.children.pop(order.child)
+            threading.Thread(target=child.end, daemon=True).start()
 
     def _leave(self, code: int) -> int:
         """Report ready, and return when rank 0 sees that all ranks are."""

@@ -40,14 +40,6 @@ LARGEST = 256 << 10
 """Bytes of a body; a longer frame is refused before it is read."""
 
 
-class Frame(NamedTuple):
-    """One message about one command (its channel)."""
-
-    kind: int
-    channel: int
-    body: bytes
-
-
 class RefusedError(PreflightError):
     """The other side failed to authenticate, or broke the protocol."""
 
@@ -75,8 +67,11 @@ class Opener:
         self._count = 0
         self._buffer = bytearray()
 
-    def feed(self, data: bytes) -> Iterator[Frame]:
-        """Yield every complete frame; RefusedError if forged, replayed or too long."""
+    def feed(self, data: bytes) -> Iterator[tuple[int, int, bytes]]:
+        """Yield (kind, channel, body) of each complete frame.
+
+        RefusedError if one is forged, replayed or too long.
+        """
         self._buffer += data
         while len(self._buffer) >= HEAD.size:
             kind, channel, length = HEAD.unpack_from(self._buffer)
@@ -91,7 +86,7 @@ class Opener:
             if not hmac.compare_digest(tag, _tag(self._key, self._count, plain)):
                 raise RefusedError("a frame's signature is wrong")
             self._count += 1
-            yield Frame(kind, channel, plain[HEAD.size :])
+            yield kind, channel, plain[HEAD.size :]
 
 
 def _tag(key: bytes, count: int, plain: bytes) -> bytes:
@@ -183,19 +178,22 @@ class Channel:
         """Bytes of the frames of output (the reader's)."""
 
 
+@dataclass
+class Caller:
+    """A caller that has not authenticated yet."""
+
+    connection: socket.socket
+    address: str
+    hello: Hello
+    until: float
+
+
 class Link:
     """The authenticated connection to one node's relay."""
 
-    def __init__(
-        self,
-        connection: socket.socket,
-        address: str,
-        identity: RelayIdentity,
-        wake: Callable[[], None],
-    ) -> None:
+    def __init__(self, caller: Caller, identity: RelayIdentity, wake: Callable[[], None]) -> None:
         self.name = identity.name
-        self.connection = connection
-        self.address = address
+        self.connection, self.address = caller.connection, caller.address
         self.lost = False
         self.claimants = ""
         """Addresses of two relays that claim this name; "" while there is one."""
@@ -203,7 +201,8 @@ class Link:
         """How it broke the protocol, so that it was cut off."""
         self._sealer = identity.sealer
         self._opener = identity.opener
-        self._outgoing = bytearray(identity.answer)
+        self.outgoing = bytearray(identity.answer)
+        """Bytes that are left to send."""
         self._wake = wake
         self._lock = threading.Lock()
         self._channels: dict[int, Channel] = {}
@@ -231,7 +230,7 @@ class Link:
         with self._lock:
             if self.lost:
                 return
-            self._outgoing += self._sealer.seal(kind, number, body)
+            self.outgoing += self._sealer.seal(kind, number, body)
         self._wake()
 
     def forget(self, number: int) -> None:
@@ -243,37 +242,32 @@ class Link:
 
     # -- for the hub's thread
 
-    @property
-    def has_more(self) -> bool:
-        """Whether there is data left to send."""
-        return bool(self._outgoing)
-
     def flush(self) -> None:
         """Send what fits; OSError when the connection is lost."""
         with self._lock, suppress(BlockingIOError):
-            while self._outgoing:
-                sent = self.connection.send(memoryview(self._outgoing)[:SEND_BYTES].tobytes())
-                del self._outgoing[:sent]
+            while self.outgoing:
+                sent = self.connection.send(memoryview(self.outgoing)[:SEND_BYTES].tobytes())
+                del self.outgoing[:sent]
 
     def receive(self, data: bytes) -> None:
         """Pass the node's frames to their channels; RefusedError if they break the protocol."""
-        for frame in self._opener.feed(data):
-            channel = self._channels.get(frame.channel)
+        for kind, number, body in self._opener.feed(data):
+            channel = self._channels.get(number)
             if channel is not None:
-                _apply(channel, frame)
+                _apply(channel, kind, body)
                 channel.changed.set()
                 continue
-            allowance = self._forgotten.get(frame.channel, 0) - FRAME - len(frame.body)
+            allowance = self._forgotten.get(number, 0) - FRAME - len(body)
             if allowance < 0:
                 raise RefusedError("it sent a frame of a command that does not run")
-            self._forgotten[frame.channel] = allowance
+            self._forgotten[number] = allowance
 
     def disconnect(self) -> None:
         """Close it; every command's reader learns that nothing more comes."""
         with self._lock:
             self.lost = True
             channels = list(self._channels.values())
-            self._outgoing.clear()
+            self.outgoing.clear()
         for channel in channels:
             self._end(channel)
         self.connection.close()
@@ -286,24 +280,24 @@ class Link:
         channel.changed.set()
 
 
-def _apply(channel: Channel, frame: Frame) -> None:
-    if frame.kind == MORE_IN:
-        count = _unpack_number(frame.body)
+def _apply(channel: Channel, kind: int, body: bytes) -> None:
+    if kind == MORE_IN:
+        count = _unpack_number(body)
         if not 0 < count <= channel.sent + IN_ROOM - channel.granted:
             raise RefusedError("it took more input than was sent")
         channel.granted += count
         return
-    channel.received += FRAME + len(frame.body)
+    channel.received += FRAME + len(body)
     if channel.received - channel.consumed > OUT_ROOM:
         raise RefusedError("it sent more output than was allowed")
-    if frame.kind in (OUT, ERR) and frame.body:
-        channel.output.append((frame.kind, frame.body))
-    elif frame.kind == OUT_END:
+    if kind in (OUT, ERR) and body:
+        channel.output.append((kind, body))
+    elif kind == OUT_END:
         channel.ended = True
-    elif frame.kind == DEAF:
+    elif kind == DEAF:
         channel.input_closed = True
-    elif frame.kind == EXIT:
-        channel.status = _unpack_number(frame.body)
+    elif kind == EXIT:
+        channel.status = _unpack_number(body)
         channel.input_closed = True
         channel.exited.set()
     else:
@@ -333,16 +327,6 @@ STALL_MS = 20_000
 """The kernel drops a relay that takes no bytes for this long."""
 
 
-@dataclass
-class _Caller:
-    """A caller that has not authenticated yet."""
-
-    connection: socket.socket
-    address: str
-    hello: Hello
-    until: float
-
-
 class RelayHub:
     """Accepts and authenticates callers, moves all frames. `links`: each node's relay by name."""
 
@@ -356,7 +340,7 @@ class RelayHub:
         self.links: dict[str, Link] = {}
         self.changed = threading.Condition()
         """Notified when a relay has connected or is lost."""
-        self._callers: dict[socket.socket, _Caller] = {}
+        self._callers: dict[socket.socket, Caller] = {}
         """The oldest first."""
         self._closing = False
         self._wake_sent = False
@@ -403,14 +387,14 @@ class RelayHub:
         """Wait for write events only while there is data to send."""
         if link.lost:
             return
-        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if link.has_more else 0)
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if link.outgoing else 0)
         if self._selector.get_key(link.connection).events != events:
             self._selector.modify(link.connection, events, link)
 
     def _handle(self, key: selectors.SelectorKey, events: int) -> None:
         if key.fileobj is self._listener:
             self._accept()
-        elif isinstance(key.data, _Caller):
+        elif isinstance(key.data, Caller):
             self._greet(key.data)
         elif isinstance(key.data, Link):
             self._move_frames(key.data, events)
@@ -436,7 +420,7 @@ class RelayHub:
         if hasattr(socket, "TCP_USER_TIMEOUT"):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, STALL_MS)
         hello = Hello(self._secret, self._expected)
-        caller = _Caller(connection, address, hello, time.monotonic() + GREETING_S)
+        caller = Caller(connection, address, hello, time.monotonic() + GREETING_S)
         self._selector.register(connection, selectors.EVENT_READ, caller)
         self._callers[connection] = caller
         with suppress(OSError):  # it hung up already: `_greet` sees that
@@ -447,7 +431,7 @@ class RelayHub:
         [(busiest, _)] = Counter(caller.address for caller in self._callers.values()).most_common(1)
         self._refuse(next(caller for caller in self._callers.values() if caller.address == busiest))
 
-    def _greet(self, caller: _Caller) -> None:
+    def _greet(self, caller: Caller) -> None:
         try:
             data = caller.connection.recv(512)
             identity = caller.hello.feed(data) if data else None
@@ -465,13 +449,13 @@ class RelayHub:
             self._refuse(caller)
         elif identity:
             self._callers.pop(caller.connection, None)
-            link = Link(caller.connection, caller.address, identity, self._wake)
+            link = Link(caller, identity, self._wake)
             self._selector.modify(caller.connection, selectors.EVENT_READ, link)
             with self.changed:
                 self.links[link.name] = link
                 self.changed.notify_all()
 
-    def _refuse(self, caller: _Caller) -> None:
+    def _refuse(self, caller: Caller) -> None:
         self._callers.pop(caller.connection, None)
         with suppress(KeyError, ValueError):
             self._selector.unregister(caller.connection)

@@ -99,7 +99,7 @@ class TorchrunTransport:
         """Name the ranks that do not answer, those that their torchrun ended last."""
         if not silent:
             return None
-        ended = [m for m in silent if self._hub.ended_by_torchrun(m.rank)]
+        ended = [m for m in silent if m.rank in self._hub.ended_by_torchrun]
         lost = [m for m in silent if m not in ended]
         first = (lost or ended)[0]
         count = f", and {len(lost) - 1} more of its ranks" if len(lost) > 1 else ""
@@ -192,7 +192,7 @@ class RankRemote(Remote):
             raise self._gone_error(str(error)) from error
 
     def _write(self, data: memoryview) -> int:
-        if self._is_released or self._ended or self._hub.why_lost(self._rank):
+        if self._is_released or self._ended or self._rank in self._hub.lost:
             raise BrokenPipeError
         chunk = bytes(data[:CHUNK])
         self._send_order(Feed(self._child, chunk))

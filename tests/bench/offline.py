@@ -13,7 +13,7 @@ from pathlib import Path
 from preflight.core.registry import Registry, load_folder, shipped_folder
 from preflight.fleet.sources import FleetRequest, resolve
 from preflight.run.expected_verdicts import Settings
-from preflight.run.measured import Measured, NoProgress
+from preflight.run.measured import Measured
 from preflight.run.run import Run
 
 
@@ -23,7 +23,7 @@ def main() -> None:
     measured = Measured.decode(Path(sys.argv[1]).read_bytes())
     decoded = time.perf_counter()
     fleet = resolve(FleetRequest(inventory=sys.argv[2]))
-    run = Run(fleet, Registry(load_folder(shipped_folder())), Settings(), NoProgress())
+    run = Run(fleet, Registry(load_folder(shipped_folder())), Settings())
     ready = time.perf_counter()
     expected = run.expected()
     run.replay(measured, expected, lambda *_: None)

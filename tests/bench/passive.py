@@ -22,7 +22,7 @@ from preflight.core.registry import Registry, load_folder, shipped_folder
 from preflight.facts.model import Facts, decode_document
 from preflight.fleet.sources import FleetRequest, resolve
 from preflight.run.expected_verdicts import Settings
-from preflight.run.measured import Measured, NoProgress
+from preflight.run.measured import Measured
 from preflight.run.run import Run
 from preflight.verdict import Outcome
 from tests.bench import synthetic
@@ -87,7 +87,7 @@ def judged(folder: Path) -> Taken:
         facts={facts.host: facts for facts in answers},
     )
     fleet = resolve(FleetRequest(inventory=str(folder / _INVENTORY)))
-    run = Run(fleet, Registry(load_folder(shipped_folder())), Settings(), NoProgress())
+    run = Run(fleet, Registry(load_folder(shipped_folder())), Settings())
     passive = [key for key in run.expected() if run.registry[key[0]].check.stage in _STAGES]
     _, judge = _timed(lambda: run.replay(measured, passive, lambda *_: None))
     known = run.judgement.verdicts()

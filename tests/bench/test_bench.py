@@ -14,7 +14,7 @@ from preflight.fleet.model import Host
 from preflight.fleet.sources import FleetRequest, resolve
 from preflight.history import reading
 from preflight.run.expected_verdicts import Settings
-from preflight.run.measured import Measured, NoProgress
+from preflight.run.measured import Measured
 from preflight.run.run import Run
 from preflight.verdict import Outcome
 from tests.bench import infra, one_node, pairs, passive, synthetic, year
@@ -223,7 +223,7 @@ def test_the_synthetic_fleet_is_judged_by_every_check_and_has_its_planted_faults
     (tmp_path / "fleet.toml").write_text(synthetic.inventory(260))
     measured = Measured.decode(synthetic.measured(260).encode())
     fleet = resolve(FleetRequest(inventory=str(tmp_path / "fleet.toml")))
-    run = Run(fleet, Registry(load_folder(shipped_folder())), Settings(), NoProgress())
+    run = Run(fleet, Registry(load_folder(shipped_folder())), Settings())
     run.replay(measured, run.expected(), lambda *_: None)
     known = run.judgement.verdicts()
     failed = {key for key, verdict in known.items() if verdict.outcome is Outcome.FAIL}

@@ -21,7 +21,7 @@ from preflight.report.page import PAGE
 from preflight.report.ready import Ending
 from preflight.report.since import utc_time
 from preflight.run.expected_verdicts import Settings
-from preflight.run.measured import Measured, NoProgress
+from preflight.run.measured import Measured
 from preflight.run.run import Run
 from preflight.session.verdict_collector import conclude
 
@@ -36,7 +36,6 @@ def main() -> None:
         resolve(FleetRequest(inventory=sys.argv[2])),
         Registry(load_folder(shipped_folder())),
         Settings(),
-        NoProgress(),
     )
     expected = run.expected()
     run.replay(measured, expected, lambda *_: None)

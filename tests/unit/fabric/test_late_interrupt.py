@@ -12,7 +12,6 @@ from preflight.fabric.agents import Agents
 from preflight.fabric.collect import clock_lines
 from preflight.fleet.model import Fleet
 from preflight.run.expected_verdicts import Settings
-from preflight.run.measured import NoProgress
 from preflight.run.run import Run
 from preflight.verdict import Outcome
 from tests.unit.fabric.nodes import HAS_TORCH, fleet, states
@@ -56,7 +55,7 @@ def test_what_was_measured_is_kept_and_judged(monkeypatch: pytest.MonkeyPatch, m
         monkeypatch.setattr("preflight.run.run.clock_lines", Once(clock_lines))
     registry = Registry(load_folder(shipped_folder()))
     hosts = Fleet(hosts=tuple(fleet(2)), origin="a test")
-    run = Run(hosts, registry, Settings(budget_s=90), NoProgress())
+    run = Run(hosts, registry, Settings(budget_s=90))
     with pytest.raises(KeyboardInterrupt):
         run.measure([PAIR], lambda _key, _verdict: None)
     swept: Sweep | None = run.judgement.measured.sweep

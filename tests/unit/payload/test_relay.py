@@ -165,7 +165,7 @@ def test_no_relay_waits_for_one_that_sends(monkeypatch: pytest.MonkeyPatch) -> N
             return super().select(timeout)
 
     class Heard(ours.Opener):
-        def feed(self, data: bytes) -> Iterator[ours.Frame]:
+        def feed(self, data: bytes) -> Iterator[tuple[int, int, bytes]]:
             for frame in super().feed(data):
                 turns[-1] += 1
                 yield frame

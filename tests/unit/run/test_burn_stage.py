@@ -20,7 +20,7 @@ from preflight.fleet.model import Expected, Fleet, Host, Job
 from preflight.run import stages as stage
 from preflight.run.expected_verdicts import Settings
 from preflight.run.judgement import Judgement, stages_needed
-from preflight.run.measured import Measured, NoProgress
+from preflight.run.measured import Measured
 from preflight.run.run import Run
 from preflight.transport.ways import transport_for
 from preflight.verdict import Outcome
@@ -49,7 +49,7 @@ def _run(**settings: object) -> Run:
     )
     checks = Registry(load_folder(shipped_folder()))
     chosen = Settings(tier="standard", fail_fast="never", **settings)  # type: ignore[arg-type]
-    return Run(Fleet(hosts=hosts, origin="a test"), checks, chosen, NoProgress())
+    return Run(Fleet(hosts=hosts, origin="a test"), checks, chosen)
 
 
 def _burn_keys(run: Run) -> list[Key]:

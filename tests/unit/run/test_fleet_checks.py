@@ -16,7 +16,7 @@ from preflight.fleet.nodeset import expand
 from preflight.report.findings import findings, suspicions
 from preflight.report.ready import Ending, exit_code, readiness
 from preflight.run.expected_verdicts import Settings
-from preflight.run.measured import Measured, NoProgress
+from preflight.run.measured import Measured
 from preflight.run.run import Run
 from preflight.verdict import Outcome, Verdict, fail, ok, unknown
 from tests.unit.core.site_checks import write_check
@@ -42,7 +42,7 @@ def _run(folder: Path) -> Run:
     checks = [check for each in (shipped_folder(), folder) for check in load_folder(each)]
     hosts = tuple(Host(name=n, address=n, group=f"g{n[1] > '2':d}") for n in NAMES)
     fleet = Fleet(hosts=hosts, origin="a test")
-    return Run(fleet, Registry(checks), Settings(fail_fast="never"), NoProgress())
+    return Run(fleet, Registry(checks), Settings(fail_fast="never"))
 
 
 def _judged(folder: Path, measured: Measured = HEALTHY) -> tuple[Run, Verdict]:

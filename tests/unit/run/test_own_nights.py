@@ -12,7 +12,7 @@ from preflight.facts.node import Reach
 from preflight.fleet.model import Fleet, Host
 from preflight.history.run_record import Cost
 from preflight.run.expected_verdicts import Settings
-from preflight.run.measured import Measured, NoProgress
+from preflight.run.measured import Measured
 from preflight.run.run import Run
 from preflight.session.stored_run import HistorySession, open_history
 from preflight.verdict import Outcome, Verdict
@@ -35,7 +35,7 @@ REGISTRY = Registry(load_folder(shipped_folder()))
 def _run(history: HistorySession, tonight: Burned, tier: Tier = "deep") -> Run:
     """One night of the only node, which has one GPU of which nothing is expected."""
     planned = plan(NAMES, {}, extent="auto", seed=1, past=history.past, budget_s=60.0, cost=COST)
-    run = Run(FLEET, REGISTRY, Settings(tier=tier), NoProgress(), planned)
+    run = Run(FLEET, REGISTRY, Settings(tier=tier), planned)
     run.judgement.advance(
         Measured(
             nonce="ab" * 16,

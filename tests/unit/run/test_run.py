@@ -16,7 +16,7 @@ from preflight.fleet.model import Expected, Fleet, Host
 from preflight.report.ready import exit_code, readiness
 from preflight.run.expected_verdicts import Settings
 from preflight.run.judgement import stages_needed
-from preflight.run.measured import Measured, NoProgress
+from preflight.run.measured import Measured
 from preflight.run.run import Run
 from preflight.verdict import Outcome, Verdict
 from tests.unit.core.site_checks import write_check
@@ -57,7 +57,7 @@ def _fleet(*, group: str = "train") -> Fleet:
 def _run(*site: Path, fail_fast: FailFast = "never", budget_s: float | None = None) -> Run:
     checks = [check for folder in (shipped_folder(), *site) for check in load_folder(folder)]
     settings = Settings(fail_fast=fail_fast, budget_s=budget_s)
-    return Run(_fleet(), Registry(checks), settings, NoProgress())
+    return Run(_fleet(), Registry(checks), settings)
 
 
 def _without(name: str) -> Measured:
@@ -192,9 +192,7 @@ class _Told(Run):
 def _told(fail_fast: FailFast, *, budget_s: float | None = None) -> tuple[Run, dict[Key, Verdict]]:
     """Run the stages over a fleet where h1 and h2 lack a GPU; return the run and what it found."""
     checks = [c for c in load_folder(shipped_folder()) if c.check.stage != "fabric"]
-    run = _Told(
-        _fleet(), Registry(checks), Settings(fail_fast=fail_fast, budget_s=budget_s), NoProgress()
-    )
+    run = _Told(_fleet(), Registry(checks), Settings(fail_fast=fail_fast, budget_s=budget_s))
     few = {name: replace(facts(name), gpus=gpus(7)) for name in ("h1", "h2")}
     run.brings = replace(HEALTHY, facts={**HEALTHY.facts, **few})
     found: dict[Key, Verdict] = {}
@@ -282,7 +280,7 @@ def _swept(bad: str) -> Measured:
 def _one_round(fail_fast: FailFast = "never") -> Run:
     settings = Settings(fail_fast=fail_fast)
     planned = Planned(rounds=((("h1", "h2"),),), total=3)
-    return Run(_fleet(), Registry(load_folder(shipped_folder())), settings, NoProgress(), planned)
+    return Run(_fleet(), Registry(load_folder(shipped_folder())), settings, planned)
 
 
 @pytest.mark.parametrize("bad", ["h1-h3", "h2-h3"])

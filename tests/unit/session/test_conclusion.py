@@ -10,7 +10,7 @@ from preflight.core.registry import Ledger, Registry, load_folder, shipped_folde
 from preflight.report.outputs import Outputs
 from preflight.report.ready import Ending
 from preflight.run.expected_verdicts import Settings
-from preflight.run.measured import Measured, NoProgress
+from preflight.run.measured import Measured
 from preflight.run.run import Run
 from preflight.session.verdict_collector import Conclusion, conclude
 from preflight.verdict import ok
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def concluded(folder: Path) -> Conclusion:
     """A healthy sweep of four nodes, told of in that folder."""
-    run = Run(fleet(None), Registry(load_folder(shipped_folder())), Settings(), NoProgress())
+    run = Run(fleet(None), Registry(load_folder(shipped_folder())), Settings())
     keys = run.expected(["fabric.allreduce"])
     ledger = Ledger()
     ledger.expect(keys)

@@ -9,7 +9,7 @@ from preflight.burn.units import conditions
 from preflight.core.registry import Entry, Registry
 from preflight.fleet.model import Fleet, Host
 from preflight.run.expected_verdicts import Settings
-from preflight.run.measured import Measured, NoProgress
+from preflight.run.measured import Measured
 from preflight.run.run import Run
 from preflight.session.stored_run import (
     fine_subjects,
@@ -102,7 +102,7 @@ def test_a_placeholder_is_no_serial_number(said: str | None, known: str) -> None
 
 def _run(**changes: object) -> Run:
     fleet = Fleet(hosts=(Host(name="h1", address="h1"), Host(name="h2", address="h2")), origin="x")
-    run = Run(fleet, Registry([]), Settings(), NoProgress())
+    run = Run(fleet, Registry([]), Settings())
     told = {name: facts(name, gpus=gpus(), machine=machine(serial="SN7")) for name in ("h1", "h2")}
     run.judgement.advance(replace(Measured(nonce="ab" * 16, facts=told), **changes))
     return run

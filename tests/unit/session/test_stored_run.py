@@ -16,7 +16,7 @@ from preflight.history import reading
 from preflight.history.place import NAME, parse_place
 from preflight.history.run_record import Cost, Past, RoundRecord
 from preflight.run.expected_verdicts import Settings
-from preflight.run.measured import Measured, NoProgress
+from preflight.run.measured import Measured
 from preflight.run.run import Run
 from preflight.session.stored_run import HistorySession, open_history
 from preflight.verdict import fail, ok
@@ -43,7 +43,7 @@ ENTRIES = (
 def _swept_run() -> Run:
     """All pairs of six nodes; between h1 and h4 nothing came through."""
     planned = plan(NAMES, {}, extent="exhaustive", seed=1, past=Past(), budget_s=60.0, cost=COST)
-    run = Run(FLEET, REGISTRY, Settings(), NoProgress(), planned)
+    run = Run(FLEET, REGISTRY, Settings(), planned)
     told = {name: facts(name) for name in NAMES}
     run.judgement.advance(
         Measured(

@@ -88,8 +88,8 @@ def test_a_rank_that_torchrun_ends_reports_it(job: Callable[..., Job]) -> None:
     follower = ours.follower(1)
     ways = ours.gather()
     follower.send_signal(signal.SIGTERM)
-    until(lambda: ours.hub.why_lost(1))
-    assert ours.hub.ended_by_torchrun(1)
+    until(lambda: ours.hub.lost.get(1))
+    assert 1 in ours.hub.ended_by_torchrun
     with pytest.raises(ReachError, match=r"rank 1 \(\S+, local rank 0\) was ended by its own tor"):
         ways.connect(host(ours, 1), DEADLINE_S)
     assert follower.wait(DEADLINE_S) == 2
