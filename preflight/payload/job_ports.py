@@ -150,6 +150,9 @@ def _receive(connection: socket.socket, length: int) -> bytes:
 HELLO_S = 3.0
 """How long a peer may take to send its greeting, and then to close."""
 
+LINGER_S = 2.0
+"""How long peers that got their reply may take to close, once we stop."""
+
 MOST_PEERS = 512
 """Most open connections: with more, the oldest one is dropped."""
 
@@ -180,10 +183,10 @@ class Listeners:
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
 
-    def close(self, linger_s: float = 2.0) -> None:
+    def close(self) -> None:
         """Stop listening. Peers that got their reply may close first; the others are reset."""
-        os.write(self._stopper, f"{linger_s}\n".encode("ascii"))
-        self._thread.join(linger_s + 1.0)
+        os.write(self._stopper, b"!")
+        self._thread.join(LINGER_S + 1.0)
 
     def _serve(self) -> None:
         while self._turn():
@@ -191,7 +194,7 @@ class Listeners:
         for server in self._listening:
             self._selector.unregister(server)
             server.close()
-        until = time.monotonic() + float(os.read(self._stop, 64))
+        until = time.monotonic() + LINGER_S
         self._selector.unregister(self._stop)
         for peer in [peer for peer in self._peers.values() if not peer.answered]:
             self._drop(peer)

@@ -26,9 +26,6 @@ from .node_files import (
 from .processes import Care, GuardedSurvey, ancestors
 from .procfs import TICKS, Users
 
-_NO_LIMIT = 1 << 60
-"""Bytes: cgroup v1 writes "no limit" as the largest number of pages."""
-
 _MIB = 1 << 20
 
 
@@ -36,15 +33,14 @@ def read_cgroup(mounts: list[node_files.Mount]) -> dict[str, Any]:
     """Return `Cgroup`: the lowest limits of our group and of those above it."""
     cpus, memory, pids = [], [], []
     for folder in _folders(lines("/proc/self/cgroup"), mounts):
-        cpus += [quota_v2(attempt(f"{folder}/cpu.max")), _quota_v1(folder)]
-        memory += [_int_in(f"{folder}/{name}") for name in ("memory.max", "memory.limit_in_bytes")]
-        pids += [_int_in(f"{folder}/pids.max")]
-    lowest = _lowest([limit for limit in memory if limit is not None and limit < _NO_LIMIT])
-    return {
-        "cpus": _lowest(cpus),
-        "memory_mib": None if lowest is None else int(lowest) // _MIB,
-        "pids": _lowest(pids),
-    }
+        quota_v1 = [attempt(f"{folder}/cpu.cfs_{name}_us") for name in ("quota", "period")]
+        cpus.append(quota(attempt(f"{folder}/cpu.max") or " ".join(quota_v1)))
+        memory += [number(f"{folder}/{name}") for name in ("memory.max", "memory.limit_in_bytes")]
+        pids.append(number(f"{folder}/pids.max"))
+    # cgroup v1 writes "no limit" as the largest number of pages.
+    lowest = _lowest(limit for limit in memory if limit != node_files.MOST)
+    memory_mib = None if lowest is None else int(lowest) // _MIB
+    return {"cpus": _lowest(cpus), "memory_mib": memory_mib, "pids": _lowest(pids)}
 
 
 def _folders(own: list[str], mounts: list[node_files.Mount]) -> list[str]:
@@ -72,28 +68,17 @@ def _groups_above(mount: node_files.Mount, path: str) -> list[str]:
     return [folder for folder in folders if os.path.isdir(folder)]
 
 
-def quota_v2(text: str) -> float | None:
-    """Read cpu.max, "200000 100000" or "max 100000": CPUs; None for no limit."""
-    quota, _, period = text.partition(" ")
+def quota(text: str) -> float | None:
+    """Read quota and period, "200000 100000": CPUs; None for no limit ("max 100000", or -1)."""
+    time_us, _, period_us = text.partition(" ")
     try:
-        return round(int(quota) / int(period), 3)
+        cpus = round(int(time_us) / int(period_us), 3)
     except (ValueError, ZeroDivisionError):
         return None
+    return cpus if cpus > 0 else None
 
 
-def _quota_v1(folder: str) -> float | None:
-    quota, period = _int_in(f"{folder}/cpu.cfs_quota_us"), _int_in(f"{folder}/cpu.cfs_period_us")
-    return round(quota / period, 3) if quota and period and quota > 0 else None
-
-
-def _int_in(path: str) -> int | None:
-    try:
-        return int(attempt(path))
-    except ValueError:
-        return None
-
-
-def _lowest(values: list[Any]) -> Any:
+def _lowest(values: Iterable[Any]) -> Any:
     return min((value for value in values if value is not None), default=None)
 
 
@@ -207,11 +192,8 @@ def parse(rows: list[str]) -> dict[str, int] | None:
 
 
 def _limits(values: list[int]) -> dict[str, int]:
-    memlock, memlock_hard, nofile, nofile_hard = (min(limit, _LARGEST_LIMIT) for limit in values)
-    return {
-        "memlock": memlock, "memlock_hard": memlock_hard, "nofile": nofile,
-        "nofile_hard": nofile_hard,
-    }  # fmt: skip
+    names = ("memlock", "memlock_hard", "nofile", "nofile_hard")
+    return {name: min(limit, _LARGEST_LIMIT) for name, limit in zip(names, values)}  # noqa: B905 (Python 3.8)
 
 
 MOST = 3
@@ -311,7 +293,7 @@ def edac(root: str) -> dict[str, Any]:
 
 
 def _dimms(folder: str, controller: str) -> list[dict[str, Any]]:
-    counted_s = _counted_s(folder)
+    counted_s = number(folder + "/seconds_since_reset")
     return [
         {
             "name": attempt(f"{folder}/{dimm}/dimm_label") or clean(f"{controller}/{dimm}"),
@@ -325,16 +307,12 @@ def _dimms(folder: str, controller: str) -> list[dict[str, Any]]:
 
 def _without_dimm(folder: str, controller: str, dimms: list[dict[str, Any]]) -> dict[str, Any]:
     """The controller's errors beyond its DIMMs': old drivers only know rows, or no location."""
-    row = {"name": clean(f"{controller}, no DIMM named"), "counted_s": _counted_s(folder)}
+    counted_s = number(folder + "/seconds_since_reset")
+    row = {"name": clean(f"{controller}, no DIMM named"), "counted_s": counted_s}
     for kind, name in (("corrected", "ce"), ("uncorrected", "ue")):
         unlocated = whole(f"{folder}/{name}_count") - sum(dimm[kind] for dimm in dimms)
         row[kind] = max(0, unlocated)
     return row
-
-
-def _counted_s(folder: str) -> float | None:
-    seconds = number(folder + "/seconds_since_reset")
-    return None if seconds is None else float(seconds)
 
 
 _ENOUGH = 4096

@@ -440,7 +440,7 @@ def survivor(pid: int, what: str) -> dict[str, Any] | None:
     stat = look(pid)
     if stat is None:
         return None
-    user, command = clean(login_name(Users(patient=False))), f"{what} {bracketed_name(stat)}"
+    user, command = clean(login_name()), f"{what} {bracketed_name(stat)}"
     return {**_stat_fields(stat, user, command), "wchan": procfs.wchan(pid), "ours": True}
 
 

@@ -294,9 +294,9 @@ def _from_directory(uid: int) -> str:
         return ""
 
 
-def login_name(users: Users) -> str:
+def login_name() -> str:
     """Return this login's name; USER's value if only a directory has the name."""
-    name = users.name(os.geteuid())
+    name = Users(patient=False).name(os.geteuid())
     return os.environ.get("USER", name) if name.isdigit() else name
 
 

@@ -10,7 +10,6 @@ import os
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from itertools import takewhile
 from typing import Any, Dict
 
 from . import node_files
@@ -295,7 +294,7 @@ def _acs(root: str, gpus: list[str], nics: list[str]) -> list[dict[str, Any]] | 
 
 def _ports_between(a: tuple[str, ...], b: tuple[str, ...]) -> list[str]:
     """The ports below the switch that two devices share; none if they share only the root."""
-    shared = sum(1 for _ in takewhile(lambda steps: steps[0] == steps[1], zip(a, b)))  # noqa: B905 (3.8)
+    shared = len(os.path.commonprefix([a, b]))  # noqa: RUF071 (of steps)
     # All devices behind one root port share it and the root complex: that is no switch.
     if shared < 3:  # noqa: PLR2004 (pciXXXX:XX, root port, upstream port of a switch)
         return []

@@ -72,24 +72,19 @@ class Ladder:
     """Measures the sizes in ascending order. All ends take every decision together."""
 
     def __init__(
-        self,
-        torch: Any,
-        group: process_groups.Group,
-        go: plan.Go,
-        ends: verify.Ends,
-        alive: Callable[[str, float], None],
+        self, context: Context, group: process_groups.Group, go: plan.Go, ends: verify.Ends
     ) -> None:
         self.timings: list[dict[str, Any]] = []
         self.data: verify.Data | None = None
         """The data of the last size."""
         self.spoilt = False
         """Whether that size's data were wrong at any end."""
-        self._torch = torch
+        self._torch = context.torch
         self._group = group
         self._go = go
         self._rank = ends.rank
         self.keys = ends.keys
-        self._alive = alive
+        self._alive = context.alive
         self._beaten = 0.0
 
     def climb(self, begun: float, base: float, *, soak: bool = True) -> None:
@@ -346,7 +341,7 @@ def climb_ladder(
     met = time.monotonic()
     context.alive("pair", go.op_s + BEAT_S + MARGIN_S)
     started_s, setup_ms = clocks.now_s(), round((met - begun) * 1000.0, 1)
-    ladder = Ladder(context.torch, group, go, ends, context.alive)
+    ladder = Ladder(context, group, go, ends)
     ladder.climb(begun, met, soak=soak)
     fields = {"started_s": started_s, "setup_ms": setup_ms, "timings": ladder.timings}
     return ladder, {**fields, "net": printable(context.transport.words())}
@@ -389,7 +384,7 @@ def _look_into(context: Context, turn: plan.PairOfRound, name: str, ladder: Ladd
         context.alive("pair", connect_s(context.rail.go) + BEAT_S)
         group = context.connect(f"pair/{name}/1", reverse.rank)
         ends = _ends(context, reverse)
-        again = Ladder(context.torch, group, context.rail.go, ends, context.alive)
+        again = Ladder(context, group, context.rail.go, ends)
         repeated = again.repeat(data.size_bytes, _REPEATS, data.dtype)
         times = repeated.wrong.times if repeated.wrong else 0
         swapped = f"with the roles swapped {times} of {_REPEATS}"

@@ -19,7 +19,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from datetime import timedelta
 from typing import Any
 
@@ -197,17 +197,9 @@ up to TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC, and the process ends by os._exit."""
 class Group:
     """A connected group: `reduce` blocks with gloo, and enqueues with NCCL."""
 
-    def __init__(
-        self,
-        torch: Any,
-        raw: Any,
-        device: Any,
-        op_s: float,
-        abort: Callable[[], None] | None = None,
-    ) -> None:
+    def __init__(self, torch: Any, raw: Any, device: Any, op_s: float) -> None:
         self.device = device
         self._raw = raw
-        self._abort = abort
         dist = torch.distributed
         self._sum = _options(dist, dist.ReduceOp.SUM, op_s)
         self._smallest = _options(dist, dist.ReduceOp.MIN, op_s)
@@ -217,9 +209,12 @@ class Group:
         self._raw.allreduce([tensor], self._smallest if smallest else self._sum).wait()
 
     def close(self) -> None:
-        """Free NCCL's memory and connections; gloo's are freed with the last reference."""
-        if self._abort is not None:
-            self._abort()
+        """Abort NCCL's communicators, which frees them; gloo's end with the last reference.
+
+        `_shutdown` aborts until torch 2.5; since 2.6 it waits.
+        """
+        if self._raw in _undestroyed:
+            (self._raw.abort if hasattr(self._raw, "abort") else self._raw._shutdown)()
 
 
 def _options(dist: Any, operator: Any, op_s: float) -> Any:
@@ -265,16 +260,11 @@ def _nccl(torch: Any, store: Any, rank: int, rail: plan.Rail, size: int) -> Grou
     options._timeout = timedelta(seconds=_WATCHDOG_S)
     raw = nccl(store, rank, size, options)
     _undestroyed.append(raw)
-    group = Group(torch, raw, device, _WATCHDOG_S, lambda: _abort(raw))
+    group = Group(torch, raw, device, _WATCHDOG_S)
     # NCCL connects at the first operation; that belongs to the set-up.
     group.reduce(torch.zeros(1, dtype=torch.int32, device=device))
     torch.cuda.synchronize()
     return group
-
-
-def _abort(raw: Any) -> None:
-    """Abort the communicators: `_shutdown` does so until torch 2.5; since 2.6 it waits."""
-    (raw.abort if hasattr(raw, "abort") else raw._shutdown)()
 
 
 STORE = "store"

@@ -8,7 +8,6 @@ By default NCCL may send one GPU's data over another GPU's NIC, and hide the one
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
 import socket
@@ -195,7 +194,7 @@ def nearest(root: str, gpu_bus_id: str, allowed: str = "") -> tuple[str, ...]:
     for name in names(folder):
         if permits(allowed, name) and active(f"{folder}/{name}"):
             nic = node_files.pci_path(f"{folder}/{name}/device")
-            shared[name] = _shared_steps(gpu or [], nic or [])
+            shared[name] = len(os.path.commonprefix([gpu or [], nic or []]))  # noqa: RUF071 (of steps)
     longest = max(shared.values(), default=0)
     if longest <= _ROOT_ONLY:
         return ()
@@ -211,11 +210,6 @@ def permits(spec: str, name: str) -> bool:
     names = [word.partition(":")[0] for word in spec.lstrip("^=").split(",") if word]
     hit = any(name == pattern if exact else name.startswith(pattern) for pattern in names)
     return not names or hit != exclude
-
-
-def _shared_steps(left: list[str], right: list[str]) -> int:
-    """How many steps from the root two paths share."""
-    return len(list(itertools.takewhile(lambda step: step[0] == step[1], zip(left, right))))  # noqa: B905 - Python 3.8
 
 
 def active(device: str) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from sweep import (
@@ -64,7 +65,8 @@ def climb(partner: Any, **changes: Any) -> pair.Ladder:
     """A whole ladder with such a partner; it has all the time there is."""
     go = plan.read({**GO, **changes})
     keys = [verify.key(go.seed, 0, rank) for rank in (0, 1)]
-    climbed = pair.Ladder(torch, partner, go, verify.Ends(keys, 0), lambda *_: None)
+    context: Any = SimpleNamespace(torch=torch, alive=lambda *_: None)
+    climbed = pair.Ladder(context, partner, go, verify.Ends(keys, 0))
     climbed.climb(1e18, time.monotonic())
     return climbed
 

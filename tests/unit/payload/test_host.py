@@ -230,7 +230,7 @@ def test_no_damaged_file_breaks_the_probe(lines: list[str]) -> None:
     host.system(lines)
     host.cpu(lines)
     for line in lines:
-        host.quota_v2(line)
+        host.quota(line)
     problems: list[str] = []
     host._try_read("memory", lambda: host.parse_memory(lines, lines), problems)
     host._try_read("cpus", lambda: [node_files.cpus_in(line) for line in lines], problems)
