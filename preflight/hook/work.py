@@ -121,7 +121,7 @@ def work(words: Sequence[str], began: float, send_settings: Callable[..., None])
         assessment = Assessment(node=name, trouble=str(error))
         code = UNHEALTHY if options.fail_closed else HEALTHY
         decision = Decision("none", code, log=notes(assessment))
-        return _result(options, call, assessment, decision)
+        return _result(options, Document(call=call, assessment=assessment, decision=decision))
     prolog = options.occasion == "prolog"
     budget_s = config.budget_s if prolog else config.healthcheck_budget_s
     send_settings(budget_s=budget_s, observing=bool(why_observing(config)), log=config.log)
@@ -180,27 +180,21 @@ def _act_and_report(
 ) -> HookResult:
     """Decide, carry it out and report it; last.json then also holds what was done."""
     assessment, unwritten = _save_findings(inspection, call, config, options)
+    document = Document(call=call, assessment=assessment)
     if options.plain:
-        return _result(options, call, assessment, None, unwritten)
-    decision = act(call, assessment, config, end_s)
+        return _result(options, document, unwritten)
+    document = replace(document, decision=act(call, assessment, config, end_s))
     if _has_news(assessment):
         try:
-            document = Document(call=call, assessment=assessment, decision=decision)
             write(config.state_dir, document)
         except (OSError, UsageError) as error:
             unwritten = unwritten or f"cannot write {config.state_dir / NAME}: {reason_of(error)}"
-    return _result(options, call, assessment, decision, unwritten)
+    return _result(options, document, unwritten)
 
 
-def _result(
-    options: Options,
-    call: Call,
-    assessment: Assessment,
-    decision: Decision | None,
-    unwritten: str = "",
-) -> HookResult:
+def _result(options: Options, document: Document, unwritten: str = "") -> HookResult:
     """Turn the outcome into exit code, output and log line; with --plain there is no decision."""
-    document = Document(call=call, assessment=assessment, decision=decision)
+    assessment, decision = document.assessment, document.decision
     text = document.text() if options.json else ""
     is_drain = decision is not None and decision.action == "drain"
     level: Level = "error" if assessment.trouble or unwritten or is_drain else "warning"

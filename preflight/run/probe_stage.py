@@ -152,17 +152,13 @@ def _no_answer(host: Host, error: Exception) -> ReachError:
 
 
 def _ask(
-    connection: Connection,
-    host: Host,
-    request: dict[str, Any],
-    site_modules: SiteCode,
-    timeout_s: float,
+    connection: Connection, host: Host, request: dict[str, Any], code: SiteCode, timeout_s: float
 ) -> tuple[Facts, Clock]:
     deadlines = {"deadline_s": timeout_s, "driver_deadline_s": min(DRIVER_S, timeout_s / 2)}
     request = {**request, **deadlines}
     began = time.monotonic()
     asked_at_s = _EPOCH_S + began
-    session = start_payload(connection, host, "probe", request, timeout_s, modules=site_modules)
+    session = start_payload(connection, host, "probe", request, timeout_s, modules=code)
     with closing(session) as payload:
         payload.finish()
         document = payload.read(timeout_s + 2)

@@ -142,8 +142,8 @@ class Run:
                         interface_mismatches(self.fleet, self.judgement.measured.facts)
                     if self._judge_stage(stage, keys, notify):
                         why = f"stopped after the {stage} stage (fail-fast); {_CONTINUE}"
-                        for later in STAGES[STAGES.index(stage) + 1 :][:1]:
-                            self._skip_from(later, not_run(why, stopped=True))
+                        if later := STAGES[STAGES.index(stage) + 1 :]:
+                            self._skip(later, not_run(why, stopped=True))
                         break
         finally:
             self.close()
@@ -174,7 +174,8 @@ class Run:
             return  # they came with `reach`
         left_s = self._ends - time.monotonic()
         if left_s < least_s(stage):
-            self._skip_from(stage, out_of_time(stage, self.settings.wall_s))
+            verdict = out_of_time(stage, self.settings.wall_s)
+            self._skip(STAGES[STAGES.index(stage) :], verdict)
         elif stage == "reach":
             self._probe(left_s)
         elif stage == "net":
@@ -348,34 +349,31 @@ class Run:
         self, stage: Stage, selected: Sequence[Key], notify: Callable[[Key, Verdict], None]
     ) -> bool:
         """Judge the stage's selected subjects; return whether the run must stop here."""
-        fail_fast = self.settings.fail_fast
+        fail_fast, keys = self.settings.fail_fast, [*selected, *self.repairs]
         checks = {entry.check.id for entry in self.registry if entry.check.stage == stage}
         try:
-            for key in [key for key in (*selected, *self.repairs) if key[0] in checks]:
+            for key in [key for key in keys if key[0] in checks]:
                 verdict = self.judgement.verdict(*key)
                 self.on_verdict(*key, verdict)
                 if verdict.outcome not in _FINE:
                     notify(key, verdict)
                     self._any_failed = self._any_failed or verdict.makes_not_ready
                 if self._any_failed and fail_fast == "first":
-                    self._skip_unjudged([*selected, *self.repairs])
+                    judged = self.judgement.verdicts()
+                    self.stopped = [key for key in keys if key not in judged]
+                    for unjudged in self.stopped:
+                        self.judgement.skip(*unjudged, STOPPED_AT_FIRST)
                     return True
         finally:
             self.on_judged()
         # Reach and facts are one round trip, so their findings are shown together.
         return self._any_failed and fail_fast == "stage" and stage != "reach"
 
-    def _skip_unjudged(self, selected: Sequence[Key]) -> None:
-        verdicts = self.judgement.verdicts()
-        self.stopped = [key for key in selected if key not in verdicts]
-        for key in self.stopped:
-            self.judgement.skip(*key, STOPPED_AT_FIRST)
-
-    def _skip_from(self, stage: Stage, verdict: Verdict) -> None:
-        """Skip this stage and all later ones; a reason that is already recorded stands."""
+    def _skip(self, stages: Sequence[Stage], verdict: Verdict) -> None:
+        """Skip these stages; a reason that is already recorded stands."""
         skipped = dict(self.judgement.measured.skipped)
-        for later in STAGES[STAGES.index(stage) :]:
-            skipped.setdefault(later, verdict)
+        for stage in stages:
+            skipped.setdefault(stage, verdict)
         self._update(skipped=skipped)
 
     def _update(self, **parts: object) -> None:

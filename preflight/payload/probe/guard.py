@@ -40,13 +40,16 @@ Some compilers put the second into the third, in which a process sleeps for no o
 class Clock:
     """CLOCK_MONOTONIC without the time in which this process, or its child, could not run.
 
-    No deadline may pass during SIGSTOP, in a frozen container, or while a machine migrates.
+    No deadline may pass during SIGSTOP, in a frozen container, or while a machine migrates. It is
+    read at every tick of a wait: a tick that comes late shows how long this process could not run.
     """
 
     def __init__(self) -> None:
-        self.stood_s = 0.0
+        self.stopped_s = 0.0
         """How long this process was stopped since `bound`, without waits for a CPU."""
-        self._lost_s = self._last_s = self._cpu_s = 0.0
+        self._excluded_s = 0.0
+        self._tick_s = self._cpu_s = 0.0
+        """The last tick, and the time in which this process had a CPU or waited for one by then."""
         self._end_s: float | None = None
 
     def bound(self, deadline: float) -> None:
@@ -54,30 +57,30 @@ class Clock:
 
         Without `bound` this is CLOCK_MONOTONIC, for an entry that counts pauses.
         """
-        self._end_s, self._last_s, self._cpu_s = deadline, time.monotonic(), sum(_scheduled("self"))
+        self._end_s, self._tick_s, self._cpu_s = deadline, time.monotonic(), sum(_scheduled("self"))
 
     def now(self) -> float:
         """Seconds. Call it several times a second: a longer gap counts as a pause."""
         now_s = time.monotonic()
         if self._end_s is not None:
-            late_s, cpu_s = now_s - self._last_s - _TICK_S, sum(_scheduled("self"))
+            late_s, cpu_s = now_s - self._tick_s - _TICK_S, sum(_scheduled("self"))
             stopped_s = late_s - (cpu_s - self._cpu_s)
-            self._lost_s += max(0.0, late_s - _TICK_SLACK_S)
-            self.stood_s += stopped_s if stopped_s > _TICK_SLACK_S else 0.0
-            self._last_s, self._cpu_s = now_s, cpu_s
-        return now_s - self._lost_s
+            self._excluded_s += max(0.0, late_s - _TICK_SLACK_S)
+            self.stopped_s += stopped_s if stopped_s > _TICK_SLACK_S else 0.0
+            self._tick_s, self._cpu_s = now_s, cpu_s
+        return now_s - self._excluded_s
 
     def left_s(self, until: float) -> float:
         """Seconds until `until`, or until the end of all waiting if sooner; not below 0."""
         left_s = until - self.now()
         if self._end_s is not None:
-            left_s = min(left_s, self._end_s - self._last_s)
+            left_s = min(left_s, self._end_s - self._tick_s)
         return max(0.0, left_s)
 
     def skip(self, seconds: float) -> None:
         """Exclude the last `seconds`, in which the child was stopped."""
         if self._end_s is not None:
-            self._lost_s += seconds
+            self._excluded_s += seconds
 
 
 clock = Clock()
@@ -105,10 +108,8 @@ class Calls:
     def note(self, since: float, now: float, waited_s: float) -> None:
         """In the parent: add a tick; two calls in one tick share it at the second one's start."""
         before, (self._current,) = self._current, struct.unpack_from("d", self._shared, 0)
-        shares = {before: waited_s}
-        if self._current != before:
-            shares = {before: self._current - since, self._current: now - self._current}
-        for began, share_s in shares.items():
+        border = now if self._current == before else self._current
+        for began, share_s in ((before, border - since), (self._current, now - border)):
             more_s = max(0.0, min(waited_s, share_s))
             self._waited_s[began] = self._waited_s.get(began, 0.0) + more_s
 
@@ -132,22 +133,23 @@ class Waiting:
     def __init__(self, pid: int, calls: Calls | None) -> None:
         self.seconds = 0.0
         self.began = time.monotonic()
-        self.calls = calls or Calls()
-        self._pid = pid
-        self._last_look = self._look()
+        self._calls, self._pid = calls, pid
+        self._tick = self._read_clocks()
 
     def note(self, state: str) -> None:
-        """Add the time since the last call; `state` is the child's state, "" if it ended."""
-        before, self._last_look = self._last_look, self._look()
-        passed_s, stopped_s, ran_s, starved_s = (b - a for a, b in zip(before, self._last_look))  # noqa: B905 (Python 3.8)
+        """Add the time since the last tick; `state` is the child's state, "" if it ended."""
+        before, self._tick = self._tick, self._read_clocks()
+        passed_s, stopped_s, ran_s, starved_s = (b - a for a, b in zip(before, self._tick))  # noqa: B905 (Python 3.8)
         waited_s = ran_s if state == "R" else max(0.0, passed_s - stopped_s - starved_s)
         if state in _STOPPED:
             waited_s = 0.0
         self.seconds += waited_s
-        self.calls.note(before[0], self._last_look[0], waited_s)
+        if self._calls is not None:
+            self._calls.note(before[0], self._tick[0], waited_s)
 
-    def _look(self) -> tuple[float, ...]:
-        return (time.monotonic(), clock.stood_s, *_scheduled(self._pid))
+    def _read_clocks(self) -> tuple[float, ...]:
+        """The time, this process's own stops, and the child's times with and without a CPU."""
+        return (time.monotonic(), clock.stopped_s, *_scheduled(self._pid))
 
 
 _STOPPED = ("T", "t")

@@ -160,7 +160,7 @@ def run(request: Message, lines: Read, emit: Emit) -> None:
     peer = request.get("towards")
     source_child = guard.spawn(network.source_address, str(peer)) if peer else None
     machine = host.Machine(root, stuck)
-    facts.update(_driver(query, driver_s, problems))
+    facts.update(_driver(query, calls, driver_s, problems))
     asks_smi = facts["driver"]["state"] == "answered" and not request.get("spare")
     matrix = nvml.start() if asks_smi else None
     gpu_mib = _gpu_mib_by_pid(facts["gpus"] or [])
@@ -200,7 +200,9 @@ def _identity(nonce: str) -> dict[str, Any]:
     }
 
 
-def _driver(query: guard.Child, most_s: float, problems: list[str]) -> dict[str, Any]:
+def _driver(
+    query: guard.Child, calls: guard.Calls, most_s: float, problems: list[str]
+) -> dict[str, Any]:
     """Return the sections that need the driver; a driver that does not answer is `hung`.
 
     A call's time counts only while the reader waited for the driver: `guard.Calls`.
@@ -218,12 +220,10 @@ def _driver(query: guard.Child, most_s: float, problems: list[str]) -> dict[str,
     driver = sections["driver"]
     driver["seconds"] = round(waiting.seconds, 3)
     if "opening" in sections:
-        driver["init_s"] = round(waiting.calls.waited_s(*sections.pop("opening")), 3)
-        slowest = max(
-            ((waiting.calls.waited_s(*times), call) for *times, call in sections.pop("timed")),
-            default=(0.0, ""),
-        )
-        driver["slowest_s"], driver["slowest_call"] = round(slowest[0], 3), slowest[1]
+        driver["init_s"] = round(calls.waited_s(*sections.pop("opening")), 3)
+        timed = ((calls.waited_s(*times), call) for *times, call in sections.pop("timed"))
+        slowest_s, driver["slowest_call"] = max(timed, default=(0.0, ""))
+        driver["slowest_s"] = round(slowest_s, 3)
     if not answered and waiting.seconds < most_s:
         driver["paused_s"] = round(passed_s - waiting.seconds, 3)
     if not has_ended:

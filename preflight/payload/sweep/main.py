@@ -134,7 +134,7 @@ def run(request: dict[str, Any], read_line: Read, emit: Emit) -> None:
         server = _host_store(go.address)
         store = (go.address, server.port)
         emit({"event": "store", "port": server.port})
-    _sweep(go, store, emit, request.get("job_rail"), orders.more)
+    _sweep(go, store, emit, request.get("job_rail"), orders)
     # Only now: a fork while another thread is inside of torch would copy its locks, for ever.
     if server is not None:
         process_groups.host(go, store, orders.shared)
@@ -162,28 +162,23 @@ def _host_store(address: str) -> Any:
 
 
 def _sweep(
-    go: plan.Go,
-    store: tuple[str, int],
-    emit: Emit,
-    job_rail: int | None,
-    more: queue.Queue[dict[str, Any]],
+    go: plan.Go, store: tuple[str, int], emit: Emit, job_rail: int | None, orders: agent.Orders
 ) -> None:
-    """Fork the rails and relay their accounts, each through pipes of its own.
+    """Fork the rails and relay their accounts and orders, each through pipes of its own.
 
-    `job_rail`: the only one, if this is a rank that the job's own torchrun started. `more`: orders
-    after the last round.
+    `job_rail`: the only one, if this is a rank that the job's own torchrun started.
     """
     rails = go.own_rails if job_rail is None else [job_rail]
-    accounts, orders = [os.pipe() for _ in rails], [os.pipe() for _ in rails]
+    accounts, further = [os.pipe() for _ in rails], [os.pipe() for _ in rails]
     try:
         local = network.source_address(go.towards)
         for index, rail in enumerate(rails):
             gpu = index if job_rail is None else gpu_of_rank()
             rail_plan = plan.Rail(go, rail, local, store, gpu)
-            start_rail(rail_plan, writing=accounts[index][1], orders=orders[index][0])
+            start_rail(rail_plan, writing=accounts[index][1], orders=further[index][0])
         pipes = {rail: accounts[index][0] for index, rail in enumerate(rails)}
         _in_thread(_relay, pipes, emit)
-        _in_thread(_forward, more, [into for _, into in orders])
+        _in_thread(_forward, orders.more, [into for _, into in further])
     except OSError as error:  # no route to the others, or no new process
         emit({"event": "trouble", "error": f"{type(error).__name__}: {short(error)}"})
         emit({"event": "done"})

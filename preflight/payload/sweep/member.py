@@ -107,7 +107,7 @@ def _climb(context: Context, members: _Members, report: dict[str, Any]) -> None:
     ladder, fields = climb_ladder(context, group, ends, larger, soak=False)
     report.update(fields)
     if ladder.spoilt and ladder.data is not None and ladder.data.wrong:
-        alone = "right" if ladder.data.is_right_alone(keys) else "WRONG: it is this device"
+        alone = "right" if ladder.data.is_right_alone() else "WRONG: it is this device"
         alone = f"its own sum of the same data is {alone}"
         raise NotMeasured("corrupt", f"{ladder.data.words()}; {alone}")
 

@@ -82,8 +82,7 @@ class Ladder:
         self._torch = context.torch
         self._group = group
         self._go = go
-        self._rank = ends.rank
-        self.keys = ends.keys
+        self._ends = ends
         self._alive = context.alive
         self._beaten = 0.0
 
@@ -115,7 +114,7 @@ class Ladder:
     def repeat(self, size_bytes: int, operations: int, dtype: str) -> verify.Data:
         """Do `operations` more all-reduces of one size, each checked; return their data."""
         torch, device = self._torch, self._group.device
-        data = verify.Data(torch, device, size_bytes, self.keys, self._rank, each=True, dtype=dtype)
+        data = verify.Data(torch, device, size_bytes, self._ends, each=True, dtype=dtype)
         for _ in range(operations):
             self._group.reduce(data.buffer)
             data.check()
@@ -155,7 +154,7 @@ class Ladder:
 
     def _step(self, rung: plan.Rung, phase: str, box_s: float, base: float) -> None:
         """Run one size: warm-ups, a few timed iterations, and as many more as both ends can."""
-        data = verify.Data(self._torch, self._group.device, rung.size_bytes, self.keys, self._rank)
+        data = verify.Data(self._torch, self._group.device, rung.size_bytes, self._ends)
         self.data = data
         clock: clocks.Clock = (
             clocks.CudaClock(self._torch, rung.size_bytes, self._beat)
@@ -378,7 +377,7 @@ def _look_into(context: Context, turn: plan.PairOfRound, name: str, ladder: Ladd
     data = ladder.data
     assert data is not None
     wrong = data.words() if data.wrong else ""
-    alone = data.is_right_alone(ladder.keys)
+    alone = data.is_right_alone()
     reverse = replace(turn, rank=1 - turn.rank)
     try:
         context.alive("pair", connect_s(context.rail.go) + BEAT_S)

@@ -112,16 +112,9 @@ class Data:
     """One size's buffer, its data, and the expected result."""
 
     def __init__(
-        self,
-        torch: Any,
-        device: Any,
-        size_bytes: int,
-        keys: list[int],
-        rank: int,
-        *,
-        each: bool | None = None,
-        dtype: str = "int32",
-    ) -> None:
+        self, torch: Any, device: Any, size_bytes: int, ends: Ends, *,
+        each: bool | None = None, dtype: str = "int32",
+    ) -> None:  # fmt: skip
         self.size_bytes = size_bytes
         self.dtype = dtype
         words = torch.empty(max(1, size_bytes // 4), dtype=torch.int32, device=device)
@@ -130,13 +123,14 @@ class Data:
         self.wrong: WrongResult | None = None
         large = size_bytes >= EACH_FROM_BYTES or not self.buffer.is_cuda
         self.checks_each = large if each is None else each
-        fill(torch, self.buffer, keys[rank], len(keys))
+        fill(torch, self.buffer, ends.keys[ends.rank], len(ends.keys))
         self._torch = torch
         self._own_data = self.buffer.clone()
-        self._expected = expected(torch, self.buffer, keys)
+        self._keys = ends.keys
+        self._expected = expected(torch, self.buffer, ends.keys)
         bits = torch.int16 if self.buffer.element_size() == _SHORT else torch.int32
         self._bits, self._wanted_bits = self.buffer.view(bits), self._expected.view(bits)
-        self._pair = len(keys) == _PAIR
+        self._pair = len(ends.keys) == _PAIR
         self._reports: list[Any] = []
         """Reports of a device, (wrong or not, where, what), which are read later."""
 
@@ -173,11 +167,10 @@ class Data:
             f"{self.operations}; {wrong.times} of them were wrong here"
         )
 
-    def is_right_alone(self, keys: list[int]) -> bool:
+    def is_right_alone(self) -> bool:
         """Whether this device computes the expected sum again, without a network."""
-        return bool(
-            self._torch.equal(self._expected, expected(self._torch, self.buffer, reversed(keys)))
-        )
+        again = expected(self._torch, self.buffer, reversed(self._keys))
+        return bool(self._torch.equal(self._expected, again))
 
     def _compare_small(self, group: Any) -> None:
         doublings = self.operations - 1

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow  # torch is imported
 def test_small_data_on_a_gpu_are_compared_after_the_last_operation(flip_at: int, seen: int) -> None:
     """After many doublings in place bits are lost, so one more operation is made for it."""
     keys = [verify.key(7, 0, rank) for rank in (0, 1)]
-    data = verify.Data(torch, torch.device("cpu"), 64, keys, 0, each=False)
+    data = verify.Data(torch, torch.device("cpu"), 64, verify.Ends(keys, 0), each=False)
     partner = Partner(flip_at)
     for _ in range(12 if seen == 12 else 40):
         partner.reduce(data.buffer)
@@ -101,7 +101,8 @@ def test_sums_that_go_wrong_in_one_type_only_name_it(monkeypatch: pytest.MonkeyP
 def test_float_sums_are_exact_in_any_order_and_use_all_bits(dtype: str, ends: int) -> None:
     """So they are compared to the bit; a flipped one is found, with its type."""
     keys = [verify.key(7, 0, rank) for rank in range(ends)]
-    data = verify.Data(torch, torch.device("cpu"), 1 << 16, keys, 0, each=True, dtype=dtype)
+    own = verify.Ends(keys, 0)
+    data = verify.Data(torch, torch.device("cpu"), 1 << 16, own, each=True, dtype=dtype)
     parts = [torch.empty_like(data.buffer) for _ in keys]
     for part, key in zip(parts, keys, strict=True):
         verify.fill(torch, part, key, ends)
@@ -117,7 +118,7 @@ def test_float_sums_are_exact_in_any_order_and_use_all_bits(dtype: str, ends: in
         data.buffer.copy_(total)
         data.check()
     assert bool(data.wrong) is False
-    assert data.is_right_alone(keys)
+    assert data.is_right_alone()
     data.buffer.copy_(total)
     data.buffer.view(torch.int16)[5] ^= 1
     data.check()
@@ -171,7 +172,7 @@ def test_three_rails_of_a_node_all_reduce_and_wrong_data_name_one(
 def test_small_data_of_many_ends_are_compared_by_one_more_operation(ends: int) -> None:
     """In place the sum grows by their number each time: only a fresh one can be compared."""
     keys = [verify.key(7, 0, rank) for rank in range(ends)]
-    data = verify.Data(torch, torch.device("cpu"), 64, keys, 0, each=False)
+    data = verify.Data(torch, torch.device("cpu"), 64, verify.Ends(keys, 0), each=False)
 
     class Others:
         def reduce(self, tensor: Any) -> None:

@@ -185,7 +185,7 @@ def test_a_reader_that_breaks_differs_from_a_driver_that_refuses() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     for work in (breaks, dies):
-        answer = main._driver(guard.spawn(work), 30, [])
+        answer = main._driver(guard.spawn(work), guard.Calls(), 30, [])
         assert answer["driver"]["state"] == "error"
         assert answer["driver"]["error"].startswith(nvml_calls.OWN_ERROR)
 
