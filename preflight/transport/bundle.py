@@ -92,17 +92,11 @@ _PYTHON = re.compile(r"python[0-9.]*")
 _pack_lock = threading.Lock()
 
 
-class _Bound(msgspec.Struct, frozen=True):
-    """The part of a request that binds its answer to this run."""
-
-    nonce: str
-
-
 def start_payload(
     connection: Connection,
     host: Host,
     entry: str,
-    request: bytes | Mapping[str, Any],
+    request: Mapping[str, Any],
     timeout_s: float,
     *,
     limit: int = OUTPUT_LIMIT,
@@ -112,15 +106,13 @@ def start_payload(
 ) -> PayloadSession:
     """Send the payload and its request to a node; `PayloadSession.read` then gives its answers.
 
-    `entry`: "probe", "ports", "burn", "outputs", "sweep", "stacks". `request`: one JSON object with
-    at least "nonce". `timeout_s` ends all of it, on the node too. `limit`: most bytes of the
-    answer.
-    `modules`: a site's own modules, which are sent too.
+    `entry`: "probe", "ports", "burn", "outputs", "sweep", "stacks". `request`: what it needs, and
+    the run's "nonce". `timeout_s` ends all of it, on the node too. `limit`: most bytes of the
+    answer. `modules`: a site's own modules, which are sent too.
     `environ`: variables for the node's Python, besides those of the login. A rank of the job has
     the job's own already.
     """
-    request_line = request if isinstance(request, bytes) else msgspec.json.encode(request)
-    nonce = msgspec.json.decode(request_line, type=_Bound).nonce
+    nonce: str = request["nonce"]  # before anything is started
     if isinstance(connection, HasPayload):
         packed = b""
         remote = connection.start_entry(entry, timeout_s=timeout_s, limit=limit)
@@ -129,7 +121,7 @@ def start_payload(
         argv = boot_argv(host.python, entry, len(packed), environ)
         remote = connection.start(argv, timeout_s=timeout_s, limit=limit)
     session = PayloadSession(remote, host.python, nonce, timeout_s)
-    session.push(packed + request_line.replace(b"\n", b" ") + b"\n")
+    session.push(packed + msgspec.json.encode(request) + b"\n")
     return session
 
 

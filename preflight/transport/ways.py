@@ -114,9 +114,8 @@ class Ways:
         """Return the transport of every node by name, without those not found out in time."""
         hosts = [host for group in self._hosts.values() for host in group]
         fan_out(self._hosts.get("ssh", ()), self.choose, deadline_s=deadline_s, at_most=MOST_ASKED)
-        fixed = {host.name: Choice(host.transport) for host in hosts if host.transport != "ssh"}
-        ways = fixed | self._chosen
-        return {host.name: ways[host.name] for host in hosts if host.name in ways}
+        known = (host for host in hosts if host.transport != "ssh" or host.name in self._chosen)
+        return {host.name: self.choose(host) for host in known}
 
     def connect(self, host: Host, timeout_s: float) -> Connection:
         """Log in to a node; raises ReachError that says which step failed."""

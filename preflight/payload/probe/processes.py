@@ -188,8 +188,8 @@ class Allowances:
 
     def __init__(self) -> None:
         self._users: dict[int, int | None] = {}
-        self._bytes: dict[int | None, int] = {}
-        self._files: dict[int | None, int] = {}
+        self._bytes_left: dict[int | None, int] = {}
+        self._files_left: dict[int | None, int] = {}
 
     def user(self, pid: int) -> int | None:
         """Return the user who answers for a process."""
@@ -200,17 +200,17 @@ class Allowances:
     def environ(self, pid: int) -> bytes | None:
         """Return its raw environment; None if hidden, or where its user's share is used up."""
         user = self.user(pid)
-        bytes_left = self._bytes.get(user, MOST_ENVIRONS)
+        bytes_left = self._bytes_left.get(user, MOST_ENVIRONS)
         environ = procfs.environ(pid) if bytes_left > 0 else None
-        self._bytes[user] = bytes_left - len(environ or b"")
+        self._bytes_left[user] = bytes_left - len(environ or b"")
         return environ
 
     def open_files(self, pid: int) -> procfs.OpenFiles | None:
         """Return what it has open; None as for the environment."""
         user = self.user(pid)
-        files_left = self._files.get(user, procfs.MOST_FILES)
+        files_left = self._files_left.get(user, procfs.MOST_FILES)
         opened = procfs.open_files(pid, files_left) if files_left > 0 else None
-        self._files[user] = files_left - (opened.count if opened else 0)
+        self._files_left[user] = files_left - (opened.count if opened else 0)
         return opened
 
     def in_turn(self, pids: Iterable[int]) -> list[int]:

@@ -18,8 +18,7 @@ from __future__ import annotations
 import select
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Callable
 
 from probe import procfs
 from probe.node_files import names
@@ -39,17 +38,22 @@ _DRIFT_S = 0.001
 SPIKE_MEDIANS = 20.0
 """An operation that takes more than this many medians is a spike."""
 
+Work = Callable[[], None]
+
 
 class Clock(ABC):
-    """The common part of both clocks: the lists of times, and their evaluation."""
+    """The common part of both clocks: the lists of times, and their evaluation.
 
-    def __init__(self, beat: Callable[[], None]) -> None:
+    `operation` starts one all-reduce, `check` follows each, `beat` is called between two of them.
+    """
+
+    def __init__(self, operation: Work, check: Work, beat: Work) -> None:
         self.times_us: list[float] = []
         self.checks_us: list[float] = []
         self._gaps_us: list[float] = []
         self._unchecked: set[int] = set()
         """Operations with no check before them."""
-        self._beat = beat
+        self._operation, self._check, self._beat = operation, check, beat
         self._began = 0.0
         self._resumed: dict[int, float] = {}
         """The start of the gap before such an operation, by the steady clock."""
@@ -62,15 +66,15 @@ class Clock(ABC):
         self._resumed[len(self.times_us)] = now
         self._unchecked.add(len(self.times_us))
 
-    def warm_up(self, operation: Callable[[], None], check: Callable[[], None], times: int) -> None:
+    def warm_up(self, times: int) -> None:
         """Run the operation `times` times without recording it."""
         for _ in range(times):
-            operation()
-            check()
+            self._operation()
+            self._check()
             self._beat()
 
     @abstractmethod
-    def run(self, operation: Callable[[], None], check: Callable[[], None], times: int) -> None:
+    def run(self, times: int) -> None:
         """Run the operation `times` times, each timed and followed by its check."""
 
     def one_s(self) -> float:
@@ -119,8 +123,8 @@ class Clock(ABC):
 class HostClock(Clock):
     """For gloo: the operation blocks, so the host's clock times it."""
 
-    def __init__(self, beat: Callable[[], None]) -> None:
-        super().__init__(beat)
+    def __init__(self, operation: Work, check: Work, beat: Work) -> None:
+        super().__init__(operation, check, beat)
         self._ended = time.perf_counter_ns()
 
     def restart(self) -> None:
@@ -128,18 +132,18 @@ class HostClock(Clock):
         super().restart()
         self._ended = time.perf_counter_ns()
 
-    def run(self, operation: Callable[[], None], check: Callable[[], None], times: int) -> None:
-        """Call `operation`, which starts and waits, `times` times."""
+    def run(self, times: int) -> None:
+        """Call the operation, which starts and waits, `times` times."""
         now = time.perf_counter_ns
         for _ in range(times):
             start = now()
-            operation()
+            self._operation()
             end = now()
             self.times_us.append(round((end - start) / 1000.0, 1))
             self._gaps_us.append((start - self._ended) / 1000.0)
             self._beat()
             check_from = now()
-            check()
+            self._check()
             self.checks_us.append((now() - check_from) / 1000.0)
             self._ended = end
 
@@ -152,8 +156,10 @@ class CudaClock(Clock):
     waits for the partner's kernel, and does not count.
     """
 
-    def __init__(self, torch: Any, size_bytes: int, beat: Callable[[], None]) -> None:
-        super().__init__(beat)
+    def __init__(
+        self, torch: Any, size_bytes: int, operation: Work, check: Work, beat: Work
+    ) -> None:
+        super().__init__(operation, check, beat)
         self._cuda = torch.cuda
         self._batch = _BATCH if size_bytes < verify.EACH_FROM_BYTES else _CHECKED_BATCH
         self._events = [
@@ -169,23 +175,17 @@ class CudaClock(Clock):
     def restart(self) -> None:
         """Do nothing: each batch restarts the clock."""
 
-    def warm_up(self, operation: Callable[[], None], check: Callable[[], None], times: int) -> None:
+    def warm_up(self, times: int) -> None:
         """Run the operation without recording it; measure how long the host takes to enqueue it."""
-        while times > 0:
-            batch = min(times, self._batch)
-            self._enqueue(operation, check, batch)
-            times -= batch
+        for done in range(0, times, self._batch):
+            self._enqueue(min(times - done, self._batch))
 
-    def run(self, operation: Callable[[], None], check: Callable[[], None], times: int) -> None:
+    def run(self, times: int) -> None:
         """Enqueue the operations in batches, each operation between two events."""
-        while times > 0:
-            batch = min(times, self._batch)
-            self._count(self._enqueue(operation, check, batch + 1))
-            times -= batch
+        for done in range(0, times, self._batch):
+            self._count(self._enqueue(min(times - done, self._batch) + 1))
 
-    def _enqueue(
-        self, operation: Callable[[], None], check: Callable[[], None], times: int
-    ) -> list[float]:
+    def _enqueue(self, times: int) -> list[float]:
         """Delay the stream, enqueue `times` operations, and wait for all of them.
 
         Return for each how much of its time (us) the host may have caused: 0, unless the stream
@@ -201,11 +201,11 @@ class CudaClock(Clock):
         for start, end, checked in self._events[:times]:
             begun = now()
             start.record()
-            operation()
+            self._operation()
             end.record()
             enqueued_us = (now() - begun) / 1000.0
             host_us.append(enqueued_us if start.query() else 0.0)
-            check()
+            self._check()
             checked.record()
             each_us.append((now() - begun) / 1000.0)
         for _, _, checked in self._events[:times]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Callable
 
 from . import clocks, plan, process_groups, verify
@@ -156,46 +157,33 @@ class Ladder:
         """Run one size: warm-ups, a few timed iterations, and as many more as both ends can."""
         data = verify.Data(self._torch, self._group.device, rung.size_bytes, self._ends)
         self.data = data
+        works = (partial(self._group.reduce, data.buffer), data.check, self._beat)
         clock: clocks.Clock = (
-            clocks.CudaClock(self._torch, rung.size_bytes, self._beat)
+            clocks.CudaClock(self._torch, rung.size_bytes, *works)
             if self._go.backend == "nccl"
-            else clocks.HostClock(self._beat)
+            else clocks.HostClock(*works)
         )
-
-        def operation() -> None:
-            self._group.reduce(data.buffer)
-
-        clock.warm_up(operation, data.check, rung.warmup)
+        clock.warm_up(rung.warmup)
         clock.restart()
-        clock.run(operation, data.check, min(LEAST_ITERATIONS, rung.iterations))
+        clock.run(min(LEAST_ITERATIONS, rung.iterations))
         stopped = ""
         if rung.iterations > LEAST_ITERATIONS:
-            total = self._agree(_affordable(rung, box_s, clock.one_s()))
-            most_s = within_s(self._go, phase, box_s)
-            stopped = self._run_more(clock, operation, rung, total, (box_s, most_s))
+            stopped = self._run_more(clock, rung, box_s, within_s(self._go, phase, box_s))
         data.settle(self._group)
         timing = {"size_bytes": rung.size_bytes, "phase": phase, **clock.timing(base)}
         self.timings.append(dict(timing, stopped=stopped))
 
-    def _run_more(
-        self,
-        clock: clocks.Clock,
-        operation: Callable[[], None],
-        rung: plan.Rung,
-        total: int,
-        limits_s: tuple[float, float],
-    ) -> str:
-        """Run up to `total` iterations; return why both ends stopped early, or "".
+    def _run_more(self, clock: clocks.Clock, rung: plan.Rung, box_s: float, most_s: float) -> str:
+        """Run as many more iterations as fit into the box; return why both ends stopped, or "".
 
-        `limits_s`: the box for all of them, and the maximum. With shared CPUs the first three
-        iterations do not show how many fit into the box, so both ends recompute it repeatedly.
+        `most_s`: the limit for all of them. With shared CPUs the first three iterations do not show
+        how many fit into the box, so both ends recompute it repeatedly.
         """
-        assert self.data is not None
-        batch, begun = batch_size(self.data.size_bytes), time.monotonic()
-        box_s, most_s = limits_s
+        total = self._agree(_affordable(rung, box_s, clock.one_s()))
+        batch, begun = batch_size(rung.size_bytes), time.monotonic()
         while (remaining := total - len(clock.times_us)) > 0:
             clock.restart()
-            clock.run(operation, self.data.check, min(remaining, batch))
+            clock.run(min(remaining, batch))
             if remaining > batch:
                 spent_s = time.monotonic() - begun
                 own_vote = vote(clock.times_us, spent_s, most_s, self._go.stop_rule)

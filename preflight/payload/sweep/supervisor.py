@@ -30,13 +30,13 @@ _DIED = "error"
 _ATTEMPTS = 2  # measuring processes that may die outside a pair before the rank gives up
 
 
-@dataclass(frozen=True)
+@dataclass
 class _ProcessEnd:
     """How far a measuring process came, and why it must be replaced; no error: it finished."""
 
     step: int
     """Its current or next step: see `plan.Go.steps`."""
-    phase: str
+    phase: str = "start"
     error: str = ""
     died: bool = False
     """It ended by itself without a report."""
@@ -154,44 +154,45 @@ def _step_out(rail: plan.Rail) -> None:
 def _run(rail: plan.Rail, first_step: int, output: int, last_exit: _Exit) -> _ProcessEnd:
     """Relay one measuring process until it finishes, fails or misses a deadline of its own."""
     log, logged = NcclLog() if rail.go.backend == "nccl" else None, 0
-    pid, reader = _fork(lambda say: _take_part(rail, first_step, say, log))
+    pid, reader = _fork(lambda say: say(through=member.take_part(rail, first_step, say, log)))
     stalls = Stalls(pid)
-    step, phase, within_s = first_step, "start", member.STORE_S
-    error, log_start, finished, was_late, gpu_taken = "", 0, False, False, False
+    end, within_s = _ProcessEnd(first_step), member.STORE_S
+    log_start, finished = 0, False
     waited: dict[str, float] = {}
     try:
         while not finished:
-            line = reader.next(within_s + _GRACE_S, stalls.wait if phase == "pair" else None)
+            line = reader.next(within_s + _GRACE_S, stalls.wait if end.phase == "pair" else None)
             if line is None:
                 break
             waited = clocks.waited_s(pid)
             if "account" in line:
                 start.write(output, dict(line["account"], stalls=stalls.take()))
-                step, phase = line["round"] + 1, "between"
+                end.step, end.phase = line["round"] + 1, "between"
                 if log is not None:
                     log_start = log.length
                     logged = _send_log(rail, pid, log, output, 2 * logged) or logged
             elif "failed" in line:
-                error, gpu_taken = line["failed"], line["gpu_taken"]
+                end.error, end.gpu_taken = line["failed"], line["gpu_taken"]
                 break
             elif "through" in line:
                 finished = True
-                step = rail.go.steps if line["through"] else step
+                end.step = rail.go.steps if line["through"] else end.step
             else:
-                step, phase, within_s = line["round"], line["phase"], line["within_s"]
+                end.step, end.phase, within_s = line["round"], line["phase"], line["within_s"]
     except TimeoutError:
-        was_late = True
-        excuse = clocks.excuse(waited, pid, within_s)
-        error = because(_late_words(phase, within_s) + excuse, log.reason(log_start) if log else "")
+        end.late = True
+        words = _late_words(end.phase, within_s) + clocks.excuse(waited, pid, within_s)
+        end.error = because(words, log.reason(log_start) if log else "")
     os.close(reader.descriptor)
     if log is not None:
         _send_log(rail, pid, log, output, logged)
         log.close()
     if finished:  # its last account is final, however long it takes to exit
         last_exit.wait_for(pid)
-        return _ProcessEnd(step, phase)
-    reason = _end(pid, error, last_exit)
-    return _ProcessEnd(step, phase, reason, died=not error, late=was_late, gpu_taken=gpu_taken)
+    else:
+        end.died = not end.error
+        end.error = _end(pid, end.error, last_exit)
+    return end
 
 
 def _send_log(rail: plan.Rail, pid: int, log: NcclLog, output: int, least_bytes: int) -> int:
@@ -213,15 +214,6 @@ def _late_words(phase: str, within_s: float) -> str:
     return f"its measuring process {words} for {within_s:.0f} s and was killed"
 
 
-def _take_part(
-    rail: plan.Rail, first_round: int, say: Callable[..., None], log: NcclLog | None
-) -> None:
-    try:
-        say(through=member.take_part(rail, first_round, say, log))
-    except NoCuda as error:
-        say(failed=str(error), gpu_taken=error.held)
-
-
 def _fork(work: Callable[[Callable[..., None]], None]) -> tuple[int, start.Reader]:
     """Run `work` in a child; return its pid, and a reader of the lines that it sends."""
     reading, writing = os.pipe()
@@ -233,6 +225,8 @@ def _fork(work: Callable[[Callable[..., None]], None]) -> tuple[int, start.Reade
         try:
             children.close_all_but({writing})
             work(say)
+        except NoCuda as error:
+            say(failed=str(error), gpu_taken=error.held)
         except Exception as error:  # noqa: BLE001 - whatever torch or a driver raises is reported
             say(failed=f"{type(error).__name__}: {short(error)}", gpu_taken=False)
 

@@ -59,12 +59,12 @@ def pair(
 
     def measure(end: End) -> Seen:
         own.end = end
-        clock = clocks.CudaClock(end, size_bytes, lambda: None)
-        clock.warm_up(end.reduce, end.check, 20)
+        clock = clocks.CudaClock(end, size_bytes, end.reduce, end.check, lambda: None)
+        clock.warm_up(20)
         left = operations
         while left > 0:
             clock.restart()
-            clock.run(end.reduce, end.check, min(left, stopping.batch_size(size_bytes)))
+            clock.run(min(left, stopping.batch_size(size_bytes)))
             left -= stopping.batch_size(size_bytes)
             end.agree()
         end.leave()
