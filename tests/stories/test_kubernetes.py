@@ -47,7 +47,7 @@ def die(self, order):
 
 
 if os.environ.get("RANK") == "3":
-    Follower._obey = die
+    Follower._execute = die
 """
 
 
