@@ -84,17 +84,17 @@ def _finish(name: str, child: guard.Child | None, began: float, until: float) ->
     is_kernel_log, limit = name in (_JOURNAL, _DMESG), child.most
     answered = child.listen(until)
     row["seconds"] = round(min(child.ended, time.monotonic()) - began, 3)
-    has_ended = child.dismiss(kill=not answered or len(child.output) > limit)
+    is_long = row["cut"] = len(child.output) > limit
+    has_ended = child.dismiss(kill=not answered or is_long)
     output = bytes(child.output[:limit])
-    row["cut"] = len(child.output) > limit
     if is_kernel_log:
         lines = _LINE_END.split(_CONTROL.sub(b"?", output))
-        text = b"".join(line + b"\n" for line in lines if _KERNEL.search(line))
-        row["cut"] = row["cut"] or len(text) > MOST_BYTES
-        output = _LINE_END.split(text[-MOST_BYTES:], 1)[-1] if len(text) > MOST_BYTES else text
+        output = b"".join(line + b"\n" for line in lines if _KERNEL.search(line))
+        if len(output) > MOST_BYTES:
+            row["cut"], output = True, _LINE_END.split(output[-MOST_BYTES:], 1)[-1]
     text = without_processes(output) if words[1:] == ["-q"] else output
     row["text"] = clean_block(text, MOST_BYTES)
-    if answered and child.status is not None and len(child.output) <= limit:
+    if answered and child.status is not None and not is_long:
         status = child.status
         row["status"] = os.WEXITSTATUS(status) if os.WIFEXITED(status) else -os.WTERMSIG(status)
     if not answered:

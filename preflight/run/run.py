@@ -258,23 +258,39 @@ class Run:
         self._update(burned={**burned, **left_out}, planned=self.planned)
 
     def _sweep(self, deadline_s: float) -> None:
-        mismatches = interface_mismatches(self.fleet, self.judgement.measured.facts)
-        eligibility = self._eligibility()
-        loadable = eligibility.loadable("fabric")
-        hosts = [host for host in loadable if host.name not in mismatches.reasons]
         facts = self.judgement.measured.facts
+        mismatches = interface_mismatches(self.fleet, facts)
+        eligibility, reasons = self._eligibility(), mismatches.reasons
+        loadable = eligibility.loadable("fabric")
+        hosts = [host for host in loadable if host.name not in reasons]
         rails = (may_have_rails(self._connections[h.name], facts.get(h.name)) for h in hosts)
         if hosts and not self.rounds and not any(rails):
             return  # one node with one rail: there is nothing to measure
         left_out = eligibility.left_out("fabric", hosts)
-        reasons = mismatches.reasons
         left_out |= {host.name: reasons[host.name] for host in loadable if host.name in reasons}
-        names = [host.name for host in self.fleet.hosts]
-        domains = {name: nvlink_domain(node.gpus or ()) for name, node in facts.items()}
-        repaired = repair(self.rounds, names, left_out)
+        plan = self._sweep_plan(hosts, left_out)
+        hooks = Hooks(
+            lambda *at: self.progress.step("import torch", *at),
+            lambda *at: self.progress.step("pairs", *at),
+            lambda so_far: self._judge_partial(add_mismatches(so_far, mismatches)),
+            suspects,
+        )
+        nodes, rate = self._nodes(hosts, deadline_s), self.settings.soak_rate
+        sweep = add_mismatches(sweep_fleet(nodes, plan, self.fleet.job, hooks, rate), mismatches)
+        try:
+            self._store_sweep(sweep)
+        except KeyboardInterrupt:
+            self._judge_partial(sweep)
+            raise
+
+    def _sweep_plan(self, hosts: Sequence[Host], left_out: dict[str, str]) -> SweepPlan:
+        """Plan the rounds, with pairs that repair those of the nodes that are left out."""
+        repaired = repair(self.rounds, [host.name for host in self.fleet.hosts], left_out)
         planned = pairs_of(self.rounds)
         self._expect_unscheduled([p for pairs in repaired for p in pairs if p not in planned])
-        plan = SweepPlan(
+        measured, inside = self.judgement.measured, self._selection.measures_nodes
+        domains = {name: nvlink_domain(node.gpus or ()) for name, node in measured.facts.items()}
+        return SweepPlan(
             nodes=(*(host.name for host in hosts), *left_out),
             rounds=tuple(
                 tuple(dict.fromkeys(scheduled + added))
@@ -284,27 +300,13 @@ class Run:
             interface=self.fleet.interface,
             leaves=self.planned.leaves,
             seed=self.planned.seed,
-            inside=self._selection.measures_nodes,
-            domains={n: d for n, d in domains.items() if d and self._selection.measures_nodes},
+            inside=inside,
+            domains={name: domain for name, domain in domains.items() if domain and inside},
             stop_early=self.settings.fail_fast == "first",
-            cut=cut_links(self.judgement.measured.ports),
+            cut=cut_links(measured.ports),
             unpinned=self._unpinned(),
             keep_logs=self.settings.keep_nccl_logs,
         )
-        hooks = Hooks(
-            lambda *at: self.progress.step("import torch", *at),
-            lambda *at: self.progress.step("pairs", *at),
-            lambda so_far: self._judge_partial(add_mismatches(so_far, mismatches)),
-            suspects,
-        )
-        nodes, rate = self._nodes(hosts, deadline_s), self.settings.soak_rate
-        sweep = sweep_fleet(nodes, plan, self.fleet.job, hooks, rate)
-        sweep = add_mismatches(sweep, mismatches)
-        try:
-            self._store_sweep(sweep)
-        except KeyboardInterrupt:
-            self._judge_partial(sweep)
-            raise
 
     def _nodes(self, hosts: Sequence[Host], deadline_s: float) -> Nodes:
         return Nodes(hosts, self._connections, self.nonce, deadline_s)

@@ -212,10 +212,8 @@ def _subject(entry: Entry) -> str:
 
 
 def _at_fault(entry: Entry, about: str, names: Collection[str]) -> tuple[str, ...]:
-    if about in names:
-        return (about, *(name for name in entry.verdict.suspects if name in names))
     suspects = tuple(name for name in entry.verdict.suspects if name in names)
-    return suspects or entry.nodes
+    return (about, *suspects) if about in names else suspects or entry.nodes
 
 
 def fine_subjects(entries: Iterable[Entry], names: frozenset[str]) -> dict[str, frozenset[str]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import suppress
+from math import inf
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -139,20 +140,18 @@ class RankHub:
     # -- receiving --------------------------------------------------------------------------
 
     def _listen(self) -> None:
-        position = 0
-        reserved_since: float | None = None
+        position, hole_until = 0, inf
         with suppress(StoreLostError):
             while not self._stopping.is_set():
-                note = self._next(position)
+                note, now = self._next(position), time.monotonic()
                 if note is not None:
                     self._receive(note)
-                elif self._incoming.add("from") <= position:
-                    reserved_since = None
-                    continue
-                elif reserved_since is None or time.monotonic() - reserved_since < _HOLE_S:
-                    reserved_since = reserved_since or time.monotonic()
-                    continue
-                position, reserved_since = position + 1, None
+                else:
+                    is_reserved = self._incoming.add("from") > position
+                    hole_until = min(hole_until, now + _HOLE_S) if is_reserved else inf
+                    if now < hole_until:
+                        continue
+                position, hole_until = position + 1, inf
         for rank in () if self._stopping.is_set() else self._watched:
             self._mark_lost(rank, "cannot answer: the job's store is gone")
 

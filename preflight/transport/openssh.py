@@ -161,8 +161,10 @@ class OpenSSHRemote(PipeRemote):
 
     def _release_once(self) -> int | None:
         status = super()._release_once()
-        if self._node_status is not None or status != SSH_FAILED:
-            return status if self._node_status is None else self._node_status
+        if self._node_status is not None:
+            return self._node_status
+        if status != SSH_FAILED:
+            return status
         return SIGNALLED if self._master.serves else None
 
 

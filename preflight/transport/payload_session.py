@@ -235,14 +235,13 @@ class LeasedSession:
         self.renew()
         document = self._session.receive(within_s)
         now = time.monotonic()
-        between_s, self._last_call = now - self._last_call, now
+        was_suspended, self._last_call = now - self._last_call > _SUSPENDED_S, now
         if document is not None:
             self._last_message, self._extended = now, False
         elif self._watched and now - self._last_message > LOST_S:
-            if between_s > _SUSPENDED_S and not self._extended:
-                self._last_message, self._extended = now - LOST_S / 2, True
-                return None
-            raise reach_error("silent", seconds=LOST_S)
+            if self._extended or not was_suspended:
+                raise reach_error("silent", seconds=LOST_S)
+            self._last_message, self._extended = now - LOST_S / 2, True
         return document
 
     def send(self, message: Mapping[str, object]) -> None:
