@@ -96,6 +96,8 @@ ENDED = Explanation(
 )
 
 
+_OWN_TEXT = 20
+"""Lines of help that follow what conda refuses."""
 _SAYS_LITTLE = 0.2
 """Confidence of an echo that shows only that something had failed."""
 _ALTERNATIVES = 3
@@ -330,7 +332,7 @@ def _doubt_of_imports(
 
 def _is_passed_over(sign: Hit, scan: ScanResult) -> bool:
     """Whether a script did without what it could not load, download or install."""
-    goes_on = scan.line_count - sign.order > AT_END or scan.first_step_line
+    goes_on = scan.line_count - sign.order > _OWN_TEXT or scan.first_step_line
     return bool(goes_on) and sign.symptom.phase == "preparation"
 
 
