@@ -223,10 +223,12 @@ def find_fault(name: str, net: Net) -> Fault | None:
     On h2, if h2 and h3 fail at the master h1 and h4 does not, the fault is Fault("h1",
     "2 of 3 other nodes cannot reach h1:29500 (no route, or a firewall rejects it)").
     """
-    fault = None
-    if any(attempt.result != "ok" for _, attempt in net.others_to_master):
-        fault = _master_port_fault(name, net)
-    return fault or _data_port_fault(name, net) or _own_fault(name, net)
+    return (
+        _master_port_fault(name, net)
+        or _node_fault(name, net)
+        or _partner_fault(name, net)
+        or _own_fault(name, net)
+    )
 
 
 def master_without_report(net: Net) -> str:
@@ -388,10 +390,8 @@ def _data_failures(name: str, net: Net) -> tuple[_ByPeer, _ByPeer]:
     return _failures_by_peer(at_this_node), _failures_by_peer(_own_data_attempts(name, net))
 
 
-def _data_port_fault(name: str, net: Net) -> Fault | None:
-    """Why this node and its partners in the sweep cannot connect to each other's data ports."""
-    if node_fault := _node_fault(name, net):
-        return node_fault
+def _partner_fault(name: str, net: Net) -> Fault | None:
+    """Why this node cannot connect to the data ports of one of its partners in the sweep."""
     incoming, outgoing = _data_failures(name, net)
     for peer in sorted(outgoing, key=natural):
         attempts = outgoing[peer]

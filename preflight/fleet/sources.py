@@ -14,8 +14,8 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from preflight.core.files import read_regular, refuse_untrusted, typed_path
 from preflight.core.text import did_you_mean, whole
@@ -101,12 +101,8 @@ def _find_fleet(request: FleetRequest) -> Fleet:
     if not site_hosts:
         hosts = with_srun(hosts, inventory, request)
     refuse_shared_addresses(hosts)
-    table = inventory.job if inventory else JobTable()
-    launch_line = request.launch if request.launch is not None else table.launch
-    launch = read_launch(launch_line) if launch_line is not None else None
-    job = _job(request, hosts, inventory, launch, local=local)
-    fleet = Fleet(hosts=hosts, origin=origin, job=job)
-    return _complete(fleet, _interface(request, inventory, hosts), inventory)
+    fleet = Fleet(hosts=hosts, origin=origin, job=_job(request, hosts, inventory, local=local))
+    return _complete(fleet, request, inventory)
 
 
 def _rank_fleet(request: FleetRequest, ranked: RankedJob, inventory: AnyInventory | None) -> Fleet:
@@ -136,20 +132,21 @@ def _rank_fleet(request: FleetRequest, ranked: RankedJob, inventory: AnyInventor
     )
     ranks, restarts = ranked.ranks, ranked.restarts
     fleet = Fleet(hosts=hosts, origin=TORCHRUN, job=job, ranks=ranks, restarts=restarts)
-    return _complete(fleet, _interface(request, inventory, hosts), inventory)
+    return _complete(fleet, request, inventory)
 
 
-def _complete(
-    fleet: Fleet, interface: tuple[str | None, str], inventory: AnyInventory | None
-) -> Fleet:
+def _complete(fleet: Fleet, request: FleetRequest, inventory: AnyInventory | None) -> Fleet:
     """Add the sweep's network interface, and what the inventory waives and mentions."""
-    name, origin = interface
-    fleet = msgspec.structs.replace(fleet, interface=name, interface_origin=origin)
+    if request.interface is not None:
+        fleet = _with_interface(fleet, request.interface, INTERFACE_OPTION)
+    elif inventory is not None and inventory.job.interface is not None:
+        origin = f"{inventory.path}: [job] interface"
+        fleet = _with_interface(fleet, inventory.job.interface, origin)
     if inventory is None:
         return fleet
     waived = [(waiver.check, waiver.origin) for waiver in inventory.waivers]
     mentioned = (*inventory.switched_checks(), *waived)
-    return msgspec.structs.replace(fleet, waivers=inventory.waivers, mentioned_checks=mentioned)
+    return replace(fleet, waivers=inventory.waivers, mentioned_checks=mentioned)
 
 
 def refuse_parallel_tasks(environ: Mapping[str, str]) -> None:
@@ -188,7 +185,7 @@ def with_srun(
         host
         if host.transport in ("local", "torchrun")
         or (inventory and inventory.sets_transport(host.name))
-        else msgspec.structs.replace(host, transport="srun")
+        else replace(host, transport="srun")
         for host in hosts
     )
 
@@ -291,27 +288,17 @@ def _named_files(python: tuple[str, ...]) -> list[str]:
     return [file for file in files if Path(file).parent != Path(sys.executable).parent]
 
 
-def _interface(
-    request: FleetRequest, inventory: AnyInventory | None, hosts: Sequence[Host]
-) -> tuple[str | None, str]:
-    """Return the sweep's network interface, and the option or key that names it.
-
-    UsageError says what to type instead.
-    """
-    name, origin = request.interface, INTERFACE_OPTION
-    if name is None and inventory is not None:
-        name, origin = inventory.job.interface, f"{inventory.path}: [job] interface"
-    if name is None:
-        return None, ""
+def _with_interface(fleet: Fleet, name: str, origin: str) -> Fleet:
+    """Set the sweep's network interface; UsageError says what to type instead."""
     if not _NAME.fullmatch(name):
         raise UsageError(f"{name[:40]!a} is not a network interface: give a name such as eth0")
-    if name == _LOOPBACK and count_machines(hosts) > 1:
+    if name == _LOOPBACK and count_machines(fleet.hosts) > 1:
         raise UsageError(
             f"{origin} = {_LOOPBACK}: no node reaches another by loopback; leave it out (each node "
             "then uses its route to the others), or name the network's, as in "
             f"{INTERFACE_OPTION}=eth0"
         )
-    return name, origin
+    return replace(fleet, interface=name, interface_origin=origin)
 
 
 def _inventory(request: FleetRequest) -> AnyInventory | None:
@@ -341,14 +328,7 @@ def _find_names(request: FleetRequest, inventory: AnyInventory | None) -> Source
     slurm_variables = ("SLURM_JOB_NODELIST", "SLURM_NODELIST") if request.site is None else ()
     for variable in ("PREFLIGHT_NODES", *slurm_variables):
         if variable in request.environ:
-            text = request.environ[variable]
-            try:
-                # Groups may start commands: only what the operator wrote may name them.
-                if variable in slurm_variables:
-                    return expand(text), variable
-                return _expand(text, variable, inventory)
-            except UsageError as error:
-                raise UsageError(f"{variable}: {error}") from error
+            return _names_in_variable(request.environ[variable], variable, inventory)
     if request.site is not None:
         return request.site.names, request.site.origin
     return _default_names(request, inventory)
@@ -361,6 +341,16 @@ def _default_names(request: FleetRequest, inventory: AnyInventory | None) -> Sou
     if inventory is not None:
         return _inventory_names(inventory)
     return (valid_host_name(socket.gethostname().split(".")[0], "localhost"),), THIS_MACHINE
+
+
+def _names_in_variable(text: str, variable: str, inventory: AnyInventory | None) -> SourcedNames:
+    try:
+        # Groups may start commands: only what the operator wrote may name them.
+        if variable == "PREFLIGHT_NODES":
+            return _expand(text, variable, inventory)
+        return expand(text), variable
+    except UsageError as error:
+        raise UsageError(f"{variable}: {error}") from error
 
 
 def _expand(text: str, origin: str, inventory: AnyInventory | None) -> SourcedNames:
@@ -403,7 +393,7 @@ def _hosts(names: Sequence[str], inventory: AnyInventory | None, *, local: bool)
         return [inventory.host(name) for name in names]
     local_host = Host(name="here", address="127.0.0.1", transport="local", python=(sys.executable,))
     return [
-        msgspec.structs.replace(local_host, name=name)
+        replace(local_host, name=name)
         if local or name == "localhost"
         else Host(name=name, address=name)
         for name in names
@@ -414,9 +404,9 @@ def _with_options(host: Host, request: FleetRequest) -> Host:
     """Apply the command line's settings to a node."""
     if request.transport is not None:
         refuse_unknown_transport(request.transport, "--preflight-transport")
-        host = msgspec.structs.replace(host, transport=request.transport)
+        host = replace(host, transport=request.transport)
     if request.python is not None:
-        host = msgspec.structs.replace(host, python=read_argv(request.python, "--preflight-python"))
+        host = replace(host, python=read_argv(request.python, "--preflight-python"))
     return host
 
 
@@ -424,11 +414,12 @@ def _job(
     request: FleetRequest,
     hosts: Sequence[Host],
     inventory: AnyInventory | None,
-    launch: Launch | None,
     *,
     local: bool,
 ) -> Job:
     table = inventory.job if inventory else JobTable()
+    launch_line = request.launch if request.launch is not None else table.launch
+    launch = read_launch(launch_line) if launch_line is not None else None
     env_file = request.env_file
     if env_file is None and table.env_file and inventory:
         env_file = inventory.resolve_path(table.env_file)

@@ -13,6 +13,7 @@ import ast
 import re
 from collections import defaultdict
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import TYPE_CHECKING, Final
 
 from preflight.core.statistics import grouped
@@ -349,28 +350,22 @@ class PartialOperation:
 @once
 def partial_operations(script: Script) -> tuple[PartialOperation, ...]:
     """Every operation of all ranks that only some ranks reach; one per condition."""
-    by_guard: dict[tuple[str, int, RankSet], list[PartialOperation]] = defaultdict(list)
-    pairs = list(_guarded_operations(script))
-    ranks_by_label: dict[tuple[str, str], set[RankSet]] = defaultdict(set)
-    for operation, guard in pairs:
-        ranks_by_label[operation.call.place.function, operation.label].add(guard.ranks)
-    # Two functions may be the two sides of one collective, each for some of the ranks.
-    calls_outside: dict[tuple[int, str], bool] = {}
-    one_sided = {(label, *ranks) for (_, label), ranks in ranks_by_label.items() if len(ranks) == 1}
-    for operation, guard in pairs:
-        sides = ranks_by_label[operation.call.place.function, operation.label]
-        meets = guard.ranks.others in sides or (operation.label, guard.ranks.others) in one_sided
-        key = id(guard), operation.call.place.function
-        if key not in calls_outside:
-            calls_outside[key] = _may_call_outside(script, guard, operation)
-        if meets or calls_outside[key]:
-            continue
-        condition = operation.call.place.function, guard.line, guard.ranks
-        by_guard[condition].append(PartialOperation(operation, guard))
-    return tuple(
-        PartialOperation(partials[0].operation, partials[0].guard, len(partials) - 1)
-        for partials in by_guard.values()
+    guarded = list(_guarded_operations(script))
+    ranks_by_label = grouped(
+        ((operation.call.place.function, operation.label), guard.ranks)
+        for operation, guard in guarded
     )
+    sides = {place: set(ranks) for place, ranks in ranks_by_label.items()}
+    # Two functions may be the two sides of one collective, each for some of the ranks.
+    one_sided = {(label, *ranks) for (_, label), ranks in sides.items() if len(ranks) == 1}
+    may_call_outside = cache(partial(_may_call_outside, script))
+    by_condition: dict[tuple[str, int, RankSet], list[tuple[Operation, Guard]]] = defaultdict(list)
+    for operation, guard in guarded:
+        function, others = operation.call.place.function, guard.ranks.others
+        meets = others in sides[function, operation.label] or (operation.label, others) in one_sided
+        if not meets and not may_call_outside(guard, function):
+            by_condition[function, guard.line, guard.ranks].append((operation, guard))
+    return tuple(PartialOperation(*rows[0], len(rows) - 1) for rows in by_condition.values())
 
 
 def _guarded_operations(script: Script) -> Iterator[tuple[Operation, Guard]]:
@@ -382,7 +377,7 @@ def _guarded_operations(script: Script) -> Iterator[tuple[Operation, Guard]]:
             yield operation, guard
 
 
-def _may_call_outside(script: Script, guard: Guard, operation: Operation) -> bool:
+def _may_call_outside(script: Script, guard: Guard, function: str) -> bool:
     """Whether the other side calls code outside this file, which may make the same call."""
     harmless = known_names()["harmless"]
     for name in guard.other_calls:
@@ -391,15 +386,11 @@ def _may_call_outside(script: Script, guard: Guard, operation: Operation) -> boo
             continue
         if head.partition(".")[0] in harmless["modules"] and "distributed" not in head:
             continue
-        if script.functions.get(name) is None and not _is_method(script, name, operation):
+        call = _calls_by_name(script).get((name, function))
+        is_method = call is not None and callee(script, call) is not None
+        if script.functions.get(name) is None and not is_method:
             return True
     return False
-
-
-def _is_method(script: Script, name: str, operation: Operation) -> bool:
-    """Whether the name is a method of the same class in this file."""
-    call = _calls_by_name(script).get((name, operation.call.place.function))
-    return call is not None and callee(script, call) is not None
 
 
 @once
