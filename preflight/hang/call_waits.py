@@ -179,10 +179,10 @@ class _Job:
     def _spot(self, rank: int, call: Call) -> Spot:
         return Spot(self._group(rank, call), call.number, rank if call.alone else -1)
 
-    def _drop_stalled(self) -> dict[int, int]:
-        """Ranks with calls that others ended, and how many; such calls hold up no other rank."""
+    def _drop_stalled(self) -> list[int]:
+        """Ranks with calls that others ended; such calls hold up no other rank."""
         last_ended = {group: max(done.values()) for group, done in self.last_ended.items()}
-        stalled = {}
+        stalled = []
         for rank, calls in self.pending.items():
             last = ended = 0
             for place, call in enumerate(calls, 1):
@@ -193,7 +193,7 @@ class _Job:
                 ):  # fmt: skip
                     last, ended = place, ended + bool(call.state)
             if ended >= _STALLED_CALLS:
-                stalled[rank] = ended
+                stalled.append(rank)
             if ended >= _STALLED_CALLS or not all(call.state for call in calls[:last]):
                 for call in calls[:last]:
                     if not call.alone:
@@ -269,9 +269,9 @@ class _Job:
                 few=(len(absent) + len(idle_ranks) + self.unrecorded) * 2 < len(self.recorded),
             )
         if self.stalled:
-            failed = tuple(sorted(self.stalled))
-            few = self._are_few(failed)
-            roots["stalled", 0] = Root(kind="stalled", ranks=failed if few else (), few=few)
+            few = self._are_few(self.stalled)
+            at_fault = tuple(sorted(self.stalled)) if few else ()
+            roots["stalled", 0] = Root(kind="stalled", ranks=at_fault, few=few)
         last_kinds = ("no_dump", "idle")
         return sorted(
             roots.values(), key=lambda root: (root.kind in last_kinds, root.since_ns, root.group)
@@ -382,9 +382,7 @@ class _Job:
         rest = [spot for spot in spots if spot not in smallest[:1]]
         others = max(rest, key=lambda spot: len(self.ranks_at[spot]))
         root = self._root("crossed", others, odd_ranks)
-        call_sides = [
-            (tuple(blocking[spot]), self._call_at(spot)) for spot in (others, *smallest[:1])
-        ]
+        call_sides = ((tuple(blocking[at]), self._call_at(at)) for at in (others, *smallest[:1]))
         return replace(root, calls=tuple(call_sides))
 
     def _call_at(self, spot: Spot) -> str:
