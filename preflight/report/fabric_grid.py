@@ -134,8 +134,9 @@ def compare_counts(
 ) -> dict[MeetingKey, Comparison]:
     """Compare each count of spikes, or of late starts, with the rate of all unblamed pairs.
 
-    `scatter`: the variance of healthy pairs' counts, in units of Poisson's. Within it a pair
-    counts as equal to its peers, unless it is in `blamed`.
+    `scatter`: the variance of healthy pairs' counts, in units of Poisson's (quasi-Poisson: its
+    standard deviation is sqrt(scatter * mean)). Within 2.5 of them above the mean a pair counts as
+    equal to its peers, unless it is in `blamed`.
     """
     numbers = {key: counts.late if late else counts.wire for key, counts in events.items()}
     healthy = [key for key in events if key not in blamed]
@@ -207,15 +208,13 @@ def _describe_value(name: str, words: Callable[[float], str]) -> Callable[[Compa
 
 
 def _describe_spikes(pair: Comparison) -> str:
-    longest = f", longest {time_us(pair.longest_us)}"
-    if pair.peers is None or not pair.stands_out:
-        return f"{pair.value:g} in {pair.operations}{longest}"
-    return f"{pair.value:g} in {pair.operations} operations, of its peers {pair.peers:.2g}{longest}"
+    unit = " operations" if pair.peers is not None and pair.stands_out else ""
+    return f"{_describe_late(pair, unit)}, longest {time_us(pair.longest_us)}"
 
 
-def _describe_late(pair: Comparison) -> str:
+def _describe_late(pair: Comparison, unit: str = "") -> str:
     peers = f", of its peers {pair.peers:.2g}" if pair.peers is not None and pair.stands_out else ""
-    return f"{pair.value:g} in {pair.operations}{peers}"
+    return f"{pair.value:g} in {pair.operations}{unit}{peers}"
 
 
 BANDWIDTH = Panel(
@@ -254,21 +253,19 @@ def cells(
     usual_size = median([digest.size_bytes for digest in large.values()] or [0])
     spikes = compare_counts(values.events, values.scatter, blamed)
     late = compare_counts(values.events, values.scatter, blamed, late=True)
-    cells = []
-    for meeting in observed.tried:
-        key = meeting.key
-        cells.append(
-            row_of(
-                Cell,
-                meeting,
-                error=meeting.error,
-                bandwidth=_speed(large.get(key), wire.get(key), usual_size),
-                latency=_time(small.get(key), latency.get(key)),
-                spikes=spikes.get(key),
-                late=late.get(key),
-            )
+    return tuple(
+        row_of(
+            Cell,
+            meeting,
+            error=meeting.error,
+            bandwidth=_speed(large.get(key), wire.get(key), usual_size),
+            latency=_time(small.get(key), latency.get(key)),
+            spikes=spikes.get(key),
+            late=late.get(key),
         )
-    return tuple(cells)
+        for meeting in observed.tried
+        for key in (meeting.key,)
+    )
 
 
 def _ladder(digests: Sequence[Digest]) -> Sequence[Digest]:
@@ -322,8 +319,7 @@ def _speed(digest: Digest | None, times: _Times | None, usual: float) -> Compari
     if digest is None:
         return None
     speed = digest.best_gbs
-    peers = None if times is None else speed * times.ratio
-    ratio = None if times is None else times.colour
+    peers, ratio = (speed * times.ratio, times.colour) if times else (None, None)
     ratio = CUT_SHORT if digest.size_bytes < usual else ratio
     return Comparison(speed, peers, ratio, size_bytes=digest.size_bytes)
 
@@ -331,8 +327,7 @@ def _speed(digest: Digest | None, times: _Times | None, usual: float) -> Compari
 def _time(digest: Digest | None, times: _Times | None) -> Comparison | None:
     if digest is None:
         return None
-    peers_us = None if times is None else digest.p50_us / times.ratio
-    ratio = None if times is None else times.colour
+    peers_us, ratio = (digest.p50_us / times.ratio, times.colour) if times else (None, None)
     return Comparison(digest.p50_us, peers_us, ratio, size_bytes=digest.size_bytes)
 
 
@@ -455,12 +450,5 @@ def _nodes_to_draw(
 
 def best_ratios(cells: Iterable[Cell]) -> dict[Endpoint, float]:
     """The least ratio of each endpoint over all of its pairs, which no bad partner explains."""
-    best: dict[Endpoint, float] = {}
-    for cell in cells:
-        worst = cell.worst
-        for name in (cell.a, cell.b):
-            if worst < best.get((name, cell.rail), math.inf):
-                best[name, cell.rail] = worst
-            else:
-                best.setdefault((name, cell.rail), worst)
-    return best
+    ratios = grouped(((name, cell.rail), cell.worst) for cell in cells for name in (cell.a, cell.b))
+    return {endpoint: min(worst) for endpoint, worst in ratios.items()}

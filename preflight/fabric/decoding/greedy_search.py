@@ -118,47 +118,64 @@ class _Suspects:
         self._threshold = threshold
 
     def explained(self) -> SearchResult:
-        """Accept the likeliest part, take its effect out of the observations, and repeat."""
-        model, through = self._model, self._through
-        queue = self._queue(through)
+        """Accept the likeliest part, take its effect out of the observations, and repeat.
+
+        Once no part is beyond chance by itself, the doubted ones may be proven together; if they
+        are not, the search ends.
+        """
+        queue = self._queue(self._through)
         accepted: list[Fault] = []
-        doubted: list[Key] = []
-        tried_at = -1
+        proven_together_at = -1
         while queue and len(accepted) < _MOST_FAULTS:
-            _, key = heapq.heappop(queue)
-            strength, gain = model.fit(through[key])
-            score = gain - self._parts.penalty(key)
-            if queue and -queue[0][0] > score:
-                heapq.heappush(queue, (-score, key))  # it was better before others were accepted
-                continue
-            if gain <= 0 or score <= self._threshold:
+            key, strength, gain = self._pop_likeliest(queue)
+            if gain <= 0 or gain - self._parts.penalty(key) <= self._threshold:
                 keys = [key, *(other for _, other in queue)]
-                doubted = self._rank_alone(keys, lambda rows: model.fit(rows)[1])[:MOST_PARTS]
-                if len(accepted) > tried_at and self._prove_together(doubted):
-                    tried_at = len(accepted)
-                    queue = self._queue(keys)
-                    continue
-                doubted = list(dict.fromkeys([*self._paths_of_one_round(keys), *doubted]))
-                break
-            if not model.matters(strength, through[key]) or not self._wholly_bad(key):
-                continue
-            rivals = self._rivals(key, gain)
-            model.accept(through[key], strength)
-            lags = {
-                other: gain - before
-                for other, before in rivals.items()
-                if model.fit(through[other])[1] < _SAME_SHARE * before
-            }
-            tied = (other for other, lag in lags.items() if lag < self._tie_nats(key, other))
-            margin = max(0.0, min(lags.values(), default=gain))
-            accepted.append(Fault(key, through[key], tuple(sorted(tied)), strength, gain, margin))
-        return SearchResult(accepted, doubted)
+                doubted = self._rank_alone(keys, lambda rows: self._model.fit(rows)[1])[:MOST_PARTS]
+                if len(accepted) == proven_together_at or not self._prove_together(doubted):
+                    paths = self._paths_of_one_round(keys)
+                    return SearchResult(accepted, list(dict.fromkeys([*paths, *doubted])))
+                proven_together_at, queue = len(accepted), self._queue(keys)
+            elif self._model.matters(strength, self._through[key]) and self._wholly_bad(key):
+                accepted.append(self._accept(key, strength, gain))
+        return SearchResult(accepted, [])
 
     def _queue(self, keys: Iterable[Key]) -> list[tuple[float, Key]]:
+        """Return a heap of the parts; each entry begins with the negative of the part's score."""
         fit, penalty = self._model.fit, self._parts.penalty
         queue = [(penalty(key) - fit(self._through[key])[1], key) for key in keys]
         heapq.heapify(queue)
         return queue
+
+    def _pop_likeliest(self, queue: list[tuple[float, Key]]) -> tuple[Key, float, float]:
+        """Take the part with the highest score; return it with its strength and gain.
+
+        A score in the queue may be from before other parts were accepted, which lowers scores: so
+        only the first one is computed again (lazy greedy, Minoux 1978).
+        """
+        while True:
+            _, key = heapq.heappop(queue)
+            strength, gain = self._model.fit(self._through[key])
+            loss = self._parts.penalty(key) - gain
+            if not queue or queue[0][0] >= loss:
+                return key, strength, gain
+            heapq.heappush(queue, (loss, key))
+
+    def _accept(self, key: Key, strength: float, gain: float) -> Fault:
+        """Take a part's effect out of the observations; the rivals that it explains are its ties.
+
+        Gains are compared before and after: a rival of which little is left explained the same.
+        """
+        through = self._through
+        rivals = self._rivals(key, gain)
+        self._model.accept(through[key], strength)
+        lags = {
+            other: gain - before
+            for other, before in rivals.items()
+            if self._model.fit(through[other])[1] < _SAME_SHARE * before
+        }
+        tied = (other for other, lag in lags.items() if lag < self._tie_nats(key, other))
+        margin = max(0.0, min(lags.values(), default=gain))
+        return Fault(key, through[key], tuple(sorted(tied)), strength, gain, margin)
 
     def _prove_together(self, doubted: Sequence[Key]) -> bool:
         """Whether parts that distort each other's comparison are proven once all are left out.

@@ -20,7 +20,7 @@ from preflight.fabric.decoding.greedy_search import Model
 from preflight.fabric.decoding.parts import ALL_RAILS, Exposures, Place
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from preflight.fabric.decoding.parts import Meetings, SizePhase
     from preflight.fabric.observed import Digest, Standout
@@ -220,8 +220,7 @@ class Rates(Model):
         self._total = sum(self._operations)
         self._unexplained = float(sum(self._events))
         """Events that no accepted fault explains."""
-        dispersion = _dispersion(self._events, self._explained, self._operations)
-        self._dispersion = max(scatter, dispersion)
+        self._dispersion = max(scatter, _dispersion(self._rows(range(len(self._events)))))
 
     @property
     def base(self) -> float:
@@ -357,51 +356,58 @@ class Rates(Model):
         if len(self._events) > _MANY:
             return self._dispersion
         excluded = self._excluded.union(through)
-        rest = [row for row in range(len(self._events)) if row not in excluded]
-        if len(rest) < _FEW_PEERS:
-            degrees = max(1, len(rest) + len(through) - 2)
-            scatter = (self._pearson(rest) + self._pearson(through)) / degrees
-        else:
-            scatter = _dispersion(
-                [self._events[row] for row in rest],
-                [self._explained[row] for row in rest],
-                [self._operations[row] for row in rest],
-            )
-        return max(self._least_scatter, scatter)
+        own = self._rows(through)
+        rest = self._rows([row for row in range(len(self._events)) if row not in excluded])
+        if len(rest) >= _FEW_PEERS:
+            return max(self._least_scatter, _dispersion(rest))
+        degrees = max(1, len(rest) + len(own) - 2)
+        return max(self._least_scatter, (_pearson(rest) + _pearson(own)) / degrees)
 
-    def _pearson(self, rows: Sequence[int]) -> float:
-        """Return the squared distances from one common rate, in units of Poisson's law."""
-        count = self._count(rows)
-        rate = max(LEAST_RATE, count.events / max(1, count.operations))
-        total = 0.0
-        for row in rows:
-            mean = self._explained[row] + rate * self._operations[row]
-            total += (self._events[row] - mean) ** 2 / max(mean, _PRIOR)
-        return total
+    def _rows(self, rows: Iterable[int]) -> list[_Row]:
+        return [_Row(self._events[at], self._explained[at], self._operations[at]) for at in rows]
 
 
-def _dispersion(
-    events: Sequence[int], by_faults: Sequence[float], operations: Sequence[int]
-) -> float:
+class _Row(NamedTuple):
+    """One observation: its events, those expected from accepted faults, and its operations."""
+
+    events: int
+    explained: float
+    operations: int
+
+    @property
+    def unexplained(self) -> float:
+        """The events that no accepted fault explains."""
+        return self.events - self.explained
+
+
+def _dispersion(rows: Sequence[_Row]) -> float:
     """Return how much more than Poisson's law counts scatter; 1 if they follow it.
 
     With enough counts it uses the median and the deviation below it, as nearly half of the pairs
-    may touch a faulty node; else Pearson's statistic of the calmest nine tenths.
+    may touch a faulty node; else Pearson's statistic of the calmest nine tenths, per degree of
+    freedom, as in a quasi-Poisson regression.
     """
-    if not events:
+    if not rows:
         return 1.0
-    counts = [count - of_faults for count, of_faults in zip(events, by_faults, strict=True)]
+    counts = [row.unexplained for row in rows]
     middle = median(counts)
     if middle >= _LEAST_MEDIAN:
         deviation = _NORMAL * median([middle - count for count in counts if count <= middle])
         return max(1.0, deviation * deviation / middle)
-    rates = [count / n for count, n in zip(counts, operations, strict=True)]
-    calmer = sorted(range(len(rates)), key=rates.__getitem__)
+    calmer = sorted(rows, key=lambda row: row.unexplained / row.operations)
     calmer = calmer[: max(1, math.ceil(_CALMEST_SHARE * len(calmer)))]
-    calm_operations = sum([operations[row] for row in calmer])
-    rate = max(LEAST_RATE, (sum([counts[row] for row in calmer]) + _PRIOR) / calm_operations)
+    return max(1.0, _pearson(calmer, prior=_PRIOR) / max(1, len(calmer) - 1))
+
+
+def _pearson(rows: Sequence[_Row], prior: float = 0.0) -> float:
+    """Return Pearson's X2: squared distances from one common rate, in units of Poisson's variance.
+
+    `prior`: events added to those of which the rate is computed.
+    """
+    operations = sum(row.operations for row in rows)
+    rate = (sum(row.unexplained for row in rows) + prior) / max(1, operations)
     total = 0.0
-    for row in calmer:
-        healthy = rate * operations[row]
-        total += (counts[row] - healthy) ** 2 / max(healthy + by_faults[row], _PRIOR)
-    return max(1.0, total / max(1, len(calmer) - 1))
+    for row in rows:
+        usual = max(LEAST_RATE, rate) * row.operations
+        total += (row.unexplained - usual) ** 2 / max(usual + row.explained, _PRIOR)
+    return total
