@@ -1,4 +1,12 @@
-"""Who besides root could change a file: root must not run what another user can write."""
+"""Who besides root could change a file: root must not run what another user can write.
+
+Each question returns the first risk as a sentence, or "":
+
+- `who_may_change`: a file that root is about to use, with all folders above it;
+- `who_may_plant`: the same, except in preflight's own installation;
+- `who_may_add`: a folder into which this account, root or not, is about to put files;
+- `who_may_write`: one open folder or file alone; the others are built of it.
+"""
 
 from __future__ import annotations
 
@@ -62,21 +70,18 @@ def who_may_change(path: Path, trusted: Path | None = None, *, and_slurm: bool =
     handles: list[int] = []
     try:
         for place, status, is_last in walk(path, handles):
-            if trusted and (place.is_relative_to(trusted) or trusted.is_relative_to(place)):
+            if _is_on_way(place, trusted):
                 continue
             if and_slurm and _belongs_to_slurm(status):
-                risk = (
-                    _who_mounted(place, status)
-                    or _who_is_listed(place, handles[-1], "access")
-                    or ""
-                )
+                listed = _who_is_listed(place, handles[-1], "access") or ""
+                risk = _who_mounted(place, status) or listed
             else:
                 risk = who_may_write(place, handles[-1], sticky_too=is_last)
             if risk:
                 return risk
     except (FileNotFoundError, NotADirectoryError):
         folder = place.parent if stat.S_ISLNK(status.st_mode) else place
-        if trusted and (folder.is_relative_to(trusted) or trusted.is_relative_to(folder)):
+        if _is_on_way(folder, trusted):
             return ""
         risk = who_may_write(folder, handles[-1], sticky_too=True)
         return risk and f"it is missing, and {risk}"
@@ -85,6 +90,13 @@ def who_may_change(path: Path, trusted: Path | None = None, *, and_slurm: bool =
     finally:
         close_handles(handles)
     return ""
+
+
+def _is_on_way(place: Path, trusted: Path | None) -> bool:
+    """Whether a place lies in a trusted folder, or above it."""
+    if trusted is None:
+        return False
+    return place.is_relative_to(trusted) or trusted.is_relative_to(place)
 
 
 def _belongs_to_slurm(status: os.stat_result) -> bool:

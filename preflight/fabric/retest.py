@@ -222,13 +222,11 @@ def _rounds(pairs_by_part: Sequence[Sequence[Pairing]]) -> Rounds:
     """Lay out the pairs of all parts so that no node is in two pairs of a round."""
     rounds: list[list[Pairing]] = []
     for round_pairs in zip_longest(*pairs_by_part):
-        for pair in (pair for pair in round_pairs if pair is not None):
-            free = (pairs for pairs in rounds if _is_free(pairs, pair))
-            free_round = next(free, None)
+        for pair in filter(None, round_pairs):
+            free_round = next((pairs for pairs in rounds if _is_free(pairs, pair)), None)
             if free_round is None:
-                rounds.append([pair])
-            else:
-                free_round.append(pair)
+                rounds.append(free_round := [])
+            free_round.append(pair)
     return tuple(tuple(pairs) for pairs in rounds)
 
 
@@ -256,15 +254,10 @@ def doubts(
 ) -> dict[Pairing, str]:
     """Return, by pair, why a path that was slow in its only round cannot be judged."""
     slow = [blame for blame in blames if blame.kind == "path" and not blame.events]
-    readings: dict[Pairing, list[PairJudgement]] = {
-        ends: [] for blame in slow for ends in blame.pairs
-    }
-    for pair in judgements:
-        if pair.nodes in readings and pair.state != "not_run":
-            readings[pair.nodes].append(pair)
+    readings = grouped((pair.nodes, pair) for pair in judgements if pair.state != "not_run")
     reasons: dict[Pairing, str] = {}
     for blame in slow:
-        results = [pair for ends in blame.pairs for pair in readings[ends]]
+        results = [pair for ends in blame.pairs for pair in readings.get(ends, ())]
         results = [pair for pair in results if blame.rail in (None, pair.rail)]
         sizes = [size for pair in results for size in pair.sizes[-1:]]
         # It has no other fault, and only one round.

@@ -47,7 +47,8 @@ class Model(Protocol):
         """Return the strength of a part's fault with these observations, and its gain in nats."""
 
     def uncapped_gain(self, through: Sequence[int]) -> float:
-        """Return the gain without the limit on what a single round may prove."""
+        """Return the gain without the limit on what one round may prove, if the model has one."""
+        return self.fit(through)[1]
 
     def accept(self, through: Sequence[int], strength: float) -> None:
         """Expect these observations to show the fault from now on."""

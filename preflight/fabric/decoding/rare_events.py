@@ -15,7 +15,7 @@ import math
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from preflight.core.statistics import median
+from preflight.core.statistics import SIGMA_MAD, median
 from preflight.fabric.decoding.greedy_search import Model
 from preflight.fabric.decoding.parts import ALL_RAILS, Exposures, Place
 
@@ -154,7 +154,7 @@ LEAST_EVENTS = 3
 
 _STEPS = 6
 _CALMEST_SHARE = 0.9
-_LEAST_MEDIAN, _NORMAL = 2.0, 1.4826
+_LEAST_MEDIAN = 2.0
 _MANY = 400
 _FEW_PEERS = 10  # the median of fewer does not show their scatter
 LEAST_PEERS = 3
@@ -392,7 +392,7 @@ def _dispersion(rows: Sequence[_Row]) -> float:
     counts = [row.unexplained for row in rows]
     middle = median(counts)
     if middle >= _LEAST_MEDIAN:
-        deviation = _NORMAL * median([middle - count for count in counts if count <= middle])
+        deviation = SIGMA_MAD * median([middle - count for count in counts if count <= middle])
         return max(1.0, deviation * deviation / middle)
     calmer = sorted(rows, key=lambda row: row.unexplained / row.operations)
     calmer = calmer[: max(1, math.ceil(_CALMEST_SHARE * len(calmer)))]

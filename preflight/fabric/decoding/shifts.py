@@ -17,7 +17,7 @@ from collections import defaultdict
 from itertools import compress
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from preflight.core.statistics import median
+from preflight.core.statistics import SIGMA_MAD, median
 from preflight.fabric.decoding.greedy_search import Model
 from preflight.fabric.pair_summary import LATENCY_BELOW, wire_from
 
@@ -41,7 +41,6 @@ OUTLIER_SCATTERS = 3.0
 _LEAST_PEERS = 3
 _MANY_PEERS = 200
 _FEW_PEERS, _ENOUGH_PEERS = 10, 20
-_NORMAL = 1.4826  # from a median absolute deviation to a normal distribution's standard deviation
 _RANGE = 1.7  # from the range of three normal values to their standard deviation
 _DENSE = 0.4
 _TAIL_SHARE, _TAIL_SCALES = 0.95, 2.0
@@ -117,10 +116,6 @@ class Shifts(Model):
                 gain -= surprise((distance - shift) / reference.scatter)
         return shift, gain
 
-    def uncapped_gain(self, through: Sequence[int]) -> float:
-        """Return the gain of `fit`, which has no limit: a median has no bursts."""
-        return self.fit(through)[1]
-
     def fits_fault(self, rows: Sequence[int], strength: float, through: Sequence[int]) -> bool:
         """Whether these rows fit a fault of that strength better than none."""
         reference = self._reference(through)
@@ -184,7 +179,7 @@ class Shifts(Model):
             middle = _densest(ranked, self.effect)
             spread = 0.0
         below = [middle - log for log in reversed(ranked[: bisect_right(ranked, middle)])]
-        scatter = _NORMAL * median(below)
+        scatter = SIGMA_MAD * median(below)
         tail = below[int(_TAIL_SHARE * (len(below) - 1))] / _TAIL_SCALES
         return _Reference(middle, max(self._floor, spread, scatter, tail))
 
