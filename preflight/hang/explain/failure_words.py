@@ -24,7 +24,8 @@ _FAILURE = re.compile(
 """A log without any of these shows no failure."""
 _NOTICE = re.compile(
     rb"(?i:\bwarn(?:ing)?\b|warning:|\binfo\b|\bdebug\b|\bnotice\b|\bretry|continuing"
-    rb"|ignor(?:ed|ing)|skipp(?:ed|ing)|falling back|deprecat|\bon[_ -]?error|\bpassed\b"
+    rb"|ignor(?:ed|ing)|\bignore import error|skipp(?:ed|ing)|falling back|deprecat"
+    rb"|\bon[_ -]?error|\bpassed\b"
     rb"|\bsub-?optimal\b|\btreat(?:ed|ing)? (?:it|them|this) as\b|\bgoing to \S{1,80} instead\b"
     rb"|\b(?:no|0|zero|without|any) (?:xid )?(?:error|fail)|\b0 corrupt\b|\bno issue if\b"
     rb"|[,.;] using (?:the )?(?:default|\S{1,40}'s)\b"

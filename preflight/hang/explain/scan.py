@@ -64,6 +64,8 @@ _SERVED = b'HTTP/1.1" 200 OK'
 _REJECTED = b'HTTP/1.1" 400 Bad Request'
 """Ends the line of a request that a server has rejected, after the exception that it caught."""
 _NUMBERS = re.compile(rb"[\d.]+")
+_OF_BAR, _TAIL = re.compile(rb"\|[^|]{0,30}/(\d{1,12}) \["), 200
+"""How far the last progress bar of a line goes: `84%|####  | 9493/11368 [00:00<00:01`."""
 _OF_GROUP = re.compile(r"^ {2,40}[|+] (?=.)")
 """Begins the lines of a group of exceptions."""
 _WRITER = re.compile(rb"\[rank ?(\d{1,6})\]:")
@@ -452,6 +454,8 @@ class Scanner:
     def _take_lower(self, file: _File, line: bytes, step: tuple[float, ...], order: int) -> None:
         """Note that steps begin again, in the same words and without a time."""
         progress = file.progress
+        if {*_OF_BAR.findall(line[-_TAIL:])} != {*_OF_BAR.findall(progress.line[-_TAIL:])}:
+            return  # another bar
         if step <= progress.lower_step or not progress.rise_count:
             progress.rise_start, progress.rise_count = order, 0
         progress.lower_step = step
