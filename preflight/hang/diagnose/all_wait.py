@@ -219,6 +219,8 @@ def _all_wait(case: Case) -> str:
 
 # -- places
 
+_FEW = 3
+"""The largest part of a small job that may be at fault together."""
 _LONGEST_S = 10
 """The longest look of `preflight diagnose`."""
 
@@ -242,7 +244,8 @@ def judge_places(case: Case) -> Diagnosis | None:
 def _several_places(case: Case, groups: list[tuple[RankState, ...]]) -> Diagnosis:
     minority = tuple(member for group in groups[1:] for member in group)
     complete = len(case.waiting) == case.world
-    is_minority = len(minority) * 2 < case.world and len(groups[0]) * 2 > case.world
+    # Of a larger part, most may wait for a rank that is elsewhere.
+    is_minority = len(minority) <= max(_FEW, case.world // 8) and 2 * len(groups[0]) > case.world
     passing = any(member.kind == "p2p" for member in case.waiting)
     positions = "; ".join(describe(group) for group in groups[:4])
     of_two = complete and case.world == 2  # noqa: PLR2004  either may be the wrong one
