@@ -12,7 +12,7 @@ import hmac
 import re
 import shlex
 from contextlib import suppress
-from fnmatch import translate
+from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -48,12 +48,12 @@ REVOKED, AUTHORITY = "@revoked", "@cert-authority"
 class _Pattern(Struct, frozen=True):
     """A pattern such as `gpu*`, or a name after `!`."""
 
-    regex: re.Pattern[str]
+    pattern: str
     negated: bool
 
     def matches(self, name: str) -> bool:
         """Whether it matches the whole name."""
-        return self.regex.match(name) is not None
+        return fnmatchcase(name, self.pattern)
 
 
 class _Hashed(Struct, frozen=True):
@@ -286,8 +286,7 @@ def _parse_names(names: str) -> tuple[frozenset[str], tuple[_Pattern | _Hashed, 
             return None
         if negated or "*" in name or "?" in name:
             # A bracket means itself here: [gpu*]:2222.
-            regex = re.compile(translate(name[negated:].replace("[", "[[]")))
-            patterns.append(_Pattern(regex, negated))
+            patterns.append(_Pattern(name[negated:].replace("[", "[[]"), negated))
         else:
             plain.add(name)
     return frozenset(plain), tuple(patterns)

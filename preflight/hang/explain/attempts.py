@@ -47,7 +47,7 @@ def last_attempt(scan: ScanResult) -> tuple[ScanResult, str]:
     grave: list[Hit | LoggedException] = [*own_faults(scan.exceptions, {})]
     grave += [hit for hit in scan.hits if _is_grave(hit)]
     grave = [failure for failure in grave if is_unsettled(failure, scan)]
-    doubt, of_start = "", EARLIER if _is_one_process(scan) else AGAIN
+    doubt, of_start = "", EARLIER if is_one_process(scan) else AGAIN
     is_over = any(_OF_LAUNCHER.match(error.message) for error in scan.exceptions)
     for source, again in scan.restart_line.items():
         if is_over and again >= scan.line_count - AT_END:  # a launcher's banner, printed at its end
@@ -74,9 +74,7 @@ def last_attempt(scan: ScanResult) -> tuple[ScanResult, str]:
     )
     if not rest or (has_died and not again):
         return scan, ""
-    return scan, _LATER if any(
-        isinstance(failure, Hit) and failure.symptom.role == "echo" for failure in rest
-    ) else _SURVIVED
+    return scan, _LATER if any(map(_reports_end, rest)) else _SURVIVED
 
 
 def _is_of_a_tool(error: LoggedException, scan: ScanResult) -> bool:
@@ -84,16 +82,26 @@ def _is_of_a_tool(error: LoggedException, scan: ScanResult) -> bool:
     return error.is_of_tool and error.order < scan.first_step_line.get(error.place.source, 0)
 
 
-def _is_one_process(scan: ScanResult) -> bool:
+def is_one_process(scan: ScanResult) -> bool:
     """Whether all exceptions are of scripts without ranks, so that each ended a start."""
     own = own_faults(scan.exceptions, {})
     speakers = {error.speaker for error in scan.exceptions}
-    return speakers == {Speaker()} and all(error.script for error in own) and not reports_ends(scan)
+    is_launched = any(hit.symptom.role == "echo" for hit in scan.hits)
+    return speakers == {Speaker()} and all(error.script for error in own) and not is_launched
 
 
 def reports_ends(scan: ScanResult) -> bool:
     """Whether a launcher of several ranks reports how some ended."""
-    return any(hit.symptom.reads == "end" or hit.symptom.role == "echo" for hit in scan.hits)
+    return any(hit.symptom.reads == "end" or _reports_end(hit) for hit in scan.hits)
+
+
+def _reports_end(failure: Hit | LoggedException) -> bool:
+    """Whether a launcher reports that a process had ended by a failure."""
+    return (
+        isinstance(failure, Hit)
+        and failure.symptom.role == "echo"
+        and ("code" in failure.fields or failure.symptom.reads == "summary")
+    )
 
 
 def _is_grave(hit: Hit) -> bool:

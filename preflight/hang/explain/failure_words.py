@@ -10,13 +10,12 @@ _FAILURE = re.compile(
     rb"[ :=]{0,8}-?[1-9]|return code[ :=]{0,3}-?[1-9]|\bkilled\b|out of (?:memory|resource)"
     rb"|tim(?:ed|es)[ -]?out|deadlock|\bhung\b|\bstuck\b|unreachable|closed by remote"
     rb"|connection (?:refused|reset|closed)"
-    rb"|\bxid\b(?!-)|no space left|\bsig(?:kill|segv|abrt|bus|term)\b|unable to"
-    rb"|\bsignal(?=[:=(]| (?:[(:=\d]|sig))"
-    rb"|\b(?:by|on|caught|got|received?|with|fatal) (?:a )?signal\b"
+    rb"|\bxid\b(?!-)|no space left|\b(?:(?<!sending stop )signal|sig(?:kill|segv|abrt|bus|term))\b"
+    rb"|unable to"
     rb"|can(?:no|')t |\baborting\b|MPI_ABORT|exited with non-?zero|\bloss is nan\b"
     rb"|assert(?:ion)? .{0,200}fail|\bcrash|\bdied\b|\bfail(?:ed|ure)\b|\bcorrupt|denied"
     rb"|\bpg_status\b"  # a flight recorder's dump, which is written after a failure
-    rb"|(?<![\w0] )errors?(?: code| number)?(?:(?<!_error)[ :]|:(?= ?[^\s\d-]))"
+    rb"|(?<![\w0] )errors?(?: code| number)?(?:(?<!_error)[ :]|:(?= ?\S))"
     rb"|mismatch|invalid|not found|no such)"
     rb"|[a-z](?:Error|Exception)\b|\bERROR\b|\bCRITICAL\b|NCCL WARN|\[[EF]\d{0,6} |EXCEPTION"
     rb"|\bF\d{4} \d\d:\d\d:\d\d\.\d"  # glog's LOG(FATAL)

@@ -454,7 +454,8 @@ class Scanner:
     def _take_lower(self, file: _File, line: bytes, step: tuple[float, ...], order: int) -> None:
         """Note that steps begin again, in the same words and without a time."""
         progress = file.progress
-        if {*_OF_BAR.findall(line[-_TAIL:])} != {*_OF_BAR.findall(progress.line[-_TAIL:])}:
+        totals, before = (_OF_BAR.findall(each[-_TAIL:]) for each in (line, progress.line))
+        if totals and before and totals[-1] != before[-1]:
             return  # another bar
         if step <= progress.lower_step or not progress.rise_count:
             progress.rise_start, progress.rise_count = order, 0

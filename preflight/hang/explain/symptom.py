@@ -127,8 +127,10 @@ class Symptom(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """It counts only in the last lines of a log, or if no later step has a finite number."""
     reads: Reads = ""
     phase: Literal["", "preparation", "start", "interrupt", "job_end"] = ""
-    """When in a job it happens: before its program, which may do without what could not be loaded;
-    when a program starts, which ends by it before it begins; by a signal; or at the end of all."""
+    """When in a job it happens: before its program; when a program starts, which ends by it before
+    it begins; by a signal; or at the end of all."""
+    optional: bool = False
+    """A script may do without it: it counts only at the end of a log without steps."""
     unprepared: bool = False
     """A program lacks something: a preparation that failed before is the cause."""
     exits: tuple[int, ...] = ()

@@ -12,12 +12,14 @@ from msgspec.structs import replace
 from preflight.hang.answer_text import Alternative
 from preflight.hang.explain import watchdog
 from preflight.hang.explain.attempts import (
+    AGAIN,
     BEFORE,
     CONFIDENCE,
     DOUBTED,
     EARLIER,
     IMPORTED,
     ended_well,
+    is_one_process,
     is_unsettled,
     last_attempt,
     perhaps_survived,
@@ -96,8 +98,6 @@ ENDED = Explanation(
 )
 
 
-_OWN_TEXT = 20
-"""Lines of help that follow what conda refuses."""
 _SAYS_LITTLE = 0.2
 """Confidence of an echo that shows only that something had failed."""
 _ALTERNATIVES = 3
@@ -125,8 +125,9 @@ class _Evidence:
     causes: list[Hit]
     signs: list[Hit]
     own_signs: list[Hit]
-    """Those of the last start, of ranks that did not only wait or try again; only of the rank that
-    failed first, if that is known."""
+    """Those of ranks that did not only wait or try again."""
+    strong_signs: list[Hit]
+    """Those of them that are no failed calls, of the rank that failed first if that is known."""
     errors: list[LoggedException]
     first_errors: list[LoggedException]
     """Those of the rank that failed first, if that is known."""
@@ -170,21 +171,23 @@ def _evidence(scan: ScanResult) -> tuple[_Evidence, str]:
     left_out = [error for error in all_errors if error not in errors]
     doubt = doubt or _doubt_of_imports(left_out, errors, causes, scan)
     own_signs = [hit for hit in signs if not hit.retried and not hit.symptom.waits]
-    last_start = _last_start([*causes, *own_signs], errors, scan)
-    own_signs = [hit for hit in own_signs if hit.order > last_start]
+    strong_signs = [hit for hit in own_signs if hit.symptom.reads != "call"]
+    last_start = _last_start([*causes, *strong_signs], errors, scan)
+    strong_signs = [hit for hit in strong_signs if hit.order > last_start]
     over = {_line(error) for error in errors if error.order <= last_start}
     causes = [hit for hit in causes if not _is_of_earlier_start(hit, last_start, scan)]
     errors = [error for error in errors if error.order > last_start]
     firm_errors = [error for error in errors if not error.loose]
-    errors = firm_errors if firm_errors or own_signs else errors
+    errors = firm_errors if firm_errors or strong_signs else errors
     roots = {int(hit.fields["rank"]): hit.time for hit in hits if hit.symptom.reads == "summary"}
-    own_signs, first_errors = _keep_first_root(roots, own_signs, errors)
+    strong_signs, first_errors = _keep_first_root(roots, strong_signs, errors)
     evidence = _Evidence(
         scan=scan,
         hits=hits,
         causes=[hit for hit in causes if _line(hit) not in over],
         signs=signs,
         own_signs=own_signs,
+        strong_signs=strong_signs,
         errors=errors,
         first_errors=first_errors,
         earlier_errors=earlier_errors,
@@ -199,7 +202,9 @@ def _answer(evidence: _Evidence, doubt: str) -> tuple[Explanation, str]:
     """The answer that the evidence gives, and what makes it less sure, if anything."""
     scan, hits, stall = evidence.scan, evidence.hits, evidence.stall
     causes, errors, first_errors = evidence.causes, evidence.errors, evidence.first_errors
-    own_signs = evidence.own_signs
+    strong_signs, own_signs = evidence.strong_signs, evidence.own_signs
+    # A failed call is earlier than the others' waits for its rank, but no earlier than a mismatch.
+    rivals = strong_signs if stall is not None and stall.kind == "mismatch" else own_signs
     failures: list[Hit | LoggedException] = [*causes, *errors]
     failures = [failure for failure in failures if is_unsettled(failure, scan)]
     answer: Explanation
@@ -210,19 +215,19 @@ def _answer(evidence: _Evidence, doubt: str) -> tuple[Explanation, str]:
     elif causes:
         cause = next((hit for hit in causes if hit.symptom.phase != "start"), causes[-1])
         answer = name_ranks(explain_hit(cause, hits, scan), stall)
-    elif first_errors and not _before(own_signs, first_errors):
+    elif first_errors and not _before(strong_signs, first_errors):
         of_first = {error.speaker.rank for error in first_errors}
         roots = evidence.roots if first_errors == errors else of_first
         answer = explain_exceptions(errors, roots, {*ended_as(scan, (1,))})
         if evidence.is_restarted and not doubt:
-            doubt = EARLIER
-    elif (
-        stall is not None and stall.kind in ODD and not _follows(stall.proofs[0], _first(own_signs))
-    ):
-        answer = explain_dead_rank(stall, own_signs, hits, scan) or explain_stall(stall)
+            doubt = EARLIER if is_one_process(scan) else AGAIN
+    elif stall is not None and stall.kind in ODD and not _follows(stall.proofs[0], _first(rivals)):
+        answer = explain_dead_rank(stall, strong_signs, hits, scan) or explain_stall(stall)
     else:
-        signs = [hit for hit in evidence.signs if not _is_passed_over(hit, scan)]
-        answer = _explain_signs(own_signs, signs, hits, scan) or _explain_rest(hits, scan)
+        last_cancel = max((hit.order for hit in hits if "job_cancel" in hit.fields), default=0)
+        signs = [hit for hit in evidence.signs if not _is_passed_over(hit, last_cancel, scan)]
+        best = strong_signs or own_signs
+        answer = _explain_signs(best, signs, hits, scan) or _explain_rest(hits, scan)
     return answer, doubt or (perhaps_survived(hits, scan) if failures else "")
 
 
@@ -242,7 +247,8 @@ def _causes_and_signs(
         or is_lesser(hit, scan)
     ]
     deaths = [hit for hit in signs if hit.symptom.dies]
-    ends = _first([*deaths, *errors])
+    ends, deaths_alone = _first([*deaths, *errors]), _first(deaths)
+    reports = [hit.order for hit in hits if hit.symptom.role == "echo" and "code" in hit.fields]
     causes: list[Hit] = []
     others = [error for error in errors if not _OF_GPU.search(f"{error.message} {error.source}")]
     for hit in hits:
@@ -251,6 +257,9 @@ def _causes_and_signs(
         is_passed = "level" in hit.fields and (goes_on or others == errors != [])
         if hit.symptom.role == "cause" and not is_passed and not is_lesser(hit, scan):
             follows = hit.retried or (hit.symptom.follows and _follows(hit, ends))
+            if hit.symptom.phase == "start":  # of the next start, if a launcher has reported an end
+                is_next = min(reports, default=inf) < hit.order
+                follows = hit.symptom.follows and not is_next and _follows(hit, deaths_alone)
             (signs if follows else causes).append(hit)
     return (
         gravest_first(in_order_of_time(causes), scan),
@@ -268,10 +277,21 @@ def _last_start(hits: Sequence[Hit], errors: Sequence[LoggedException], scan: Sc
     # An import fails at a start: it is no consequence of an interrupt.
     imports = last and last[-1].kind in IMPORTS
     imports = imports and any(error.script == last[-1].script for error in interrupts)
-    end = max(error.order for error in (*last, *interrupts))
     phases = ("start", "interrupt") if imports else ("start",)
-    begun = (hit.order for hit in hits if hit.symptom.phase in phases and hit.order < end)
+    end = max(error.order for error in (*last, *interrupts))
+    begun = (
+        hit.order
+        for hit in hits
+        if hit.symptom.phase in phases and hit.order < end and _is_of(hit, [*last, *interrupts])
+        if not (hit.symptom.phase == "start" and hit.symptom.follows)  # a rank may fail by it
+    )
     return max((*over, *begun), default=0)
+
+
+def _is_of(hit: Hit, errors: Sequence[LoggedException]) -> bool:
+    """Whether a start that failed at once was of a script of these exceptions, if it names one."""
+    name = hit.fields.get("script", hit.fields.get("file", ""))
+    return not name or any(error.script.endswith(name.rpartition("/")[2]) for error in errors)
 
 
 def _explain_preparation(evidence: _Evidence) -> Explanation | None:
@@ -330,10 +350,15 @@ def _doubt_of_imports(
     return BEFORE if scripts.issuperset(error.script for error in left_out) else IMPORTED
 
 
-def _is_passed_over(sign: Hit, scan: ScanResult) -> bool:
-    """Whether a script did without what it could not load, download or install."""
-    goes_on = scan.line_count - sign.order > _OWN_TEXT or scan.first_step_line
-    return bool(goes_on) and sign.symptom.phase == "preparation"
+def _is_passed_over(sign: Hit, last_cancel: int, scan: ScanResult) -> bool:
+    """Whether a script did without what it could not download, install, submit or enter.
+
+    `last_cancel`: the line in which Slurm cancelled the job, which lasted until then.
+    """
+    if last_cancel > sign.order + AT_END:
+        return sign.symptom.optional or sign.symptom.phase == "preparation"
+    goes_on = scan.line_count - sign.order > AT_END or scan.first_step_line
+    return sign.symptom.optional and bool(goes_on)
 
 
 def _line(failure: Hit | LoggedException) -> tuple[str, int]:
@@ -347,17 +372,17 @@ def _is_of_earlier_start(cause: Hit, over: int, scan: ScanResult) -> bool:
 
 
 def _keep_first_root(
-    roots: Mapping[int, float | None], own_signs: list[Hit], errors: list[LoggedException]
+    roots: Mapping[int, float | None], strong_signs: list[Hit], errors: list[LoggedException]
 ) -> tuple[list[Hit], list[LoggedException]]:
     """What is of the rank that failed first by the times of several nodes' torchruns, if known."""
-    failures: list[Hit | LoggedException] = [*own_signs, *errors]
+    failures: list[Hit | LoggedException] = [*strong_signs, *errors]
     ranks = {failure.speaker.rank for failure in failures} & {*roots}
     dated = sorted((time, rank) for rank, time in roots.items() if rank in ranks and time)
     if not 1 < len(ranks) == len(dated) or dated[0][0] == dated[1][0]:
-        return own_signs, errors
+        return strong_signs, errors
     root = dated[0][1]
     return (
-        [hit for hit in own_signs if hit.speaker.rank == root],
+        [hit for hit in strong_signs if hit.speaker.rank == root],
         [error for error in errors if error.speaker.rank == root],
     )
 
@@ -439,19 +464,19 @@ def _follows(hit: Hit, ends: tuple[float, float, float]) -> bool:
     return order < hit.order if hit.time is None else time < hit.time or timeless < hit.order
 
 
-def _before(own_signs: Sequence[Hit], errors: Sequence[LoggedException]) -> bool:
+def _before(strong_signs: Sequence[Hit], errors: Sequence[LoggedException]) -> bool:
     """Whether a sign is in the exception, in the next lines of its message, or came earlier."""
     first = min(errors, key=lambda error: error.order)
     end = first.order + AT_END * first.message.endswith(":")
-    return any(sign.order <= end for sign in own_signs)
+    return any(sign.order <= end for sign in strong_signs)
 
 
 def _explain_signs(
-    own_signs: Sequence[Hit], signs: Sequence[Hit], hits: Sequence[Hit], scan: ScanResult
+    strong_signs: Sequence[Hit], signs: Sequence[Hit], hits: Sequence[Hit], scan: ScanResult
 ) -> Explanation | None:
     """Without a cause: the best sign, or the timeouts as such."""
-    if own_signs:
-        return explain_hit(own_signs[0], hits, scan)
+    if strong_signs:
+        return explain_hit(strong_signs[0], hits, scan)
     timeouts = [hit for hit in signs if hit.symptom.reads == "timeout"]
     if timeouts and (first := explain_ended_before(timeouts, hits, scan)) is not None:
         return first

@@ -108,8 +108,10 @@ class Calls:
     def note(self, since: float, now: float, waited_s: float) -> None:
         """In the parent: add a tick; two calls in one tick share it at the second one's start."""
         before, (self._current,) = self._current, struct.unpack_from("d", self._shared, 0)
-        border = now if self._current == before else self._current
-        for began, share_s in ((before, border - since), (self._current, now - border)):
+        shares = [(before, waited_s)]
+        if self._current != before:
+            shares = [(before, self._current - since), (self._current, now - self._current)]
+        for began, share_s in shares:
             more_s = max(0.0, min(waited_s, share_s))
             self._waited_s[began] = self._waited_s.get(began, 0.0) + more_s
 
