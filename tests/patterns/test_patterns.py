@@ -49,7 +49,6 @@ _MADE_WHEN_RUN = {
     "preflight/facts/boards.py": "a table of boards, matched from the beginning",
     "preflight/payload/probe/node_files.py": "literals of its callers, for names of files",
     "preflight/report/hide.py": "NAMING and PLAIN of forms.py, and escaped names",
-    "preflight/transport/host_keys.py": "a pattern of known_hosts, by fnmatch.translate",
     "preflight/transport/openssh.py": "an escaped mark",
     "preflight/transport/payload_session.py": "an escaped name of a program",
     "preflight/hang/diagnose/places.py": "places.toml, which is read here",
