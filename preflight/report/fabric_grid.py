@@ -258,13 +258,12 @@ def cells(
             Cell,
             meeting,
             error=meeting.error,
-            bandwidth=_speed(large.get(key), wire.get(key), usual_size),
-            latency=_time(small.get(key), latency.get(key)),
-            spikes=spikes.get(key),
-            late=late.get(key),
+            bandwidth=_speed(large.get(meeting.key), wire.get(meeting.key), usual_size),
+            latency=_time(small.get(meeting.key), latency.get(meeting.key)),
+            spikes=spikes.get(meeting.key),
+            late=late.get(meeting.key),
         )
         for meeting in observed.tried
-        for key in (meeting.key,)
     )
 
 

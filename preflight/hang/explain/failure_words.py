@@ -10,8 +10,7 @@ _FAILURE = re.compile(
     rb"[ :=]{0,8}-?[1-9]|return code[ :=]{0,3}-?[1-9]|\bkilled\b|out of (?:memory|resource)"
     rb"|tim(?:ed|es)[ -]?out|deadlock|\bhung\b|\bstuck\b|unreachable|closed by remote"
     rb"|connection (?:refused|reset|closed)"
-    rb"|\bxid\b(?!-)|no space left|\b(?:(?<!sending stop )signal|sig(?:kill|segv|abrt|bus|term))\b"
-    rb"|unable to"
+    rb"|\bxid\b(?!-)|no space left|\b(?:signal|sig(?:kill|segv|abrt|bus|term))\b|unable to"
     rb"|can(?:no|')t |\baborting\b|MPI_ABORT|exited with non-?zero|\bloss is nan\b"
     rb"|assert(?:ion)? .{0,200}fail|\bcrash|\bdied\b|\bfail(?:ed|ure)\b|\bcorrupt|denied"
     rb"|\bpg_status\b"  # a flight recorder's dump, which is written after a failure
@@ -24,7 +23,7 @@ _FAILURE = re.compile(
 _NOTICE = re.compile(
     rb"(?i:\bwarn(?:ing)?\b|warning:|\binfo\b|\bdebug\b|\bnotice\b|\bretry|continuing"
     rb"|ignor(?:ed|ing)|\bignore import error|skipp(?:ed|ing)|falling back|deprecat"
-    rb"|\bon[_ -]?error|\bpassed\b"
+    rb"|\bon[_ -]?error|\bpassed\b|\bsending stop signal\b"
     rb"|\bsub-?optimal\b|\btreat(?:ed|ing)? (?:it|them|this) as\b|\bgoing to \S{1,80} instead\b"
     rb"|\b(?:no|0|zero|without|any) (?:xid )?(?:error|fail)|\b0 corrupt\b|\bno issue if\b"
     rb"|[,.;] using (?:the )?(?:default|\S{1,40}'s)\b"

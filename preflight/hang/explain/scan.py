@@ -454,7 +454,7 @@ class Scanner:
     def _take_lower(self, file: _File, line: bytes, step: tuple[float, ...], order: int) -> None:
         """Note that steps begin again, in the same words and without a time."""
         progress = file.progress
-        totals, before = (_OF_BAR.findall(each[-_TAIL:]) for each in (line, progress.line))
+        totals, before = (_OF_BAR.findall(text[-_TAIL:]) for text in (line, progress.line))
         if totals and before and totals[-1] != before[-1]:
             return  # another bar
         if step <= progress.lower_step or not progress.rise_count:
