@@ -17,6 +17,7 @@ from preflight.hang.explain.failure_words import AT_END
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
+    from preflight.hang.explain.explanation import Place
     from preflight.hang.explain.scan import ScanResult
 
 
@@ -52,8 +53,12 @@ def last_attempt(scan: ScanResult) -> tuple[ScanResult, str]:
     for source, again in scan.restart_line.items():
         if is_over and again >= scan.line_count - AT_END:  # a launcher's banner, printed at its end
             continue
-        if any(failure.place.source == source and failure.order < again for failure in grave):
-            scan.settled_until[source], doubt = again, of_start
+        here = [failure for failure in grave if failure.place.source == source]
+        before = {_kind_of(failure) for failure in here if failure.order < again}
+        if before:
+            scan.settled_until[source] = again
+            alike = before == {_kind_of(failure) for failure in here if failure.order >= again}
+            doubt = doubt if alike else of_start
     exceptions = [error for error in scan.exceptions if is_unsettled(error, scan)]
     hits = [
         hit
@@ -75,6 +80,13 @@ def last_attempt(scan: ScanResult) -> tuple[ScanResult, str]:
     if not rest or (has_died and not again):
         return scan, ""
     return scan, _LATER if any(map(_reports_end, rest)) else _SURVIVED
+
+
+def _kind_of(failure: Hit | LoggedException) -> str:
+    """What every start of a script that fails alike has in common."""
+    if isinstance(failure, LoggedException):
+        return f"{failure.kind} at {failure.file}:{failure.line}"
+    return failure.symptom.id
 
 
 def _is_of_a_tool(error: LoggedException, scan: ScanResult) -> bool:
@@ -206,6 +218,29 @@ def perhaps_survived(hits: Sequence[Hit], scan: ScanResult) -> str:
     )
     often = any(times > _FEW for (pid, *_), times in counts.items() if pid is not None)
     return _SEVERAL_TIMES if often and last < inf else ""
+
+
+_OF_TOTAL = re.compile(
+    r"(?:\d%\|[^|\n]{0,300}\| {0,4}|\[ {0,6}(?=\d{1,9}/ {0,6}\d{1,9}\])"
+    r"|(?i:\b(?:epoch|step|iter(?:ation)?|batch|round|fold|trial|episode|sample|question"
+    r"|generation|test)e?s?\b)[^\w\n]{0,4}|^ {0,20}(?=\d{1,9} / \d))"
+    r"(\d{1,12})(?:\.\d{1,9})?\]? {0,6}(?:/|of|out of) {0,6}(\d{1,12})\b"
+)
+"""How much of its work a job has done: a progress bar, `Epoch 3/40`, `step 5 of 28`, `[3/10]`."""
+
+
+def unfinished_work(scan: ScanResult) -> tuple[Place, str] | None:
+    """The last line that shows how much is done, if that is not all; None if no line shows it.
+
+    One short of all may be the last: many programs count from 0.
+    """
+    for place in reversed(scan.last_lines):
+        counts = [(int(done), int(total)) for done, total in _OF_TOTAL.findall(place.text)]
+        if counts:
+            open_ones = (f"{done} of {total}" for done, total in counts if done < total - 1)
+            first = next(open_ones, None)
+            return (place, first) if first else None
+    return None
 
 
 def exit_code(hit: Hit) -> int:

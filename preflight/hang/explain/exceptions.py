@@ -44,7 +44,10 @@ _IGNORED = re.compile(
     r"^(?:Exception ignored (?:in|while)\b|Error in atexit\._run_exitfuncs)|--- Logging error ---$"
 )
 """Python prints such an exception and goes on: in `__del__`, when it ends."""
-_LOOSE = re.compile(r"Task exception was never retrieved|Exception in (?:ASGI application|thread )")
+_LOOSE = re.compile(
+    r"Task exception was never retrieved|Exception in (?:ASGI application|thread )"
+    r"|\bUncaught exception (?:GET|HEAD|POST|PUT|PATCH|DELETE) "  # tornado's, as of Jupyter
+)
 """Announces the exception of one task, of one request, or of a thread beside the main one."""
 _OF_SPAWNED = re.compile(r"-- Process (\d{1,6}) terminated with the following error:")
 """Stands before the traceback of a process that torch.multiprocessing started."""
@@ -64,6 +67,8 @@ _HAS_DETAILS = re.compile(rf":$|error\(s\) found\.$|^{_OF_FIELDS.pattern}|^{_OF_
 _GOES_ON = re.compile(r"\s|\(\d|\w{0,60}(?:Error|Exception): ")
 """Begins a line that belongs to the message before it."""
 _FIELD = re.compile(r"[a-z][\w.-]{1,80}(?:\[\w{1,60}\])?$")
+_ANY_WORDS = re.compile(r"(?!srun|slurm|wandb|\[|[A-Z]\d{4} |Traceback|File )[A-Za-z]")
+"""Begins the message of an exception that begins in the line after its kind."""
 _WHY_NOT_YAML = re.compile(r"\s|found |expected |could not ")
 """What the next lines of these two messages begin with."""
 _CAUGHT = re.compile(r"(?i)\bfalling back (?:to|on)\b")
@@ -92,6 +97,8 @@ _NEAR = 4
 """Lines of code and marks between two frames, and between the last one and the exception."""
 _BLANK = 2
 """Lines, one of them empty, from a message that ends in a colon to the traceback that it quotes."""
+_OF_SYNTAX = frozenset(("SyntaxError", "IndentationError", "TabError"))
+"""Python prints these without the first line of a traceback, and without the frame's function."""
 _ALONE = re.compile(
     r"^(?P<kind>(?:[a-zA-Z_]\w{0,40}\.){0,6}(?:[A-Z]\w{0,60}(?:Error|Exception|Interrupt)"
     r"|StopIteration))(?:: (?P<message>.*))?$"
@@ -156,6 +163,8 @@ class _Running:
         """What stands before each line of a traceback that a text quotes."""
         self.latest = 0
         """The line of its last frame, if its beginning is cut off; otherwise 0."""
+        self.is_of_syntax = False
+        """Whether only a SyntaxError has such a frame: it names no function."""
 
     def take(self, frame: re.Match[str]) -> None:
         """Take a frame."""
@@ -165,7 +174,7 @@ class _Running:
         self.is_of_tool |= _TOOLS.search(frame["file"]) is not None
         self.awaits_source = not _LIBRARY.search(frame["file"])
         if self.awaits_source:
-            outermost = not self.own[0] and frame["code"] == "<module>"
+            outermost = not self.own[0] and (frame["code"] == "<module>" or self.is_of_syntax)
             if outermost and frame["file"].endswith(".py"):
                 self.script = frame["file"]
             self.own = (frame["file"], int(frame["line"]), frame["code"] or "")
@@ -241,17 +250,19 @@ class Tracebacks:
             running = None
             del self._running[key]
         frame = _FRAME.match(line.bare)
-        if running is None and frame is not None and frame["code"]:
+        if running is None and frame is not None:
             running = self._running[key] = _Running(speaker, line, place.line)
-            running.latest = place.line
+            running.latest, running.is_of_syntax = place.line, not frame["code"]
         if running is None:
             return self._outside(key, line, place, order)
         if frame is not None:
             running.take(frame)
             running.latest = running.latest and place.line
         elif ends := _ENDS.match(line.bare.removeprefix(running.indent)):
-            self._end(running, ends, place, order)
             del self._running[key]
+            if running.is_of_syntax and ends["kind"] not in _OF_SYNTAX:
+                return self._outside(key, line, place, order)
+            self._end(running, ends, place, order)
         else:
             running.take_source(line)
         return running.ignored
@@ -286,7 +297,7 @@ class Tracebacks:
         if _CAUGHT.search(line.bare) and not _NOT_CAUGHT.search(line.bare):
             self.exceptions[-1] = replace(last, loose=True)
         elif may_continue and _details_of(last.message).match(line.bare):
-            message = f"{last.message} {line.bare.strip()}"[:_LONGEST_MESSAGE]
+            message = f"{last.message} {line.bare.strip()}".lstrip()[:_LONGEST_MESSAGE]
             self._end_at(place.line, replace(last, message=message))
 
     def _end_at(self, line: int, exception: LoggedException) -> None:
@@ -344,16 +355,19 @@ class Tracebacks:
                 cut=running.cut,
                 chained=running.chained,
                 handled=running.handled,
-                headless=running.latest > 0,
+                headless=running.latest > 0 and not running.is_of_syntax,
                 loose=(kind, file, line) in self._of_tasks,
                 is_of_tool=running.is_of_tool,
             )
         )
         self._end_at(place.line, self.exceptions[-1])
+        self._continues |= ends["message"] == ""
 
 
 def _details_of(message: str) -> re.Pattern[str]:
     """Match the line that continues this message."""
+    if not message:
+        return _ANY_WORDS
     if _OF_FIELDS.match(message):
         return _FIELD
     return _WHY_NOT_YAML if _OF_YAML.match(message) else _GOES_ON
@@ -393,6 +407,7 @@ _WRAPS = re.compile(
     r"|ACL stream synchronize failed"  # of HCCL
     r"|^ExecuteUserScriptError:|^CheckpointException ranks:"  # of SageMaker, of torch
     r"|exited is killed by signal: Terminated"  # of Paddle's loader
+    r"|^module compiled against API version"  # NumPy goes on, or an import fails
     r"|^'MessageFactory' object has no attribute 'GetPrototype'"  # TensorFlow goes on
 )
 """Messages of exceptions that only pass on a library's error: the cause is elsewhere."""

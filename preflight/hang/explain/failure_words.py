@@ -27,6 +27,7 @@ _NOTICE = re.compile(
     rb"|\bsub-?optimal\b|\btreat(?:ed|ing)? (?:it|them|this) as\b|\bgoing to \S{1,80} instead\b"
     rb"|\b(?:no|0|zero|without|any) (?:xid )?(?:error|fail)|\b0 corrupt\b|\bno issue if\b"
     rb"|[,.;] using (?:the )?(?:default|\S{1,40}'s)\b"
+    rb"|\bnot found[,.;:] {1,2}(?:generating|creating|downloading|building)\b"
     rb"|(?:error|abort(?:ed)?|fail(?:ed|ure)?|timeout)[_ -](?:bars?|rate|ratio|func|margin|norm)"
     rb"|(?:error|fail(?:ed|ures?)?|killed)[_ ]?(?:rate|\w{0,20}s)?[ =:]{1,40}0(?:\.0{0,9})?"
     rb"(?![.\w]| of)(?!.{0,200}(?:abort|terminat|exit|died|dead|crash))"
@@ -38,7 +39,9 @@ _NOTICE = re.compile(
 )
 """What is no failure, whatever words are in it, unless NCCL or an exception says it."""
 _HARMLESS = re.compile(
-    rb"cannot be preloaded .{0,200}ignored|Unable to register cu\w{1,9} factory"
+    rb"cannot be preloaded .{0,200}ignored|attention mask is not set and cannot be inferred"
+    rb"|ERROR \| stderr \| INFO: |^(?:ln|mkdir): .{1,300}: File exists$"
+    rb"|Unable to register cu\w{1,9} factory"
     rb"|^(?:df|rm|kill|mesg|stty): |CondaError: Run 'conda init'"
     rb"|bash: (?:cannot set terminal process group|no job control)"
     rb"|\b0 tests completed and failed|\bBuild settings: |^Configure options: "

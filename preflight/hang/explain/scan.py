@@ -75,6 +75,8 @@ _RISES = 3
 """Steps that rise again from a lower one: more than ranks that are late print of one step."""
 _PAUSE_S = 60
 """After a launcher's report of an end: what other ranks of that attempt print comes sooner."""
+_LAST_LINES = 5
+"""Lines at the end of a file that may show how far the job came."""
 _STILL_S = 1800
 """After the last step: the job stood still when it was ended."""
 _LATE_S = 7200
@@ -129,6 +131,8 @@ class ScanResult:
     """The first line with a word of failure; None where no line has one."""
     failed_rank: int | None = None
     """The rank that wrote it, if its line shows one."""
+    last_lines: list[Place] = field(default_factory=list)
+    """The last lines of the file that was read last, without empty ones."""
     line_count: int = 0
     lines_before: dict[str, int] = field(default_factory=dict)
     """By file, how many lines were read before it."""
@@ -220,6 +224,8 @@ class _File:
         self.repeats = Repeats()
         self.before: list[bytes] = []
         """The lines right before the one that is read."""
+        self.last_lines: deque[tuple[int, bytes]] = deque(maxlen=_LAST_LINES)
+        """Their numbers, and the lines, without empty ones."""
         self.candidates: dict[tuple[str, int | None], list[_Candidate]] = {}
         """By label and rank."""
         self._latest: dict[str, int | None] = {}
@@ -350,12 +356,19 @@ class Scanner:
             begin = int(max(result.attempt(file.source))) - result.line_count
             text = b"\n".join(lines[begin - 1 :]) if begin > 1 else text
             file.note_writers(text)
+            number = result.line_count - before
+            last = ((number + at, lines[at - 1]) for at in range(len(lines), 0, -1))
+            written = islice((row for row in last if row[1].strip()), _LAST_LINES)
+            file.last_lines.extend([*written][::-1])
             self._origins.note_tasks(text)
             result.count_lines(len(lines), ends)
         result.writers |= file.wrote or file.named
         for candidate in [*chain.from_iterable(file.candidates.values())]:
             self._close(candidate, file)
         self._repeat(file, before)
+        result.last_lines = [
+            Place(file.source, number, text_of(line)[-_SHOWN:]) for number, line in file.last_lines
+        ]
         result.exceptions += file.tracebacks.exceptions
 
     def _repeat(self, file: _File, before: int) -> None:

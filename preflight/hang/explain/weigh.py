@@ -25,6 +25,7 @@ from preflight.hang.explain.attempts import (
     perhaps_survived,
     reports_ends,
     survived,
+    unfinished_work,
 )
 from preflight.hang.explain.exceptions import (
     IMPORTS,
@@ -81,6 +82,11 @@ NO_FAILURE = Explanation(
     sentence="no line shows a failure",
     advice="if the job hangs: preflight diagnose, on its nodes; if it died: give the logs of all "
     "ranks, from start to end",
+)
+_STOPPED = (
+    "if the job still runs, or hangs: preflight diagnose, on its nodes; if it ended there, "
+    "something outside ended it: look in the scheduler's log of that time (sacct, kubectl get "
+    "events) and in dmesg, and give the logs of all ranks, with standard error"
 )
 EMPTY = Explanation(
     sentence="the given logs are empty",
@@ -344,7 +350,9 @@ def _doubt_of_imports(
 ) -> str:
     """The doubt that imports leave which failed before another exception; "" without any."""
     is_reported = reports_ends(scan) and {*map(_line, causes)} & {*map(_line, left_out)}
-    if not left_out or is_reported:
+    of_ranks = errors and all(error.speaker.rank is not None for error in errors)
+    beside = of_ranks and all(error.speaker.rank is None for error in left_out)
+    if not left_out or is_reported or beside:
         return ""
     scripts = {error.script for error in errors} - {""}
     return BEFORE if scripts.issuperset(error.script for error in left_out) else IMPORTED
@@ -417,7 +425,7 @@ def _explain_rest(hits: Sequence[Hit], scan: ScanResult) -> Explanation:
     if answer is not None or hints:
         return answer or explain_hit(in_order_of_time(hints)[0], hits, scan)
     if scan.first_failure is None and not scan.troubles:
-        return NO_FAILURE
+        return _explain_no_failure(scan)
     if scan.first_failure is None:
         return NOTHING
     line = proofs((scan.first_failure,))[0].text
@@ -433,6 +441,19 @@ def _explain_rest(hits: Sequence[Hit], scan: ScanResult) -> Explanation:
         )
     sentence = f"no known cause; the first line that reports a failure is: {line}"
     return replace(NOTHING, sentence=sentence, evidence=(scan.first_failure,), confidence=0.2)
+
+
+def _explain_no_failure(scan: ScanResult) -> Explanation:
+    """Where the log stops, if it is a single one: a killed process writes nothing about its end."""
+    if len(scan.lines_before) > 1 or not scan.last_lines:
+        return NO_FAILURE
+    if unfinished := unfinished_work(scan):
+        place, share = unfinished
+        sentence = f"{NO_FAILURE.sentence}; where the log stops, {share} are done"
+        return replace(NO_FAILURE, sentence=sentence, advice=_STOPPED, evidence=proofs((place,)))
+    (last,) = proofs(scan.last_lines[-1:])
+    sentence = f"{NO_FAILURE.sentence}; its last line is: {last.text}"
+    return replace(NO_FAILURE, sentence=sentence, evidence=(last,))
 
 
 def _explain_hints(hits: Sequence[Hit], scan: ScanResult) -> Explanation | None:

@@ -32,7 +32,8 @@ END = "srun: error: n1: task {}: {}\n"
 def test_a_healthy_log_is_called_healthy(tmp_path: Path) -> None:
     """Words of failure in notices, names of tests and rates report none."""
     answer = explained(tmp_path, HEALTHY + "2026-10-05 10:00:01,000 [INFO] step 1 loss 2.0\n" * 50)
-    assert (answer.category, answer.sentence) == ("no_failure", "no line shows a failure")
+    assert answer.category == "no_failure"
+    assert answer.sentence.startswith("no line shows a failure; its last line is: ")
 
 
 @pytest.mark.parametrize("symptom", shipped(), ids=lambda one: one.id)
