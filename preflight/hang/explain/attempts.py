@@ -12,7 +12,7 @@ from preflight.core.text import whole
 from preflight.hang.explain import watchdog
 from preflight.hang.explain.exceptions import IMPORTS, LoggedException, own_faults
 from preflight.hang.explain.explanation import Hit, Speaker, number_of
-from preflight.hang.explain.failure_words import AT_END
+from preflight.hang.explain.failure_words import AT_END, is_grave
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -148,9 +148,12 @@ def ended_well(
 
 def _last_words(scan: ScanResult, fields: Collection[str] = ()) -> int:
     """The last line of a normal end: a script's, or a server's if no failure is known."""
-    fields = {*fields} or ({"last_words"} if scan.first_failure else {"last_words", "exit"})
+    bad = scan.first_failure
+    fields = {*fields} or ({"last_words"} if bad else {"last_words", "exit"})
+    if bad is None or not is_grave(bad.text):  # a shell's script prints `Done` whatever happened
+        fields |= {"done"}
     last = [hit for hit in scan.hits if fields & hit.fields.keys()]
-    if (bad := scan.first_failure) is not None:  # the words of one program say nothing of the next
+    if bad is not None:  # the words of one program say nothing of the next
         last = [hit for hit in last if hit.place.source != bad.source or hit.place.line > bad.line]
     return max((hit.order for hit in last), default=0)
 

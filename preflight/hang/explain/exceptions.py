@@ -62,7 +62,11 @@ _GATHERED = re.compile(r"\(most recent call last\): \(RANK (\d{1,6})\)")
 _OF_FIELDS = re.compile(r"\d+ validation errors? for \S+$")
 """A message of pydantic, whose next line names a field."""
 _OF_YAML = re.compile(r"while (?:constructing|parsing|scanning) [^:]{1,80}(?: in \".{1,250})?$")
-_HAS_DETAILS = re.compile(rf":$|error\(s\) found\.$|^{_OF_FIELDS.pattern}|^{_OF_YAML.pattern}")
+_WRAPPER = re.compile(r"Exception encountered when calling \S{1,80}$")
+"""A message of Keras, whose reason is in a later line."""
+_HAS_DETAILS = re.compile(
+    rf":$|error\(s\) found\.$|^{_WRAPPER.pattern}|^{_OF_FIELDS.pattern}|^{_OF_YAML.pattern}"
+)
 """A message that the next line continues."""
 _GOES_ON = re.compile(r"\s|\(\d|\w{0,60}(?:Error|Exception): ")
 """Begins a line that belongs to the message before it."""
@@ -294,7 +298,9 @@ class Tracebacks:
             return
         self._ended = 0, Speaker()
         last = self.exceptions[-1]
-        if _CAUGHT.search(line.bare) and not _NOT_CAUGHT.search(line.bare):
+        if may_continue and not line.bare.strip() and place.line - last.place.line <= _BLANK:
+            self._ended, self._continues = (place.line + 1, speaker), True
+        elif _CAUGHT.search(line.bare) and not _NOT_CAUGHT.search(line.bare):
             self.exceptions[-1] = replace(last, loose=True)
         elif may_continue and _details_of(last.message).match(line.bare):
             message = f"{last.message} {line.bare.strip()}".lstrip()[:_LONGEST_MESSAGE]
@@ -327,6 +333,7 @@ class Tracebacks:
         elif (ends := _ALONE.match(line.bare)) and not TRIED_AGAIN.search(line.bare):
             running = _Running(line.speaker.joined(self._whose), line, place.line)
             running.cut = True
+            running.loose = place.line - self._loose <= _BLANK
             self._end(running, ends, place, order)
         return ignored
 
@@ -366,7 +373,7 @@ class Tracebacks:
 
 def _details_of(message: str) -> re.Pattern[str]:
     """Match the line that continues this message."""
-    if not message:
+    if not message or _WRAPPER.match(message):
         return _ANY_WORDS
     if _OF_FIELDS.match(message):
         return _FIELD

@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 
 _FAILURE = re.compile(
-    rb"(?i:traceback \(most|\bfatal\b|\bpanic\b|core dumped|segmentation fault|segfault"
+    rb"(?i:traceback \(most|\bfatal\b|\bpanic\b|core dumped|segmentation fault|segfault(?!_)"
     rb"|aborted\b|terminate called|exit(?:ed)?(?: with)?(?: exit| return)?[ _]?(?:code|status)"
     rb"[ :=]{0,8}-?[1-9]|return code[ :=]{0,3}-?[1-9]|\bkilled\b|out of (?:memory|resource)"
     rb"|tim(?:ed|es)[ -]?out|deadlock|\bhung\b|\bstuck\b|unreachable|closed by remote"
     rb"|connection (?:refused|reset|closed)"
     rb"|\bxid\b(?!-)|no space left|\b(?:signal|sig(?:kill|segv|abrt|bus|term))\b|unable to"
     rb"|can(?:no|')t |\baborting\b|MPI_ABORT|exited with non-?zero|\bloss is nan\b"
-    rb"|assert(?:ion)? .{0,200}fail|\bcrash|\bdied\b|\bfail(?:ed|ure)\b|\bcorrupt|denied"
+    rb"|assert(?:ion)? .{0,200}fail|\bcrash(?!_)|\bdied\b|\bfail(?:ed|ure)\b|\bcorrupt|denied"
     rb"|\bpg_status\b"  # a flight recorder's dump, which is written after a failure
     rb"|(?<![\w0] )errors?(?: code| number)?(?:(?<!_error)[ :]|:(?= ?\S))"
     rb"|mismatch|invalid|not found|no such)"
@@ -33,14 +33,17 @@ _NOTICE = re.compile(
     rb"(?![.\w]| of)(?!.{0,200}(?:abort|terminat|exit|died|dead|crash))"
     rb"|\bnot be (?:aborted|killed|stopped|terminated)"
     rb"|\bwatching for\b|\bhandles? xid\b|\b(?:will|would|may|might) (?:stop|fail) with no space\b"
-    rb"|[a-z][ _]error[ =:]{1,3}\d{0,9}\.\d)"
+    rb"|[a-z][ _]error[ =:]{1,3}\d{0,9}\.\d|\berror (?:on|in|of) [\w ]{1,40} = *\d{0,9}\.\d)"
     rb"|(?:^|[.!?] )(?:But|So|If|However|Since|Then|When|Let me|To get|You) [^:=<>{}\[\]/\\_\"]{60}"
     rb"|\[W[\d :.]{0,30}(?:TCPStore|ProcessGroupNCCL)\.cpp:|^frame #\d"
 )
 """What is no failure, whatever words are in it, unless NCCL or an exception says it."""
 _HARMLESS = re.compile(
     rb"cannot be preloaded .{0,200}ignored|attention mask is not set and cannot be inferred"
-    rb"|ERROR \| stderr \| INFO: |^(?:ln|mkdir): .{1,300}: File exists$"
+    rb"|ERROR \| stderr \| INFO: |\bERROR SUMMARY: 0 errors|ACPI BIOS Error \(bug\)"
+    rb"|nvidia: module verification failed"
+    rb"|[Nn]ote: The following floating-point exceptions are signalling"
+    rb"|^(?:ln|mkdir): .{1,300}: File exists$"
     rb"|Unable to register cu\w{1,9} factory"
     rb"|^(?:df|rm|kill|mesg|stty): |CondaError: Run 'conda init'"
     rb"|bash: (?:cannot set terminal process group|no job control)"
@@ -244,9 +247,14 @@ _GRAVE_WORD = re.compile(
 _LAST_LINES = 15
 
 
+def is_grave(line: str) -> bool:
+    """Whether a line calls itself an error, by its level or by its first word, and no notice."""
+    text = line.encode()
+    grave = _GRAVE_LEVEL.search(text) or _GRAVE_WORD.search(text)
+    return bool(grave) and not (TRIED_AGAIN.search(line) or _NOTICE.search(text))
+
+
 def may_be_last(line: str, lines_after: int) -> bool:
     """Whether a line of failure near the end of a log may report why it ends there."""
-    text = line.encode()
-    is_grave = lines_after <= _LAST_LINES and _GRAVE_LEVEL.search(text)
-    is_grave = is_grave or (lines_after <= AT_END and _GRAVE_WORD.search(text))
-    return bool(is_grave) and not (TRIED_AGAIN.search(line) or _NOTICE.search(text))
+    most = _LAST_LINES if _GRAVE_LEVEL.search(line.encode()) else AT_END
+    return lines_after <= most and is_grave(line)

@@ -19,6 +19,7 @@ from preflight.hang.explain.attempts import (
     EARLIER,
     IMPORTED,
     ended_well,
+    exit_code,
     is_one_process,
     is_unsettled,
     last_attempt,
@@ -107,8 +108,10 @@ ENDED = Explanation(
 _SAYS_LITTLE = 0.2
 """Confidence of an echo that shows only that something had failed."""
 _ALTERNATIVES = 3
+_SIGNAL = 128
+"""Shells add it to the number of the signal that ended a process."""
 _LACKS = re.compile(
-    r"ModuleNotFoundError:|OSError: CUDA_HOME|DatasetNotFoundError:"
+    r"ModuleNotFoundError:|ImportError: No module named|OSError: CUDA_HOME|DatasetNotFoundError:"
     r"|.*(?i:no such file|\bno \w{1,20} (?:files?|data)\b)"
 )
 """An exception that may follow from a failed preparation."""
@@ -419,7 +422,8 @@ def _explain_rest(hits: Sequence[Hit], scan: ScanResult) -> Explanation:
     echoes = [hit for hit in hits if hit.symptom.role == "echo"]
     if echoes:
         strong = [hit for hit in echoes if hit.symptom.confidence > _SAYS_LITTLE]
-        return explain_hit(in_order_of_time(strong or echoes)[0], hits, scan)
+        first = in_order_of_time(strong or echoes)[0]
+        return _explain_last_words(scan, first) or explain_hit(first, hits, scan)
     hints = [hit for hit in hits if _is_relevant_hint(hit, scan)]
     answer = explain_members(scan)
     if answer is not None or hints:
@@ -428,19 +432,41 @@ def _explain_rest(hits: Sequence[Hit], scan: ScanResult) -> Explanation:
         return _explain_no_failure(scan)
     if scan.first_failure is None:
         return NOTHING
+    if last := _explain_last_words(scan):
+        return last
     line = proofs((scan.first_failure,))[0].text
-    if may_be_last(line, scan.line_count - scan.first_failure.line):
-        return replace(
-            NOTHING,
-            category="other",
-            sentence=f"the log ends soon after the first line that reports a failure: {line}",
-            advice="correct what that line reports; if that is not enough, give the logs of all "
-            "ranks from start to end",
-            evidence=(scan.first_failure,),
-            confidence=LIKELY,
-        )
     sentence = f"no known cause; the first line that reports a failure is: {line}"
     return replace(NOTHING, sentence=sentence, evidence=(scan.first_failure,), confidence=0.2)
+
+
+def _explain_last_words(scan: ScanResult, echo: Hit | None = None) -> Explanation | None:
+    """The first line of a failure, if the log, or the job as a launcher reports, soon ends."""
+    if (place := scan.first_failure) is None:
+        return None
+    line = proofs((place,))[0].text
+    if echo is None:
+        lines_after = scan.line_count - place.line
+    elif echo.place.source == place.source and echo.place.line > place.line and not _killed(echo):
+        lines_after = echo.place.line - place.line
+    else:
+        return None
+    if not may_be_last(line, lines_after):
+        return None
+    ends = "the log" if echo is None else "the job"
+    return replace(
+        NOTHING,
+        category="other",
+        sentence=f"{ends} ends soon after the first line that reports a failure: {line}",
+        advice="correct what that line reports; if that is not enough, give the logs of all "
+        "ranks from start to end",
+        evidence=proofs((place, echo.place)) if echo else (place,),
+        confidence=LIKELY,
+    )
+
+
+def _killed(echo: Hit) -> bool:
+    """Whether a launcher reports a signal, which says more than the program's own words."""
+    return not 0 <= exit_code(echo) < _SIGNAL
 
 
 def _explain_no_failure(scan: ScanResult) -> Explanation:
