@@ -72,6 +72,9 @@ def last_attempt(scan: ScanResult) -> tuple[ScanResult, str]:
     rest: list[Hit | LoggedException] = [*scan.exceptions]
     rest += [hit for hit in scan.hits if hit.symptom.role not in ("fact", "hint")]
     rest = [failure for failure in rest if not is_unsettled(failure, scan)]
+    cancels = [hit for hit in hits if "job_cancel" in hit.fields]
+    if cancels and all(hit in cancels for hit in hits if hit.symptom.role != "fact"):
+        return dataclasses.replace(scan, hits=hits, exceptions=exceptions), ""
     # A program may print its last steps when it ends, after its exception: a launcher reports that.
     has_died = _last_failure(hits, scan) == inf
     again = any(
@@ -84,9 +87,12 @@ def last_attempt(scan: ScanResult) -> tuple[ScanResult, str]:
 
 def _kind_of(failure: Hit | LoggedException) -> str:
     """What every start of a script that fails alike has in common."""
+    rank = failure.speaker.rank
     if isinstance(failure, LoggedException):
-        return f"{failure.kind} at {failure.file}:{failure.line}"
-    return failure.symptom.id
+        message = _NUMBER.sub("0", failure.message)
+        return f"{failure.kind}: {message} at {failure.file}:{failure.line} of {rank}"
+    fields = sorted((name, value) for name, value in failure.fields.items() if name != "pid")
+    return f"{failure.symptom.id} {fields} of {rank}"
 
 
 def _is_of_a_tool(error: LoggedException, scan: ScanResult) -> bool:
@@ -149,12 +155,16 @@ def ended_well(
 def _last_words(scan: ScanResult, fields: Collection[str] = ()) -> int:
     """The last line of a normal end: a script's, or a server's if no failure is known."""
     bad = scan.first_failure
-    fields = {*fields} or ({"last_words"} if bad else {"last_words", "exit"})
-    if bad is None or not is_grave(bad.text):  # a shell's script prints `Done` whatever happened
-        fields |= {"done"}
+    fields = {*fields} or ({"last_words", "done"} if bad else {"last_words", "done", "exit"})
     last = [hit for hit in scan.hits if fields & hit.fields.keys()]
     if bad is not None:  # the words of one program say nothing of the next
-        last = [hit for hit in last if hit.place.source != bad.source or hit.place.line > bad.line]
+        after = bad.line + _SOON if is_grave(bad.text) else bad.line
+        last = [
+            hit
+            for hit in last
+            if hit.place.source != bad.source
+            or hit.place.line > (after if "done" in hit.fields else bad.line)
+        ]
     return max((hit.order for hit in last), default=0)
 
 
@@ -196,10 +206,16 @@ EARLIER = "; an earlier start in this log failed, too"
 _LATER = "; the start after it shows no failure"
 _SEVERAL_TIMES = "; but one process raised it several times, so that it caught it at least once"
 IMPORTED = "; but an import failed before that, and no line shows that it was caught"
+OUTLIVED = (
+    "; but the scheduler ended the job only later: this may be of an earlier start, or other ranks "
+    "waited for this one"
+)
+_SOON = 20
+"""Lines after an error in which `Done` says nothing: a shell's script prints it anyway."""
 DOUBTED = 0.45
 """Confidence of a failure after which the job seems to go on."""
 BEFORE = "; an import of the same script failed before that"
-CONFIDENCE = {EARLIER: 0.65, _LATER: 0.65, BEFORE: 0.65}
+CONFIDENCE = {EARLIER: 0.65, _LATER: 0.65, BEFORE: 0.65, OUTLIVED: 0.6}
 """Of one of several starts: two unlabelled ranks could have failed differently."""
 _GOES_ON, _FEW = 100, 3
 """Lines after an exception: more than a program prints that ends by it, or by a failed import."""
@@ -223,13 +239,16 @@ def perhaps_survived(hits: Sequence[Hit], scan: ScanResult) -> str:
     return _SEVERAL_TIMES if often and last < inf else ""
 
 
+_NUMBER = re.compile(r"\d+")
 _OF_TOTAL = re.compile(
-    r"(?:\d%\|[^|\n]{0,300}\| {0,4}|\[ {0,6}(?=\d{1,9}/ {0,6}\d{1,9}\])"
-    r"|(?i:\b(?:epoch|step|iter(?:ation)?|batch|round|fold|trial|episode|sample|question"
-    r"|generation|test)e?s?\b)[^\w\n]{0,4}|^ {0,20}(?=\d{1,9} / \d))"
+    r"(?:\d%\|[^|\n]{0,300}\| {0,4}|\]\[ {0,6}|(?i:\b(?:epoch|step|iter(?:ation)?|batch|round"
+    r"|fold|trial|episode|generation)s?\b)(?:\(\w{1,12}\))?[^\w\n]{0,12})"
     r"(\d{1,12})(?:\.\d{1,9})?\]? {0,6}(?:/|of|out of) {0,6}(\d{1,12})\b"
 )
-"""How much of its work a job has done: a progress bar, `Epoch 3/40`, `step 5 of 28`, `[3/10]`."""
+"""How far a job has come: a progress bar, `Epoch 3/40`, `step 5 of 28`."""
+_TAIL = 400
+"""Characters at the end of a line in which it is looked for: a line may hold a whole bar."""
+_NOT_OF_WORK = re.compile(r"(?i)\b(?:best|correct|remaining|finished|saved|early|done|complete)")
 
 
 def unfinished_work(scan: ScanResult) -> tuple[Place, str] | None:
@@ -238,7 +257,9 @@ def unfinished_work(scan: ScanResult) -> tuple[Place, str] | None:
     One short of all may be the last: many programs count from 0.
     """
     for place in reversed(scan.last_lines):
-        counts = [(int(done), int(total)) for done, total in _OF_TOTAL.findall(place.text)]
+        if _NOT_OF_WORK.search(place.text[-_TAIL:]):
+            return None
+        counts = [(int(done), int(total)) for done, total in _OF_TOTAL.findall(place.text[-_TAIL:])]
         if counts:
             open_ones = (f"{done} of {total}" for done, total in counts if done < total - 1)
             first = next(open_ones, None)

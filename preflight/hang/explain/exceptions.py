@@ -264,7 +264,8 @@ class Tracebacks:
             running.latest = running.latest and place.line
         elif ends := _ENDS.match(line.bare.removeprefix(running.indent)):
             del self._running[key]
-            if running.is_of_syntax and ends["kind"] not in _OF_SYNTAX:
+            is_script = running.own[0].endswith(".py") and ends["kind"] in _OF_SYNTAX
+            if running.is_of_syntax and not is_script:
                 return self._outside(key, line, place, order)
             self._end(running, ends, place, order)
         else:
@@ -414,7 +415,6 @@ _WRAPS = re.compile(
     r"|ACL stream synchronize failed"  # of HCCL
     r"|^ExecuteUserScriptError:|^CheckpointException ranks:"  # of SageMaker, of torch
     r"|exited is killed by signal: Terminated"  # of Paddle's loader
-    r"|^module compiled against API version"  # NumPy goes on, or an import fails
     r"|^'MessageFactory' object has no attribute 'GetPrototype'"  # TensorFlow goes on
 )
 """Messages of exceptions that only pass on a library's error: the cause is elsewhere."""
@@ -422,6 +422,8 @@ _OF_SPAWN = "<string>"
 """Where a process that multiprocessing spawned cannot read what its parent, which ended, sends."""
 _EMPTY = "Ran out of input"
 """Of pickle: a file is empty, or the parent of a spawned process ended."""
+_OTHER_NUMPY = "module compiled against API version"
+"""Begins a message that NumPy prints without a traceback: it goes on, or an import fails then."""
 _NO_INPUT = "EOF when reading a line"
 """Python's EOFError where a script asks its terminal; others report the end of a process."""
 
@@ -439,6 +441,7 @@ def own_faults(
             (error.kind == "UnpicklingError" or error.message == _EMPTY)
             and (error.cut or error.file == _OF_SPAWN)
         )
+        and not (error.cut and error.message.startswith(_OTHER_NUMPY))
         and not _is_handled_import(error, exceptions)
         and error.order >= survived.get(-1 if error.speaker.rank is None else error.speaker.rank, 0)
     ]

@@ -202,7 +202,7 @@ def proofs(places: Iterable[Place]) -> tuple[Place, ...]:
 
 def with_meanings(hit: Hit) -> dict[str, str]:
     """Add the speaker and the meaning of numbers: a completion's status, an errno, an Xid."""
-    fields = dict(hit.fields)
+    fields = {name: " ".join(value.split()) for name, value in hit.fields.items()}
     if hit.speaker.words:
         fields.setdefault("speaker", hit.speaker.words)
     if rank := fields.get("rank"):

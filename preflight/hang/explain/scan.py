@@ -358,7 +358,7 @@ class Scanner:
             file.note_writers(text)
             number = result.line_count - before
             last = ((number + at, lines[at - 1]) for at in range(len(lines), 0, -1))
-            written = islice((row for row in last if row[1].strip()), _LAST_LINES)
+            written = islice((row for row in last if row[1].strip(b" \t\r\0")), _LAST_LINES)
             file.last_lines.extend([*written][::-1])
             self._origins.note_tasks(text)
             result.count_lines(len(lines), ends)
@@ -367,7 +367,7 @@ class Scanner:
             self._close(candidate, file)
         self._repeat(file, before)
         result.last_lines = [
-            Place(file.source, number, text_of(line)[-_SHOWN:]) for number, line in file.last_lines
+            Place(file.source, number, text_of(line)) for number, line in file.last_lines
         ]
         result.exceptions += file.tracebacks.exceptions
 

@@ -18,6 +18,7 @@ from preflight.hang.explain.attempts import (
     DOUBTED,
     EARLIER,
     IMPORTED,
+    OUTLIVED,
     ended_well,
     exit_code,
     is_one_process,
@@ -42,6 +43,7 @@ from preflight.hang.explain.explanation import (
     LIKELY,
     Explanation,
     Hit,
+    culprits,
     proofs,
     rank_words,
     with_meanings,
@@ -85,7 +87,7 @@ NO_FAILURE = Explanation(
     "ranks, from start to end",
 )
 _STOPPED = (
-    "if the job still runs, or hangs: preflight diagnose, on its nodes; if it ended there, "
+    "if the job still runs, or hangs: preflight diagnose, on its nodes; if it died there, "
     "something outside ended it: look in the scheduler's log of that time (sacct, kubectl get "
     "events) and in dmesg, and give the logs of all ranks, with standard error"
 )
@@ -230,6 +232,7 @@ def _answer(evidence: _Evidence, doubt: str) -> tuple[Explanation, str]:
         answer = explain_exceptions(errors, roots, {*ended_as(scan, (1,))})
         if evidence.is_restarted and not doubt:
             doubt = EARLIER if is_one_process(scan) else AGAIN
+        doubt = doubt or _doubt_of_later_end(hits, errors)
     elif stall is not None and stall.kind in ODD and not _follows(stall.proofs[0], _first(rivals)):
         answer = explain_dead_rank(stall, strong_signs, hits, scan) or explain_stall(stall)
     else:
@@ -288,10 +291,13 @@ def _last_start(hits: Sequence[Hit], errors: Sequence[LoggedException], scan: Sc
     imports = imports and any(error.script == last[-1].script for error in interrupts)
     phases = ("start", "interrupt") if imports else ("start",)
     end = max(error.order for error in (*last, *interrupts))
+    echoes = [hit for hit in scan.hits if hit.symptom.role == "echo"]
+    reports = [hit.order for hit in echoes if "code" in hit.fields]
     begun = (
         hit.order
         for hit in hits
-        if hit.symptom.phase in phases and hit.order < end and _is_of(hit, [*last, *interrupts])
+        if hit.symptom.phase in phases and hit.order < end
+        if _is_of(hit, [*last, *interrupts]) or any(hit.order < at < end for at in reports)
         if not (hit.symptom.phase == "start" and hit.symptom.follows)  # a rank may fail by it
     )
     return max((*over, *begun), default=0)
@@ -359,6 +365,16 @@ def _doubt_of_imports(
         return ""
     scripts = {error.script for error in errors} - {""}
     return BEFORE if scripts.issuperset(error.script for error in left_out) else IMPORTED
+
+
+def _doubt_of_later_end(hits: Sequence[Hit], errors: Sequence[LoggedException]) -> str:
+    """The doubt if a job's scheduler ended it after exceptions of no known rank."""
+    last = max(error.order for error in errors)
+    ends = (hit.symptom.phase == "job_end" or "job_cancel" in hit.fields for hit in hits)
+    is_ended = any(end and hit.order > last for end, hit in zip(ends, hits, strict=True))
+    is_launched = any(hit.symptom.role == "echo" and "code" in hit.fields for hit in hits)
+    unknown = all(error.speaker.rank is None for error in errors)
+    return OUTLIVED if is_ended and unknown and not is_launched else ""
 
 
 def _is_passed_over(sign: Hit, last_cancel: int, scan: ScanResult) -> bool:
@@ -443,19 +459,19 @@ def _explain_last_words(scan: ScanResult, echo: Hit | None = None) -> Explanatio
     """The first line of a failure, if the log, or the job as a launcher reports, soon ends."""
     if (place := scan.first_failure) is None:
         return None
-    line = proofs((place,))[0].text
-    if echo is None:
-        lines_after = scan.line_count - place.line
-    elif echo.place.source == place.source and echo.place.line > place.line and not _killed(echo):
+    line, lines_after = proofs((place,))[0].text, scan.line_count - place.line
+    if echo is not None:
         lines_after = echo.place.line - place.line
-    else:
-        return None
+        is_of_it = echo.place.source == place.source and 0 < lines_after <= AT_END
+        if not is_of_it or scan.failed_rank is not None or not 0 < exit_code(echo) < _SIGNAL:
+            return None
     if not may_be_last(line, lines_after):
         return None
     ends = "the log" if echo is None else "the job"
     return replace(
         NOTHING,
         category="other",
+        culprits=culprits([echo], echo) if echo else (),
         sentence=f"{ends} ends soon after the first line that reports a failure: {line}",
         advice="correct what that line reports; if that is not enough, give the logs of all "
         "ranks from start to end",
@@ -464,18 +480,13 @@ def _explain_last_words(scan: ScanResult, echo: Hit | None = None) -> Explanatio
     )
 
 
-def _killed(echo: Hit) -> bool:
-    """Whether a launcher reports a signal, which says more than the program's own words."""
-    return not 0 <= exit_code(echo) < _SIGNAL
-
-
 def _explain_no_failure(scan: ScanResult) -> Explanation:
     """Where the log stops, if it is a single one: a killed process writes nothing about its end."""
     if len(scan.lines_before) > 1 or not scan.last_lines:
         return NO_FAILURE
     if unfinished := unfinished_work(scan):
         place, share = unfinished
-        sentence = f"{NO_FAILURE.sentence}; where the log stops, {share} are done"
+        sentence = f"{NO_FAILURE.sentence}; where the log stops, its last count is {share}"
         return replace(NO_FAILURE, sentence=sentence, advice=_STOPPED, evidence=proofs((place,)))
     (last,) = proofs(scan.last_lines[-1:])
     sentence = f"{NO_FAILURE.sentence}; its last line is: {last.text}"
