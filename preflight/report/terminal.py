@@ -327,8 +327,9 @@ def coverage_words(report: Report) -> str:
     candidates = {*report.fleet.nodes} - {*report.fleet.left_out}
     # A login that failed shows nothing of a node; one that worked counts if no more was asked.
     deeper = {row.subject for row in judged if not row.check.startswith("reach.")}
-    worked = {row.subject for row in judged if row.outcome is not Outcome.FAIL}
-    nodes, total = len(candidates & deeper or candidates & worked), len(report.fleet.nodes)
+    failed = {row.subject for row in judged if row.outcome in _NOT_REACHED}
+    reached = {row.subject for row in judged} - failed
+    nodes, total = len(candidates & deeper or candidates & reached), len(report.fleet.nodes)
     # Evidence may have any type in a report that is read again.
     bus_ids = [row.evidence.get("bus_ids") for row in judged if row.check == _COUNT]
     gpus = sum(len(ids) for ids in bus_ids if isinstance(ids, list | tuple))
@@ -347,6 +348,8 @@ def coverage_words(report: Report) -> str:
 
 _COUNT = "gpu.count"
 _JUDGED = (Outcome.OK, Outcome.WARN, Outcome.FAIL, Outcome.FLAKY, Outcome.UNKNOWN, Outcome.WAIVED)
+_NOT_REACHED = (Outcome.FAIL, Outcome.UNKNOWN, Outcome.WAIVED)
+"""Outcomes of a `reach.*` check whose node answered nothing more."""
 
 
 def _pair_words(row: CoverageRow) -> str:

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from preflight.report.document import CoverageRow
 from preflight.report.terminal import coverage_words
-from preflight.verdict import fail, not_run, ok
+from preflight.verdict import Outcome, fail, not_run, ok
 from tests.unit.report.nights import report
 
 
@@ -82,3 +82,13 @@ def test_a_node_that_does_not_answer_was_not_checked() -> None:
     given = {("reach.answer", "h1"): fail("no answer", advice="start it")}
     whole = report(["h1", "h2"], given, checks=["reach.answer"])
     assert coverage_words(whole) == "1 of 2 nodes checked"
+
+
+@pytest.mark.parametrize("outcome", [Outcome.FAIL, Outcome.UNKNOWN, Outcome.WAIVED])
+def test_a_node_that_was_not_reached_was_not_checked(outcome: Outcome) -> None:
+    """Its name resolves, but its port refuses: no check ran there, also if that is waived."""
+    refused = replace(fail("port 22 refuses connections", advice="start sshd"), outcome=outcome)
+    steps = ["reach.name", "reach.route"]
+    whole = report(["h1"], {("reach.route", "h1"): refused}, checks=steps)
+    assert coverage_words(whole) == "0 of 1 node checked"
+    assert coverage_words(report(["h1"], checks=steps)) == "1 node checked"
