@@ -38,6 +38,7 @@ from preflight.core.files import file_errors, read_regular, typed_path, write_at
 from preflight.core.text import natural, printable
 from preflight.errors import UsageError
 from preflight.fleet.nodeset import fold
+from preflight.fleet.sources import THIS_MACHINE
 from preflight.hang.diagnose.diagnosis import diagnose, lines
 from preflight.hang.diagnose.job_state import JobState
 from preflight.hang.look import LookRequest, look, look_here
@@ -129,10 +130,11 @@ def _look(arguments: argparse.Namespace) -> JobState:
     fleet, request = fleet_of(arguments), LookRequest(look_s=arguments.look_s, ras=arguments.ras)
     progress = ProgressLine(sys.stderr, len(fleet.hosts))
     with closing(Ways(fleet.hosts)) as ways, closing(progress):
-        return look(
+        state = look(
             fleet.hosts, ways, secrets.token_hex(16),
             wanted=request, job=arguments.job, progress=progress.update,
         )  # fmt: skip
+    return replace(state, here=fleet.origin == THIS_MACHINE)
 
 
 def _look_here(arguments: argparse.Namespace) -> JobState:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import pytest
@@ -102,3 +104,43 @@ def test_an_answer_that_cannot_be_kept_is_told_all_the_same(tmp_path: Path) -> N
     assert told.returncode == 4
     assert told.stdout.startswith("unknown")
     assert "preflight: cannot write file/in/state.json" in told.stderr
+
+
+_IN_TORCH = """
+import time
+def {function}():
+    print("there", flush=True)
+    time.sleep(60)
+"""
+
+
+def start_rank(cleanup: ExitStack, folder: Path, job: str, rank: int) -> None:
+    """Start a rank of three that sleeps in a function named and placed like one of torch."""
+    file = "serialization.py" if rank == 1 else "distributed/distributed_c10d.py"
+    function = "save" if rank == 1 else "all_reduce"
+    path = folder / "site-packages" / "torch" / file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(_IN_TORCH.format(function=function))
+    script = folder / "train.py"
+    script.write_text("import runpy, sys\nrunpy.run_path(sys.argv[1])[sys.argv[2]]()\n")
+    seat = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "3"}
+    process = subprocess.Popen(
+        [sys.executable, str(script), str(path), function],
+        env={**os.environ, **seat, "MASTER_ADDR": job, "MASTER_PORT": "1"},
+        stdout=subprocess.PIPE,
+    )
+    cleanup.enter_context(process)
+    cleanup.callback(process.kill)
+    assert process.stdout
+    process.stdout.readline()
+
+
+def test_the_next_command_checks_this_machine_as_it_was_examined(tmp_path: Path) -> None:
+    """Found without a name, it needs none: with one it would be checked over SSH."""
+    job = f"here-{os.getpid()}"
+    with ExitStack() as cleanup:
+        for rank in range(3):
+            start_rank(cleanup, tmp_path, job, rank)
+        answer = json.loads(diagnose(tmp_path, f"--job={job}:1", "--look-s=0.5", "--json").stdout)
+    assert answer["culprits"] == ["rank 1"], answer
+    assert answer["next"] == "preflight check"

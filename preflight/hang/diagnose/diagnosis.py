@@ -221,6 +221,11 @@ _ABSENT_RANKS: frozenset[Category] = frozenset({"node_unreachable", "dead_rank",
 
 def diagnose(state: JobState) -> Diagnosis:
     """Name the ranks that a job waits for, their line, and the confidence."""
+    answer = _judge(state)
+    return replace(answer, next=_BY_NAME.sub("", answer.next)) if state.here else answer
+
+
+def _judge(state: JobState) -> Diagnosis:
     jobs = jobs_of(state)
     if not jobs:
         return diagnose_no_ranks(state)
@@ -243,7 +248,6 @@ def _completed(answer: Diagnosis, case: Case) -> Diagnosis:
         confidence=round(answer.confidence * (1 - share / 2), 2),
         standings=case.standings,
         unseen=unseen,
-        next=_BY_NAME.sub("", answer.next) if case.state.here else answer.next,
     )
 
 

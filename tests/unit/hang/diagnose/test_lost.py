@@ -264,3 +264,13 @@ def test_a_job_is_also_chosen_by_its_master() -> None:
     assert "2 jobs run on these nodes: vm:29501, vm:29502" in answer.sentence
     assert answer.advice.startswith("choose one of these: --job=NAME; or ")
     assert "choose one" in diagnose(state).advice
+
+
+def test_this_machine_without_an_answer_is_checked_without_its_name() -> None:
+    """By its name it would be checked over SSH, which may not even run here."""
+    silent = NodeState(node="vm", sentence="python3: not found")
+    for here, command in (
+        (True, "preflight check -k reach"),
+        (False, "preflight check --nodes=vm -k reach"),
+    ):
+        assert diagnose(JobState(nodes=(silent,), here=here)).next == command
