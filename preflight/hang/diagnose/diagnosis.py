@@ -25,6 +25,7 @@ from preflight.hang.diagnose.job_state import (
     describe,
     describe_activity,
     fold_ranks,
+    in_number,
     line_of,
     lint_of,
     ranks,
@@ -305,7 +306,10 @@ _ROWS = 12
 
 def lines(answer: Diagnosis, width: int) -> list[str]:
     """The lines of the answer, wrapped."""
-    table = [f"{fold_ranks(row.ranks)}  {row.what or row.where}" for row in answer.standings]
+    table = [
+        f"{fold_ranks(row.ranks)}  {in_number(row.what or row.where, len(row.ranks))}"
+        for row in answer.standings
+    ]
     more = len(table) - _ROWS
     labelled = (
         ("what", [answer.sentence]),

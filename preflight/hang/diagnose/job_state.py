@@ -10,7 +10,7 @@ from msgspec import Struct
 from preflight.facts.job import GpuLook, NodeLook, RankLook, RasLook
 from preflight.fleet.nodeset import clustershell
 from preflight.hang.answer_text import Alternative
-from preflight.hang.diagnose.places import CODE, OTHERS, Place, channel_words
+from preflight.hang.diagnose.places import CODE, LOCKED, OTHERS, Place, channel_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -258,7 +258,11 @@ _PLURAL = {"waits": "wait", "is": "are", "has": "have", "computes": "compute", "
 
 def describe_activity(member: RankState, number: int = 1) -> str:
     """`is in its DataLoader at train.py:88`, in the plural for several ranks."""
-    activity = _activity(member)
+    return in_number(_activity(member), number)
+
+
+def in_number(activity: str, number: int) -> str:
+    """`are in their DataLoader at train.py:88`: what one rank does, of so many ranks."""
     if number > 1:
         first, blank, rest = activity.partition(" ")
         rest = rest.replace(" and sleeps", " and sleep").replace(" and waits", " and wait")
@@ -288,4 +292,6 @@ def _doing(member: RankState) -> str:
         return f"{place.words}{at}"
     inside = f"is in {place.user.function}{at}" if place.user else "runs"
     rest = channel_words(member.look.wait_channel) if member.look.state == "sleeping" else ""
+    if rest == LOCKED and member.went_on:
+        rest = ""  # it may be in a collective by now: its line is older than this channel
     return f"{inside}{f' and {rest}' if rest else ''}"

@@ -40,8 +40,8 @@ next      preflight lint SCRIPT
 proof     rank 17: train.py:88 in train
           30 of 30 that wait stood there in both looks
 or        straggler (30 %): it is only slow
-ranks     0-16,19-31  waits in all_reduce (train.py:41)
-          17-18  is in its DataLoader
+ranks     0-16,19-31  wait in all_reduce (train.py:41)
+          17-18  are in their DataLoader
 unseen    node gpu009: timed out"""
     )
 

@@ -126,3 +126,18 @@ def test_whoever_is_slow_is_clearly_apart(shares: list[float]) -> None:
 def test_ordinary_scatter_makes_no_straggler(noise: list[float], share: float) -> None:
     """Ranks of a healthy job differ by some percent."""
     assert slow_ranks({rank: share + each for rank, each in enumerate(noise)}) == ()
+
+
+def test_a_rank_that_goes_on_waits_for_no_lock() -> None:
+    """It was in a sleep, and in a collective by the time its wait channel was read."""
+
+    def where(rank: int) -> dict[str, Any]:
+        goes_on = standing(WAIT, WORK if rank == 1 else [*at(21, "forward")], switches=50)
+        return {**goes_on, "wait_channel": "futex_wait_queue"}
+
+    answer = diagnose(job(4, where))
+    assert answer.category == "progresses"
+    assert {row.what for row in answer.standings} == {
+        "is in forward at train.py:20",
+        "is in forward at train.py:21",
+    }
