@@ -74,7 +74,8 @@ def _launchers_alone(launchers: int, hidden: int) -> Diagnosis:
     return Diagnosis(
         sentence=f"{count(launchers, 'launcher')} but no rank: it has not started any yet, "
         "or they have ended",
-        advice="start the launch on every node, with the same endpoint on all",
+        advice="if it has run, read its log: a rank may have died, and the launcher ended the "
+        "others; if it only starts, start it on every node, with the same endpoint on all",
         confidence=0.3,
         next="preflight explain LOG",
     )

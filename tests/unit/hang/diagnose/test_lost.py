@@ -239,6 +239,17 @@ def test_anothers_job_is_not_called_unstarted() -> None:
     assert answer.advice == "run this as the job's user or as root"
 
 
+def test_a_launcher_whose_ranks_are_gone_may_have_lost_them() -> None:
+    """It ends seconds or minutes after a rank of its died: the log shows why, a start does not."""
+    look = NodeLook(
+        wire=1, nonce="n", host="a", time_s=2e9, boot_s=1e9, launchers=(Launcher(pid=7),)
+    )
+    answer = diagnose(JobState(nodes=(NodeState(node="a", look=look),)))
+    assert (answer.category, answer.next) == ("unknown", "preflight explain LOG")
+    assert answer.advice.startswith("if it has run, read its log")
+    assert "on every node, with the same endpoint on all" in answer.advice
+
+
 def test_ranks_that_cannot_be_read_say_why() -> None:
     """Looking longer would not help, so it is not advised."""
     why = "it belongs to alice: run preflight diagnose as root"
