@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from preflight.core.statistics import grouped
 from preflight.core.text import whole
 from preflight.fleet.nodeset import fold
-from preflight.hang.answer_text import rows
+from preflight.hang.answer_text import Alternative, rows
 from preflight.hang.diagnose import (
     all_wait,
     communicators,
@@ -224,7 +224,21 @@ _ABSENT_RANKS: frozenset[Category] = frozenset({"node_unreachable", "dead_rank",
 def diagnose(state: JobState) -> Diagnosis:
     """Name the ranks that a job waits for, their line, and the confidence."""
     answer = _judge(state)
-    return replace(answer, next=_BY_NAME.sub("", answer.next)) if state.here else answer
+    return replace(
+        answer,
+        alternatives=_with_the_rest(answer),
+        next=_BY_NAME.sub("", answer.next) if state.here else answer.next,
+    )
+
+
+def _with_the_rest(answer: Diagnosis) -> tuple[Alternative, ...]:
+    """The alternatives; together they get no more than what the answer leaves of 100 %."""
+    total = sum(alternative.confidence for alternative in answer.alternatives)
+    factor = min(1.0, (1 - answer.confidence) / total) if total else 1.0
+    return tuple(
+        replace(alternative, confidence=int(100 * alternative.confidence * factor + 0.01) / 100)
+        for alternative in answer.alternatives
+    )
 
 
 def _judge(state: JobState) -> Diagnosis:

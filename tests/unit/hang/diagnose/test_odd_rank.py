@@ -66,6 +66,7 @@ def test_a_rank_that_works_may_come_by_itself() -> None:
     assert busy.sentence.endswith("; it is at work and may still arrive")
     assert busy.advice.startswith("look again in a minute")
     assert busy.alternatives[0].category == "progresses"
+    assert busy.confidence + busy.alternatives[0].confidence == pytest.approx(1)
     assert "may come" not in still.sentence
 
 
