@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -104,6 +105,25 @@ def test_an_answer_that_cannot_be_kept_is_told_all_the_same(tmp_path: Path) -> N
     assert told.returncode == 4
     assert told.stdout.startswith("unknown")
     assert "preflight: cannot write file/in/state.json" in told.stderr
+
+
+def test_a_program_that_a_dead_rank_has_left_behind_is_no_job(tmp_path: Path) -> None:
+    """It has the rank's variables and outlives it; with it a second job seemed to run here."""
+    job = f"left-{os.getpid()}"
+    seat = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": job, "MASTER_PORT": "1"}
+    leaves = "import subprocess; print(subprocess.Popen(['sleep', '60'], stdout=2).pid)"
+    rank = subprocess.run(
+        [sys.executable, "-c", leaves],
+        env={**os.environ, **seat, "TORCHELASTIC_RUN_ID": "none"},
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    try:
+        answer = diagnose(tmp_path, f"--job={job}:1", "--look-s=0.2")
+    finally:
+        os.kill(int(rank.stdout), signal.SIGKILL)
+    assert answer.returncode == 5, answer.stdout
+    assert answer.stdout.startswith("no_job"), answer.stdout
 
 
 _IN_TORCH = """

@@ -237,11 +237,21 @@ def _rank_processes(table: ProcessTable) -> list[int]:
         pythons = [pid for pid in members if table.is_python(pid)]
         if pythons:
             pids.append(pythons[0])
-        elif members and table.identities[root]["kind"] == "torch":
+        elif members and _may_be_rank(table, members[0]):
             pids.append(members[0])
         else:
             pids += [pid for pid in members if _has_gpu(table, pid)][:1]
     return pids
+
+
+def _may_be_rank(table: ProcessTable, pid: int) -> bool:
+    """Whether a program that is no Python may be a rank of torch.
+
+    Below a torchrun it may. Without one, a dead rank has left it behind, as wandb-core or a sleep.
+    """
+    elastic = b"TORCHELASTIC_RUN_ID" in table.environs.get(pid, {})
+    is_left = elastic and starter(table, pid)[0] is None
+    return bool(table.identities[pid]["kind"] == "torch") and not is_left
 
 
 def _launches(table: ProcessTable, pid: int) -> bool:
