@@ -221,6 +221,8 @@ def _all_wait(case: Case) -> str:
 
 _FEW = 3
 """The largest part of a small job that may be at fault together."""
+_ROOTED = re.compile(r"broadcast|(?:reduce|gather|scatter)(?:_object\w*)?$")
+"""Calls in which not every rank waits for all: those that are done go on to the next call."""
 _LONGEST_S = 10
 """The longest look of `preflight diagnose`."""
 
@@ -244,17 +246,19 @@ def judge_places(case: Case) -> Diagnosis | None:
 def _several_places(case: Case, groups: list[tuple[RankState, ...]]) -> Diagnosis:
     minority = tuple(member for group in groups[1:] for member in group)
     complete = len(case.waiting) == case.world
+    of_two = complete and case.world == 2  # noqa: PLR2004  either may be the wrong one
+    rooted = () if of_two else _in_rooted_call(groups[1:])
     # Of a larger part, most may wait for a rank that is elsewhere.
-    is_minority = len(minority) <= max(_FEW, case.world // 8) and 2 * len(groups[0]) > case.world
+    largest = max(0 if rooted else _FEW, case.world // 8)
+    is_minority = len(minority) <= largest and 2 * len(groups[0]) > case.world
     passing = any(member.kind == "p2p" for member in case.waiting)
     positions = "; ".join(describe(group) for group in groups[:4])
-    of_two = complete and case.world == 2  # noqa: PLR2004  either may be the wrong one
     single = tuple(group[0] for group in groups if len(group) == 1)
-    one_alone = complete and len(single) == 1 and not of_two
+    one_alone = complete and len(single) == 1 and not (of_two or rooted)
     blamed: tuple[RankState, ...] = ()
     sure = 0.4
     if is_minority and not passing:
-        blamed, sure = minority, 0.85 if len(minority) == 1 else 0.65
+        blamed, sure = minority, 0.45 if rooted else 0.85 if len(minority) == 1 else 0.65
     elif one_alone:  # a link that carries nothing, or a stage of a pipeline, keeps several
         blamed, sure = single, 0.55
     elif of_two and not passing:
@@ -262,10 +266,10 @@ def _several_places(case: Case, groups: list[tuple[RankState, ...]]) -> Diagnosi
     return Diagnosis(
         category="desync",
         culprits=rank_names(blamed),
-        sentence=f"the ranks wait in different places: {positions}",
+        sentence=f"the ranks wait in different places: {positions}" + _who_skipped(rooted),
         advice="compare how they got there: a branch by rank, one batch more or less, an error "
         "that one rank caught; all must call the same collectives in the same order",
-        line=line_of(blamed or groups[0]),
+        line=line_of(blamed or rooted or groups[0]),
         evidence=tuple(
             f"rank {group[0].rank}: {' < '.join(group[0].place.calls[:5])}"
             for group in groups[:6]
@@ -279,8 +283,21 @@ def _several_places(case: Case, groups: list[tuple[RankState, ...]]) -> Diagnosi
                 0.4 if passing else 0.1,
             ),
         ),
-        next=lint_of(blamed or groups[0]),
+        next=lint_of(blamed or rooted or groups[0]),
     )
+
+
+def _who_skipped(group: tuple[RankState, ...]) -> str:
+    """What it may mean that these ranks wait in such a call; empty without ranks."""
+    place = group[0].place if group else None
+    op = place.op if place else ""
+    return f": either no other rank called {op}, or one of the others skipped it" if op else ""
+
+
+def _in_rooted_call(groups: Iterable[tuple[RankState, ...]]) -> tuple[RankState, ...]:
+    """The first of these groups whose call has a source or destination, which may wait alone."""
+    places = ((group, group[0].place) for group in groups)
+    return next((group for group, place in places if place and _ROOTED.match(place.op)), ())
 
 
 def _one_place(case: Case, group: tuple[RankState, ...]) -> Diagnosis:

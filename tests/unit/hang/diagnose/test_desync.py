@@ -41,6 +41,29 @@ def test_two_ranks_that_call_different_things_are_both_told() -> None:
     assert "all_reduce (train.py:42)" in answer.sentence
 
 
+@pytest.mark.parametrize("op", ["broadcast", "gather", "reduce", "scatter_object_list"])
+def test_a_rank_that_may_wait_for_one_that_skipped_its_call_is_not_blamed(op: str) -> None:
+    """The others go on from a broadcast, and only its source waits for the one that skipped it.
+
+    Rank 0 did so: it stands beside rank 1, which did not, and nothing shows which of them did.
+    """
+
+    def where(rank: int) -> dict[str, object]:
+        return standing(collective(op, 50) if rank == 2 else collective("all_reduce", 41))
+
+    answer = diagnose(job(3, where))
+    assert (answer.category, answer.culprits) == ("desync", ())
+    assert answer.confidence < 0.5
+    assert answer.line == "/home/u/train.py:50 in train"
+    assert answer.sentence.endswith(
+        f"rank 2 (gpu001) waits in {op} (train.py:50): "
+        f"either no other rank called {op}, or one of the others skipped it"
+    )
+    of_many = diagnose(job(8, where))
+    assert of_many.culprits == ("rank 2",)
+    assert of_many.confidence < 0.5
+
+
 def test_a_pipeline_whose_stages_all_wait_blames_no_stage() -> None:
     """Sends and receives wait in different lines by right."""
     answer = diagnose(
