@@ -27,8 +27,8 @@ from preflight.fleet.inventory_tables import (
     refuse_hiding,
     refuse_impossible,
     refuse_unknown_keys,
-    schema_reason,
     table_overrides,
+    table_reason,
 )
 from preflight.fleet.model import Expected, Host, Waiver
 from preflight.fleet.nodeset import MOST_NODES, check_host_name
@@ -88,7 +88,7 @@ def inventory_of(path: Path, text: str) -> Inventory:
         refuse_unknown_keys(content)
         return Inventory(path, msgspec.convert(content, FileTable))
     except msgspec.ValidationError as error:
-        raise UsageError(f"{path}: {schema_reason(str(error))}: correct it") from error
+        raise UsageError(f"{path}: {table_reason(content, str(error))}: correct it") from error
     except UsageError as error:
         message = str(error)
         raise (
@@ -107,7 +107,9 @@ def parse(path: Path, text: str) -> Any:
 def _parse_toml(text: str) -> Any:
     try:
         return parse_toml(text)
-    except (RecursionError, ValueError) as error:
+    except RecursionError as error:
+        raise UsageError("not TOML of an inventory: nested too deep; correct the file") from error
+    except ValueError as error:
         raise UsageError(
             f"not TOML: {error}; correct that line (a YAML file must end in .yaml)"
         ) from error

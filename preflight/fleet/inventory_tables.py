@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from datetime import UTC, date, datetime, timedelta
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, ValidationError, convert
 
 from preflight.core.text import did_you_mean
 from preflight.core.thresholds import Override, shipped
@@ -170,6 +170,7 @@ FILES = ("identity_file", "known_hosts", "ssh_config")
 CONNECTION_KEYS = ("transport", "user", "port", *FILES)
 
 
+_A_DATE = "a date such as 2026-12-24"
 _TYPE_NAMES = {
     "int": "a whole number",
     "float": "a number",
@@ -178,11 +179,12 @@ _TYPE_NAMES = {
     "object": "a table",
     "array": "a list",
     "null": "nothing",
+    "date": _A_DATE,
 }
 
 
-def schema_reason(reason: str) -> str:
-    """Reword a schema's error: "expected a whole number, got text, at job.port"."""
+def schema_reason(reason: str, table: str = "") -> str:
+    """Reword a schema's error: "expected a whole number, got text, at port in [job]"."""
 
     def words(match: re.Match[str]) -> str:
         kinds = [_TYPE_NAMES.get(word, word) for word in match[1].split(" | ")]
@@ -192,8 +194,21 @@ def schema_reason(reason: str) -> str:
     complaint, _, place = reason.partition(" - at `")
     complaint = re.sub(r" matching regex .*", " without blanks, signs or a leading dash", complaint)
     complaint = re.sub(r"`([a-z |]+)`", words, complaint).replace("`", "'")
-    place = place.rstrip("`").removeprefix("$").removeprefix(".") or "the top of the file"
+    complaint = complaint.replace("Invalid RFC3339 encoded date", f"expected {_A_DATE}")
+    place = place.rstrip("`").removeprefix("$").removeprefix(".")
+    place = " in ".join(filter(None, (place, table))) or "the top of the file"
     return f"{complaint[:1].lower()}{complaint[1:]}, at {place}"
+
+
+def table_reason(content: dict[Any, Any], reason: str) -> str:
+    """Reword the error of a whole file, with the name of the innermost table that has it."""
+    for where, keys, kind in reversed([*_tables(content)]):
+        if isinstance(keys, dict) and kind not in (FileTable, WaiveTable):
+            try:
+                convert(keys, kind)
+            except ValidationError as error:
+                return schema_reason(str(error), where)
+    return schema_reason(reason)
 
 
 def refuse_unknown_keys(content: Any) -> None:

@@ -118,7 +118,26 @@ def test_yaml_says_the_same(tmp_path: Path) -> None:
         ("[defaults]\nallreduce_min_gbs = inf", "give a number of GB/s"),
         ("[defaults]\nallreduce_min_gbs = nan", "allreduce_min_gbs"),
         ('[group.a]\nnodes = "a[1-40000]"\n[group.b]\nnodes = "b[1-40000]"', "more than 65536"),
-        ('[job]\nmaster_port = "x"', "expected a whole number, got text, at job.master_port"),
+        ('[job]\nmaster_port = "x"', r"a whole number, got text, at master_port in \[job\]"),
+        (
+            '[group.a]\nnodes = "h1"\ngpus = "8"\n[group.b]\nnodes = "h2"',
+            r"expected a whole number, got text, at gpus in \[group.a\]: correct it",
+        ),
+        ('[group.a]\nnodes = "h1"\n[group.b]\ngpus = 8', r"field nodes, at \[group.b\]"),
+        ('[node.h1]\nport = "22"\n[node.h2]\nport = 22', r"text, at port in \[node.h1\]"),
+        (
+            '[group.a]\nnodes = "h1"\n[group.a.checks."gpu.ecc"]\nenabled = 1',
+            r'at enabled in \[group.a.checks."gpu.ecc"\]',
+        ),
+        (
+            '[[waive]]\ncheck = "gpu.ecc"\nnodes = "h1"\nreason = "old"\nuntil = "24.12.2026"',
+            "expected a date such as 2026-12-24, at waive",
+        ),
+        (
+            '[group.a]\nnodes = "h1"\nlearned = 2026',
+            r"a date such as 2026-12-24, got a whole number, at learned in \[group.a\]",
+        ),
+        ("a = " + "[" * 5000, "not TOML of an inventory: nested too deep; correct the file"),
     ],
 )
 def test_faults_are_one_line_with_the_file_and_the_remedy(
