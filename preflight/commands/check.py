@@ -55,6 +55,10 @@ def until_interrupted(work: Callable[[], int]) -> int:
         _say_interrupted()
         drop_output()
         code = INTERRUPTED
+    except SystemExit as ending:
+        if ending.code:
+            raise
+        code = _flush(0)  # of --help: Python's own flush would complain, and exit 120
     except FileNotFoundError:
         try:
             os.getcwd()  # noqa: PTH109
@@ -154,9 +158,10 @@ def shorten_names(aliases: Mapping[str, str] = NO_ALIASES) -> None:
     sys.stdout, sys.stderr = wrap(sys.stdout), wrap(sys.stderr)
 
 
-def _flush(code: int) -> int:
-    """Flush standard output; return `code`, or the code of an output that takes no more."""
+def _flush(code: int, answer: bytes = b"") -> int:
+    """Write the answer and flush; return `code`, or the code of an output that takes no more."""
     try:
+        sys.stdout.buffer.write(answer)
         sys.stdout.flush()
     except OSError as error:
         return output_failed(error)
@@ -197,8 +202,7 @@ class PrintedReport:
         path = self.folder / "report.json" if self.folder else None
         if path is None or not path.is_file():
             return code or UNCLEAR
-        sys.stdout.buffer.write(path.read_bytes())
-        return _flush(code)
+        return _flush(code, path.read_bytes())
 
 
 _DESCRIPTION = """\

@@ -314,7 +314,8 @@ class Session:
     def pytest_report_header(self) -> list[str]:
         """The nodes, how they are reached, what will run, how long, and where the report goes."""
         run, keys = self.run, self.run.expected(self._chosen.selected)
-        contacts_none = self._config.option.collectonly or self._chosen.replayed is not None
+        only_lists = self._config.option.collectonly
+        contacts_none = only_lists or self._chosen.replayed is not None
         ways = {} if contacts_none else run.ways.choose_all(CHOICE_S)
         lines = header(
             run.fleet,
@@ -326,7 +327,7 @@ class Session:
             at_most=run.settings.at_most,
             loads=any(run.registry[check].check.stage == "local" for check, _ in keys),
             estimate=self._chosen.estimate,
-            where=self._chosen.outputs.folder_words,
+            where="none: nothing is measured" if only_lists else self._chosen.outputs.folder_words,
             replay=self._chosen.replay,
         )
         lines += xdist.warnings(self._config)

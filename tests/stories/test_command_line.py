@@ -181,6 +181,7 @@ def test_collecting_shows_one_screen(tmp_path: Path) -> None:
     assert widest(told.out) <= 80
     for words in ("verdicts expected", "time     about ", "facts    6", f"login    ssh to {nodes}"):
         assert words in told.out
+    assert "report   none: nothing is measured\n" in told.out
     listed = ran(tmp_path, "check", "a.invalid", "--co", "-q")
     assert "reach.name[a.invalid]" in listed.out
     assert not [*tmp_path.iterdir()]

@@ -157,7 +157,7 @@ def test_nodes_are_given_once(tmp_path: Path) -> None:
     assert "nodes are given twice" in done.stderr
 
 
-@pytest.mark.parametrize("words", [("--checks=gpu.count",), ("--checks=gpu.count", "--json")])
+@pytest.mark.parametrize("words", [("--checks=gpu.count",), ("--json",)])
 def test_an_answer_that_cannot_be_written_is_no_success(
     tmp_path: Path, words: tuple[str, ...]
 ) -> None:

@@ -23,7 +23,9 @@ LOG = "RuntimeError: failed to bind to [::]:29511 (errno: 98 - Address already i
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
-@pytest.mark.parametrize("words", [("list-checks",), ("explain", "a.log"), ("lint", "a.py")])
+@pytest.mark.parametrize("words", [
+    ("list-checks",), ("explain", "a.log"), ("lint", "a.py"), ("--help",), ("check", "--help"),
+])  # fmt: skip
 def test_a_full_disk_is_one_line(tmp_path: Path, words: tuple[str, ...]) -> None:
     """An answer that cannot be written is an error, and not a traceback."""
     (tmp_path / "a.log").write_text(LOG)
