@@ -56,9 +56,9 @@ def until_interrupted(work: Callable[[], int]) -> int:
         drop_output()
         code = INTERRUPTED
     except SystemExit as ending:
-        if ending.code:
-            raise
-        code = _flush(0)  # of --help: Python's own flush would complain, and exit 120
+        if not ending.code:  # of --help: Python's own flush would complain, and exit 120
+            ending.code = _flush(0)
+        raise
     except FileNotFoundError:
         try:
             os.getcwd()  # noqa: PTH109
