@@ -91,11 +91,9 @@ def write_failure(file_system: FileSystem, limit: Thresholds) -> str:
         return f"{label(file_system)} was made read-only after it had been mounted to be written"
     if refusals:
         return f"nothing can be written to {refusals[0]}{_free_words(file_system)}"
-    if (
-        file_system.free_mib is not None
-        and file_system.free_mib < limit("disk_least_mib")
-        and not file_system.read_only
-    ):
+    size, free, least = file_system.size_mib or 0, file_system.free_mib, limit("disk_least_mib")
+    # A file system of a few KiB never has that much: it is full if the refusals above say so.
+    if free is not None and free < least < size and not file_system.read_only:
         return f"{label(file_system)} is full{_free_words(file_system)}"
     return ""
 

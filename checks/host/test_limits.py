@@ -224,6 +224,7 @@ ENLARGE_SHM = (
     "give the container more: --shm-size=8g or --ipc=host; in Kubernetes an emptyDir with "
     "medium: Memory at /dev/shm"
 )
+REMOUNT_SHM = "mount -o remount,rw /dev/shm, and correct /etc/fstab or the container's mount of it"
 CLEAR_SHM = (
     "look at ls -l /dev/shm, end the processes that hold it, and remove what dead jobs left there"
 )
@@ -247,7 +248,9 @@ def judge_shm(facts: Facts, limit: Thresholds) -> Verdict:
         return fail(f"{space}; {memory(enough)} are needed", advice=ENLARGE_SHM, mib=mib)
     if shm.refused or shm.free_mib <= least:
         why = f"; {shm.refused[0]}" if shm.refused else f"; {memory(enough)} are needed"
-        return fail(space + why, advice=CLEAR_SHM, cause=SHM_FULL, mib=mib)
+        is_locked = shm.read_only and shm.refused
+        advice, cause = (REMOUNT_SHM, "") if is_locked else (CLEAR_SHM, SHM_FULL)
+        return fail(space + why, advice=advice, cause=cause, mib=mib)
     if shm.free_mib < enough:
         advice = ENLARGE_SHM if shm.size_mib < enough else CLEAR_SHM
         return warn(f"{space}; {memory(enough)} are advised", advice=advice, mib=mib)

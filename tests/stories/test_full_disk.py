@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.stories.hooked import PREFLIGHT
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -86,6 +88,16 @@ def test_measurements_that_do_not_fit_can_be_judged_again(
     again = here.judge(f"--preflight-replay={kept / 'measured.json'}")
     assert again.exit == 0, again.out
     assert "3 ok, 0 failed, 0 missing" in again.out
+
+
+def test_a_disk_of_a_few_kib_is_not_full(here: Here) -> None:
+    """A page of data can be written there, and less than 1 MiB is all that it ever has."""
+    with disk(here, "size=64k") as folder:
+        words = ("--checks=host.disk", "--tier=prolog", f"--report={here.folder / 'report'}")
+        done = subprocess.run([PREFLIGHT, "check", *words], cwd=folder, capture_output=True,
+                              text=True, check=False)  # fmt: skip
+    assert "is full" not in done.stdout
+    assert done.returncode == 0, done.stdout
 
 
 def test_a_disk_that_is_full_already_is_refused(here: Here) -> None:

@@ -51,6 +51,15 @@ def test_a_full_one(left: dict[str, object]) -> None:
     assert "ls -l /dev/shm" in verdict.advice
 
 
+@pytest.mark.proves("host.shm", finds="a /dev/shm that is mounted read-only")
+def test_a_read_only_one() -> None:
+    """There is nothing to remove: it must be mounted to be written, and a full disk is no cause."""
+    refused = ("/dev/shm: Read-only file system",)
+    verdict = judge_shm(on(shm(read_only=True, refused=refused)), limit=SHIPPED)
+    assert (verdict.outcome, verdict.cause) == (Outcome.FAIL, "")
+    assert verdict.advice.startswith("mount -o remount,rw /dev/shm")
+
+
 def test_a_scarce_one_and_a_folder_of_the_disk_are_warnings() -> None:
     """Under 1 GiB; or no tmpfs at all, where messages go to disk."""
     assert judge_shm(on(shm(free_mib=512)), limit=SHIPPED).outcome is Outcome.WARN
@@ -91,6 +100,10 @@ def test_disks_with_room() -> None:
         ({"refused": ("/tmp: Read-only file system",), "read_only": True}, "Read-only"),
         ({"remounted": True, "read_only": True}, "/ (ext4) was made read-only after it had been"),
         ({"free_mib": 12}, "/ (ext4) is full: 12 MiB of"),
+        (
+            {"refused": ("/tmp: No space left on device",), "size_mib": 0, "free_mib": 0},
+            "nothing can be written to /tmp: No space left on device: 0 MiB of 0 MiB are free",
+        ),
         ({"state": "hung", "free_mib": None, "seconds": 5.0}, "gave no answer within 5 s"),
         ({"state": "error", "free_mib": None, "error": "Input/output error"}, "Input/output"),
     ],
