@@ -15,6 +15,7 @@ from difflib import get_close_matches
 from typing import Final, Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from preflight.checks.env.remark import Remark, show
 from preflight.checks.env.variables import Variable, table, variables
@@ -383,7 +384,10 @@ def read(variable: Variable, value: str, environ: Mapping[str, str]) -> Remark |
         )
     reader = _READERS.get(variable.type)
     wrong = reader(variable, value) if reader else None
-    return wrong or _harmful(variable, value) or _unusual(variable, value, environ)
+    remark = wrong or _harmful(variable, value) or _unusual(variable, value, environ)
+    if remark is None or variable.name in remark.advice:
+        return remark
+    return replace(remark, advice=f"{variable.name}: {remark.advice}")
 
 
 def read_all(environ: Mapping[str, str]) -> list[Remark]:

@@ -52,6 +52,16 @@ def test_an_environment_without_a_setting_says_so() -> None:
     assert verdict.sentence == "it sets no variable of NCCL, torch, CUDA or gloo"
 
 
+def test_each_advice_names_its_variable() -> None:
+    """Several stand in one line, and "write 1" did not say of which."""
+    verdict = values(NCCL_P2P_DISABLE="yes", NCCL_IB_GID_INDEX="-5", NCCL_SOCKET_IFNAME="a;b")
+    assert set(verdict.advice.split("; ")) == {
+        "NCCL_P2P_DISABLE: write 1",
+        "unset NCCL_IB_GID_INDEX, or give it -1 to 255",
+        "NCCL_SOCKET_IFNAME: write a,b",
+    }
+
+
 @pytest.mark.proves("env.exists", passes="a job's usual settings")
 @pytest.mark.proves("env.values", passes="a job's usual settings")
 @pytest.mark.proves("env.deprecated", passes="a job's usual settings")
