@@ -166,6 +166,10 @@ class BreakerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     window_s: Annotated[float, Meta(gt=0, le=30 * 86_400)] = 3600
 
 
+SHORTEST_S: Final = 2
+"""The least budget, in seconds, in which a hook can check a node."""
+
+
 class HookConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The operator's choices in hook.toml; never a secret. The defaults only observe."""
 
@@ -173,9 +177,9 @@ class HookConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What is expected of this node; None: only checks that need no inventory run."""
     enforce: bool = False
     """Drain, instead of only logging what the hook would do."""
-    budget_s: Annotated[float, Meta(ge=2, le=60)] = 8
+    budget_s: Annotated[float, Meta(ge=SHORTEST_S, le=60)] = 8
     """For the whole prolog, in seconds."""
-    healthcheck_budget_s: Annotated[float, Meta(ge=2, le=600)] = 30
+    healthcheck_budget_s: Annotated[float, Meta(ge=SHORTEST_S, le=600)] = 30
     """For the whole health check; Slurm ends its own after 60 s."""
     facts_max_age_s: Annotated[float, Meta(ge=0, le=7 * 86_400)] = 3600
     """How old facts of the last periodic run may be for a prolog to use them."""
@@ -240,10 +244,12 @@ def refuse_longer(config: HookConfig, occasion: Occasion, limit_s: float | None)
     key = "budget_s" if occasion == "prolog" else "healthcheck_budget_s"
     budget_s: float = getattr(config, key)
     if limit_s is not None and budget_s > limit_s - SPARE_S:
+        advice = f"set at most {limit_s - SPARE_S:g} in hook.toml, or raise LIMIT_S in that script"
+        if limit_s - SPARE_S < SHORTEST_S:
+            advice = f"raise LIMIT_S in that script to at least {budget_s + SPARE_S:g}"
         raise UsageError(
             f"{key} = {budget_s:g} s is too long: the script that starts preflight ends it after "
-            f"{limit_s:g} s; set at most {limit_s - SPARE_S:g} in hook.toml, or raise LIMIT_S in "
-            "that script"
+            f"{limit_s:g} s; {advice}"
         )
 
 

@@ -81,6 +81,24 @@ def test_a_hanging_driver_stays_within_the_budget(hooked: Hooked) -> None:
     assert not [pid for pid in _processes() if _is_of(pid, hooked)], "it left its probe behind"
 
 
+@pytest.mark.parametrize(
+    ("place", "why"),
+    [("nowhere", "No such file or directory"), ("pipe", "it is no regular file")],
+)
+def test_a_kernel_log_that_cannot_be_read_is_unknown(hooked: Hooked, place: str, why: str) -> None:
+    """The key names the host's log: that of the container, read in its place, passed."""
+    hooked.become(h100(NODE))
+    os.mkfifo(hooked.folder / "pipe")
+    text = hooked.config.read_text()
+    hooked.config.write_text(text.replace(f"{hooked.folder}/kmsg", f"{hooked.folder}/{place}"))
+    told = hooked.prolog("--plain", "--json")
+    assert told.code == 2
+    assert {"host.kernel_log", "host.hardware_errors"} <= {*told.unknown()}
+    rows = told.document["judged"]["unknown"]
+    words = f"could not be read: {hooked.folder}/{place}: {why}"
+    assert all(row["why"].endswith(words) for row in rows if "kernel" in row["check"])
+
+
 @pytest.mark.parametrize("broken", ["inventory", "config", "budget"])
 def test_our_own_fault_keeps_no_job_away(hooked: Hooked, broken: str) -> None:
     """A bad inventory or configuration beside a sick GPU: exit 0, one loud line."""

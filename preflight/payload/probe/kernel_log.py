@@ -288,8 +288,9 @@ class Readers:
         try:
             os.close(node_files.open_regular(path)[0])
         except OSError as error:
-            self._refused = words(error)
-            for source, argv in _PROGRAMS.items():
+            # Programs read this kernel's log, or a container's: not the file that was asked for.
+            self._refused = words(error) if path == LOG else "%s: %s" % (path, words(error))
+            for source, argv in _PROGRAMS.items() if path == LOG else ():
                 child = guard.spawn_tool(argv, ("/usr/bin", "/bin"))
                 if child is not None:
                     self._children.append((source, child))

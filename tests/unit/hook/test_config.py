@@ -93,6 +93,9 @@ def test_a_budget_that_nobody_waits_for_is_refused(occasion: Occasion) -> None:
     refuse_longer(config, occasion, 21)
     with pytest.raises(UsageError, match=r"budget_s = 20 s .* after 9 s; set at most 8 in"):
         refuse_longer(config, occasion, 9)
+    # The least budget is 2 s: there is no value for hook.toml.
+    with pytest.raises(UsageError, match=r"after 2 s; raise LIMIT_S in that script to at least 21"):
+        refuse_longer(config, occasion, 2)
 
 
 _WORDS = st.one_of(

@@ -183,7 +183,7 @@ def test_a_log_that_may_not_be_read_is_none_with_the_reason(tmp_path: Path) -> N
     remote = Remote("probe", user=65534, python=system_python())
     facts = probe(remote, sysfs="/nowhere", kmsg=str(path))
     assert facts.kernel_log is None
-    assert facts.problems == ("kernel log: Permission denied",)
+    assert facts.problems == (f"kernel log: {path}: Permission denied",)
 
 
 def test_an_empty_log_is_no_log(tmp_path: Path) -> None:
@@ -314,7 +314,8 @@ exec "$2" -c '
 import json, sys, time; sys.path.insert(0, sys.argv[1])
 from probe import kernel_log as kmsg
 problems = []
-print(json.dumps(kmsg.Readers("/nowhere", None).finish(time.monotonic() + 20, problems)))
+kmsg.LOG = "/nowhere"
+print(json.dumps(kmsg.Readers(kmsg.LOG, None).finish(time.monotonic() + 20, problems)))
 ' "$3"
 """
 CRASH = "process '/home/a\n{}' started with executable stack"
@@ -415,7 +416,7 @@ try:
     subprocess.run(["journalctl", "--sync"], check=True)
     sys.path.insert(0, sys.argv[1])
     from probe import kernel_log
-    problems = []
+    problems, kernel_log.LOG = [], "/nowhere"
     print(json.dumps(kernel_log.Readers("/nowhere", None).finish(time.monotonic() + 20, problems)))
 finally:
     daemon.kill()
