@@ -406,11 +406,22 @@ def refuse_untrusted(path: Path, *, is_run: bool = False) -> Path:
         except OSError as error:
             reason = f"the files beside it cannot be checked ({error})"
     if reason:
-        raise UsageError(
-            f"{path} is not used: {reason}; chown root: and chmod go-w it, with the folders above, "
-            "or copy it to a folder of root's"
-        )
+        raise UsageError(f"{path} is not used: {reason}; {_advice_on(path)}")
     return path
+
+
+def _advice_on(path: Path) -> str:
+    """Say how root may use a file; never to change a device, a link that leads nowhere, or /tmp."""
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        mode = stat.S_IFREG
+    except OSError:
+        mode = 0
+    if stat.S_ISREG(mode) or (stat.S_ISDIR(mode) and not mode & stat.S_ISVTX):
+        advice = "chown root: and chmod go-w it, with the folders above, or copy it to a folder of"
+        return f"{advice} root's"
+    return "give a regular file of root's"
 
 
 def refuse_untrusted_folder(top: Path) -> None:

@@ -127,6 +127,23 @@ def test_a_folder_whose_access_list_lets_another_write(tmp_path: Path, folder: s
         refused(path)
 
 
+@pytest.mark.parametrize("place", ["/dev/null", "a loop of links", "/tmp", "pipe"])
+def test_no_advice_would_break_the_machine(tmp_path: Path, place: str) -> None:
+    """`chmod go-w /dev/null` ends every program that writes there, and no chmod mends a loop."""
+    path = Path(place) if place.startswith("/") else tmp_path / "fleet.toml"
+    if place == "a loop of links":
+        path.symlink_to("fleet.toml")
+    elif place == "pipe":
+        os.mkfifo(path)
+        path.chmod(0o666)
+    with pytest.raises(UsageError) as error:
+        resolve(FleetRequest(inventory=str(path)))
+    message = str(error.value)
+    assert message.startswith(f"{path} is not used: ")
+    assert message.endswith("; give a regular file of root's")
+    assert "chmod" not in message
+
+
 @pytest.mark.parametrize("place", ["folder", "link", "missing"])
 def test_the_way_to_an_inventory_counts_too(tmp_path: Path, place: str) -> None:
     """In his folder, by his link, or not there yet where he could put it: refused."""
