@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from preflight import __version__
 from preflight.commands import EXIT_CODES, hide_files, start
-from preflight.core.command_line import UNCLEAR, USAGE, WIDTH, Parser, columns, say
+from preflight.core.command_line import (
+    UNCLEAR,
+    USAGE,
+    WIDTH,
+    Parser,
+    columns,
+    refuse_small_limits,
+    say,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -102,6 +110,7 @@ def main(argv: Sequence[str] | None = None, env_fd: int | None = None) -> int:
 def _isolate(words: Sequence[str], *, is_first: bool, quiet: bool) -> int:
     """Become an isolated Python if the verb or root needs one; else return 0."""
     if words[:1] and words[0] in ISOLATED:
+        refuse_small_limits()
         hide_files()
         start(words[1:], ISOLATED[words[0]])
     if is_first and os.geteuid() == 0:

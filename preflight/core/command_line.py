@@ -1,5 +1,7 @@
 """The command line of every verb: one kind of parser, errors that fit a terminal, and Ctrl-C.
 
+Also the limits (`ulimit`) under which no verb that checks nodes can work.
+
 Imports the standard library only, as `check` and `prolog` must not load what they isolate from.
 """
 
@@ -15,8 +17,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
+from preflight.errors import UsageError
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from types import FrameType
 
 
@@ -152,6 +156,28 @@ def unknown_option(word: str, known: Sequence[str] | dict[str, Any]) -> str:
     names = [option.removeprefix("--") for option in known if option.startswith("--")]
     near = difflib.get_close_matches(name.lstrip("-"), names, n=1)
     return f"unknown option {name!a}" + (f"; did you mean '--{near[0]}'?" if near else "")
+
+
+_LEAST_LIMITS: Final = {
+    "NOFILE": ("open {} files", 32, "-n"),
+    "FSIZE": ("write files of {} bytes", 1 << 20, "-f"),
+    "DATA": ("use {} bytes of memory", 96 << 20, "-d"),
+}
+"""What a run on this machine needs, measured: with less its own processes fail, not the node."""
+
+
+def refuse_small_limits(names: Iterable[str] = _LEAST_LIMITS) -> None:
+    """Raise UsageError if a limit of this process is too small: it would look like a bad node."""
+    import resource
+
+    for name in names:
+        what, least, option = _LEAST_LIMITS[name]
+        limit = resource.getrlimit(getattr(resource, f"RLIMIT_{name}"))[0]
+        if resource.RLIM_INFINITY != limit < least:
+            raise UsageError(
+                f"preflight may only {what.format(limit)}, at least {least} are needed; "
+                f"raise the limit (ulimit {option})"
+            )
 
 
 _REPEAT_S = 0.5

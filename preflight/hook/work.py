@@ -15,6 +15,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from preflight import __version__
+from preflight.core.command_line import refuse_small_limits
 from preflight.core.files import read_text, reason_of, refuse_untrusted, remove, write_atomically
 from preflight.core.remote_command import OUTPUT_LIMIT, LocalConnection, PipeRemote, ReachError
 from preflight.core.text import plain_json
@@ -114,6 +115,7 @@ def work(words: Sequence[str], began: float, send_settings: Callable[..., None])
     name = node_name(os.environ, options.node)
     call = _call(options)
     try:
+        refuse_small_limits(("NOFILE",))  # without the others a node is judged all the same
         config = load_config(options.config)
         refuse_longer(config, options.occasion, options.limit_s)
     except UsageError as error:

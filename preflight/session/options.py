@@ -13,6 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from preflight.core.command_line import refuse_small_limits
 from preflight.core.files import typed_path
 from preflight.core.registry import Registry, load_folder, shipped_folder
 from preflight.core.text import count
@@ -205,6 +206,7 @@ def read_options(config: pytest.Config) -> Choices:
     if (keep := config.getoption("preflight_keep")) is not None:
         outputs.keep = keep
     if not config.option.collectonly and not handoff:
+        refuse_small_limits()
         outputs.refuse_unusable()
     rank_0 = rank_0_plugin(config)
     is_fleet_typed = "PREFLIGHT_NODES" in os.environ or any(

@@ -409,7 +409,7 @@ def test_a_log_that_is_too_long_to_read_makes_no_old_xid_live(
     assert ("gpu.xid" in told.unfit(), slurm.seen[0]) == (False, IDLE), told
 
 
-@pytest.mark.parametrize("limit", ["--fsize=0:0", "--nofile=16:16"])
+@pytest.mark.parametrize("limit", ["--fsize=0:0", "--nofile=32:32"])
 def test_a_limit_of_the_caller_is_no_fault_of_the_disk(
     hooked: Hooked, slurm: FakeSlurm, limit: str
 ) -> None:

@@ -171,6 +171,28 @@ def test_an_answer_that_cannot_be_written_is_no_success(
     assert done.stderr.endswith("preflight: cannot write the answer: No space left on device\n")
 
 
+@pytest.mark.parametrize(
+    ("limit", "said"),
+    [
+        ("--nofile=8:8", "preflight may only open 8 files, at least 32 are needed"),
+        ("--nofile=16:16", "preflight may only open 16 files, at least 32 are needed"),
+        (
+            "--fsize=1000",
+            "preflight may only write files of 1000 bytes, at least 1048576 are needed",
+        ),
+        ("--data=50000000", "preflight may only use 50000000 bytes of memory, at least 100663296"),
+    ],
+)
+def test_a_limit_of_the_caller_is_no_fault_of_a_node(tmp_path: Path, limit: str, said: str) -> None:
+    """The shell's own limits named this machine as not ready, or preflight as broken."""
+    words = ["prlimit", limit, *_CHECK]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (4, "")
+    assert done.stderr.startswith(f"preflight: {said}")
+    assert len(done.stderr.splitlines()) == 1
+    assert "raise the limit (ulimit -" in done.stderr
+
+
 def test_an_unknown_key_of_the_inventory(preflight: Callable[..., Told], tmp_path: Path) -> None:
     """A misspelled expectation is refused with the nearest known word."""
     path = tmp_path / "fleet.toml"

@@ -122,6 +122,7 @@ def test_too_few_descriptors_are_one_line(
     )  # fmt: skip
     assert (done.returncode, "Traceback" in done.stderr) == (code, False)
     assert len(done.stderr.splitlines()) <= 1, done.stderr
+    assert most < 8 or f"may only open {most} files, at least 32 are needed" in done.stderr
 
 
 _LITTLE_MEMORY = """
