@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 # A hook loads every check: what judges a sweep is imported where one is judged.
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from preflight.check import Check
 from preflight.core.text import gbs, size, time_us
@@ -12,9 +14,6 @@ from preflight.fabric.pair_summary import Pair
 from preflight.facts import Gpu, Node
 from preflight.facts.burn import Inside, OverNvlink
 from preflight.verdict import Conclude, Verdict, fail, flaky, not_run, ok, unknown
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _REQUIRES = ("reach.answer", "host.driver_hung", "net.ports")
 CHECKS = (

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+import re
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from preflight.core.text import printable_lines
 from preflight.facts.model import WIRE, Driver, Facts, Python
-
-if TYPE_CHECKING:
-    import re
-
 
 AGAIN = "capture it again, whole and unedited"
 

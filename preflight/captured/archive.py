@@ -11,7 +11,8 @@ import io
 import re
 import tarfile
 import zlib
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Mapping
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta, Struct
@@ -20,9 +21,6 @@ from preflight.core.files import unpacked_limit
 from preflight.core.text import plain_json
 from preflight.errors import UsageError
 from preflight.facts.basics import Line
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 SCHEMA = 1
 MAGIC = b"\x1f\x8b"

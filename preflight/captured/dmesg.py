@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from preflight.captured import Captured, captured
 from preflight.checks.gpu import driver_log, test_kernel_log
@@ -18,10 +18,6 @@ from preflight.checks.host import test_host_log
 from preflight.checks.net import test_nic_log
 from preflight.core.text import sanitize
 from preflight.facts.machine import KernelLog, LogLine
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 LONGEST = 64 << 20
 """Characters read of one log."""

@@ -8,8 +8,9 @@ the shell can compute (`$(hostname)`, an unset variable) is UNKNOWN and not judg
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from msgspec.structs import replace
 
@@ -19,10 +20,6 @@ from preflight.checks.env.values import read as value_remark
 from preflight.checks.env.variables import unread, unread_names, variables
 from preflight.core.text import mask_secrets
 from preflight.fleet.job_environment import ASSIGNMENT
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
 
 _NAME: Final = r"([A-Za-z_][A-Za-z0-9_]*)"
 _FORMS: Final = tuple(

@@ -7,7 +7,8 @@ configuration: such lists are searched at any depth.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
 
 from preflight.captured import Captured, captured, json_of, lines_of, short_error
 from preflight.checks.net.test_ethernet import kind_of
@@ -16,10 +17,7 @@ from preflight.facts.basics import device_name
 from preflight.facts.node import parse_address
 from preflight.facts.node_network import Counter, Ethernet, Interface, Network
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
-    Row = Mapping[str, Any]
+Row = Mapping[str, Any]
 
 
 KINDS: Final = ("ethtool", "ethtool -S")

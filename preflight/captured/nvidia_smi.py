@@ -8,7 +8,8 @@ without a bridge, its NVLinks alone give no result.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, Final
 
 from msgspec.structs import replace
 
@@ -30,9 +31,6 @@ from preflight.core.statistics import grouped
 from preflight.facts.boards import board, fully_linked_board, links_must_be_up, up_links
 from preflight.facts.gpu import GpuHealth, LinkErrors
 from preflight.facts.model import Driver, Gpu, NvLink
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
 
 _BAD_INFOROM: Final = re.compile(r"infoROM is corrupted at gpu\s+([0-9a-fA-F:.]+)", re.IGNORECASE)
 _BUS: Final = r"([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])"

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -21,11 +22,8 @@ from preflight.core.thresholds import SHIPPED
 from preflight.facts.gpu_users import find_stale
 from preflight.facts.model import Process, Processes
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-
-    _Row = tuple[re.Match[str], bool, set[int]]
-    """A line, whether it is about a GPU's device, and its ports."""
+_Row = tuple[re.Match[str], bool, set[int]]
+"""A line, whether it is about a GPU's device, and its ports."""
 
 
 _PID: Final = r"(?P<pid>[0-9]{1,10})"

@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter as Counted
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from preflight.captured import Captured, captured, json_of, short_error
 from preflight.core.text import natural, printable_lines, whole
 from preflight.facts.basics import device_name
 from preflight.facts.model import Nic, NicPort
 from preflight.facts.node_network import Counter, Counters, Interface, Network
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
 
 _COUNTERS_HEADING: Final = re.compile(
     r"^#\s*(Port[\w ]*?) counters:\s*Lid (\d{1,5}) port (\d{1,3})", re.IGNORECASE

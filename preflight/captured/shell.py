@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from collections.abc import Iterator
+from typing import Final
 
 UNKNOWN: Final = "\0"
 """Stands for a value, or a part of one, that only the shell can compute."""

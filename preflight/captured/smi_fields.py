@@ -9,8 +9,9 @@ If a reading has several places, the first with a value counts.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
 from msgspec import Struct, ValidationError, convert
 
@@ -18,10 +19,6 @@ from preflight.core.files import shipped_table
 from preflight.core.text import sanitize, whole
 from preflight.facts.gpu import GpuHealth
 from preflight.facts.model import Gpu, GpuPair, GpuProcess
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
 
 _ABSENT: Final = ("n/a", "not supported", "requested functionality has been deprecated", "none")
 _ABSENT_LETTER: Final = "n"

@@ -6,9 +6,10 @@ The distance of NICs is not judged: the matrix has no PCI paths to compare with 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from preflight.captured import Captured, captured, lines_of
 from preflight.captured.smi_fields import Listing
@@ -19,13 +20,7 @@ from preflight.facts.basics import device_name
 from preflight.facts.model import Driver, Gpu, GpuPair, Nic, NicPort, NvLink
 from preflight.facts.node import DISTANCES
 from preflight.facts.node_network import Switch, SwitchPart
-from preflight.facts.topo_matrix import TopologyError, parse_topo, readable_lines
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from preflight.facts.topo_matrix import Topology
-
+from preflight.facts.topo_matrix import Topology, TopologyError, parse_topo, readable_lines
 
 KIND: Final = "ibnetdiscover"
 _LANE_GBITS: Final = {

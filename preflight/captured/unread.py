@@ -8,13 +8,10 @@ module has, for each kind of text, the forms of the lines that its tool prints.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final
+from collections.abc import Collection, Iterator
+from typing import Final
 
 from preflight.captured.dmesg import KIND, is_kernel_line, split_stamp
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
-
 
 _FEWEST_LINES: Final = 5
 """Shorter parts are ignored: every ticket has a heading, a date or a sentence between outputs."""

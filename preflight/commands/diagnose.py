@@ -5,11 +5,13 @@ Asks all nodes in parallel, in under 30 s, and neither stops nor ends any proces
 
 from __future__ import annotations
 
+import argparse
 import secrets
 import sys
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 import msgspec
 from msgspec.structs import replace
@@ -43,11 +45,6 @@ from preflight.hang.diagnose.diagnosis import diagnose, lines
 from preflight.hang.diagnose.job_state import JobState
 from preflight.hang.look import LookRequest, look, look_here
 from preflight.transport.ways import Ways
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Sequence
-
 
 _LINE_WIDTH = 76
 _CLEAR_LINE = "\r\x1b[K"

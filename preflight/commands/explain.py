@@ -5,7 +5,8 @@ An operator then need not read 50 MB of NCCL's output to find the first rank tha
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import argparse
+from pathlib import Path
 
 from preflight.commands import add_json, print_answer, remark
 from preflight.core.command_line import EMPTY, FINE, FOUND, UNCLEAR, path_type
@@ -17,11 +18,6 @@ from preflight.hang.explain.log_lines import logs_of
 from preflight.hang.explain.scan import Scanner
 from preflight.hang.explain.symptom import Symptom, load_symptoms, shipped
 from preflight.hang.explain.weigh import explain
-
-if TYPE_CHECKING:
-    import argparse
-    from pathlib import Path
-
 
 _MOST_TROUBLES = 20
 _EXITS = {"no_failure": FINE, "unknown": UNCLEAR}

@@ -5,14 +5,16 @@ Asks the nodes as a run does (one login, one round trip, no load), or reads a ru
 
 from __future__ import annotations
 
+import argparse
 import json
 import secrets
 import shlex
 import sys
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from preflight import __version__
 from preflight.commands import (
@@ -41,11 +43,6 @@ from preflight.fleet.sources import FleetRequest, resolve
 from preflight.run.measured import Measured, read_measured
 from preflight.run.probe_stage import probe_fleet
 from preflight.transport.ways import SETUP_AT_MOST, Ways
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Mapping, Sequence
-
 
 _TEMPLATE = Path(__file__).with_name("learned.toml.j2")
 _LOGIN_KEYS = ("user", "port", "identity_file", "known_hosts", "ssh_config")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import argparse
+from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
@@ -13,10 +14,6 @@ from preflight.core.text import count, printable, wrapped
 from preflight.fleet.sources import read_script
 from preflight.lint import LintResult, lint
 from preflight.lint.script import Severity
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Iterator, Sequence
 
 _INDENT = " " * 7
 

@@ -6,12 +6,14 @@ does not show, and a damaged text never proves that anything is ok.
 
 from __future__ import annotations
 
+import argparse
 import io
 import re
 import sys
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 from msgspec import Struct
@@ -50,10 +52,6 @@ from preflight.report.findings import Finding, counts, findings
 from preflight.report.ready import verdict_row
 from preflight.report.terminal import finding_lines
 from preflight.verdict import Outcome, Verdict, unknown
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Iterator, Mapping, Sequence
 
 
 def _read_by_tool(text: str) -> Iterator[Captured]:

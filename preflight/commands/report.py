@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import msgspec
 from msgspec import Struct
@@ -35,12 +37,6 @@ from preflight.report.since import RunSummary, nodes_in, report_findings
 from preflight.report.terminal import summary, title
 from preflight.run.measured import LARGEST
 from preflight.verdict import Outcome
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-    from pathlib import Path
-
 
 _FILE = "measured.json"
 

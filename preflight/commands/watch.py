@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import shlex
 import sys
 from argparse import ArgumentTypeError
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from preflight.commands import add_ras
 from preflight.core.command_line import Parser, decimal_number, path_type
@@ -28,11 +29,6 @@ from preflight.hang.watch.wrapper import (
     Options,
     watch,
 )
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Iterator, Mapping, Sequence
-
 
 BOTH = "nccl,dist"
 

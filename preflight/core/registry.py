@@ -13,7 +13,8 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from types import ModuleType
+from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
@@ -22,10 +23,6 @@ from preflight.check import STAGES, TIERS, Check, is_check_id, subject
 from preflight.core.text import join_or
 from preflight.errors import UsageError
 from preflight.verdict import Conclude, Outcome, Verdict, not_run
-
-if TYPE_CHECKING:
-    from types import ModuleType
-
 
 Subject = Literal["node", "pair", "fleet"]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import math
 import os
+import re
 import selectors
 import signal
 import subprocess
@@ -16,17 +17,13 @@ import threading
 import time
 import weakref
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 from msgspec import Struct
 
 from preflight.errors import PreflightError
-
-if TYPE_CHECKING:
-    import re
-    from collections.abc import Mapping, Sequence
-
 
 Step = Literal["name", "route", "hostkey", "login", "python", "answer"]
 """How far a connection attempt got: each step is the `reach.*` check of the same name."""

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from msgspec import DecodeError, Meta
 
 from preflight.errors import WireError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 Text = Annotated[str, Meta(max_length=4096)]
 Line = Annotated[str, Meta(max_length=512)]

@@ -10,22 +10,17 @@ Each reader is a named function of the facts, so that a group can vote on it
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 from datetime import date
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
 from preflight.core.files import shipped_table
 from preflight.core.text import natural, whole
-from preflight.facts.model import read_once
+from preflight.facts.model import Facts, Gpu, Nic, read_once
 from preflight.facts.node import DISTANCES, Distance, pci_distance
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from preflight.facts.model import Facts, Gpu, Nic
-
 
 _MAKER: Final = r"(?:NVIDIA |Tesla )*"
 

@@ -6,17 +6,15 @@ The reason matters: a board without ECC is no fault, an H100 that cannot read it
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from msgspec import Meta, Struct, convert, field
 
 from preflight.core.files import shipped_table
 from preflight.core.text import whole
 from preflight.facts.basics import Count, Device, Index, Line, Seconds
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 Lines = Annotated[tuple[Line, ...], Meta(max_length=128)]
 Celsius = Annotated[int, Meta(ge=-1000, le=1000)]

@@ -7,20 +7,15 @@ warnings. A process of a running job is never stale, however much it holds.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from msgspec import Struct
 
 from preflight.core.text import age, count, memory
 from preflight.core.thresholds import SHIPPED, Thresholds
-from preflight.facts.model import Process
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
-
-    from preflight.facts.model import Facts, Gpu, Processes
-
+from preflight.facts.model import Facts, Gpu, Process, Processes
 
 _DAEMONS: Final = (
     "nvidia-persistenced", "nvidia-fabricmanager", "nv-fabricmanager", "nv-hostengine",

@@ -8,8 +8,9 @@ value: missing is unknown, not healthy.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from functools import wraps
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -29,9 +30,6 @@ from preflight.facts.node_network import (
     PcieLink,
     Switch,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 T = TypeVar("T")
 

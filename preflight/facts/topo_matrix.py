@@ -8,18 +8,14 @@ Only the NIC rows may be missing, and then all of them: the GPU rows have the sa
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from itertools import combinations, takewhile, zip_longest
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from msgspec import Struct
 
 from preflight.errors import PreflightError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 
 ADVICE: Final = "pass the whole output of `nvidia-smi topo -m`, unedited"
 

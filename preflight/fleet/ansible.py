@@ -13,9 +13,10 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
+from msgspec import Raw
 
 from preflight.core.files import read_regular, refuse_untrusted_folder, shipped_table, typed_path
 from preflight.core.text import did_you_mean
@@ -34,10 +35,6 @@ from preflight.fleet.inventory_tables import (
 )
 from preflight.fleet.model import Expected, Host, Waiver
 from preflight.fleet.nodeset import check_host_name
-
-if TYPE_CHECKING:
-    from msgspec import Raw
-
 
 _NAMES: Final = shipped_table(__file__, "ansible_variables.toml")
 

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import re
 import shlex
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from preflight.core.files import read_text, shipped_table, typed_path
 from preflight.core.text import mask_secrets
 from preflight.core.trust import NAMES_CODE
 from preflight.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
 ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 _NAMES = shipped_table(__file__, "job_variables.toml")

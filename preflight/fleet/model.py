@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Struct
 
@@ -12,10 +13,6 @@ from preflight.core.thresholds import Override
 from preflight.errors import UsageError
 from preflight.fleet.job_environment import measured_in
 from preflight.fleet.nodeset import check_host_name
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
 
 _TORCHRUN_PREFIX: Final = "PET_"
 """torchrun takes each option from PET_<OPTION> where the line does not have it."""

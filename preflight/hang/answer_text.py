@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 from msgspec import Struct
 
 from preflight.core.text import percent, printable, wrapped
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 _INDENT = " " * 10
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 from sqlalchemy import ColumnElement, Connection, Row, Select, func, select
@@ -25,6 +26,7 @@ from preflight.history.run_record import (
     GpuPast,
     GpuPlacement,
     NodePast,
+    NodeRecord,
     PairCoverage,
     Past,
     PastRun,
@@ -50,12 +52,6 @@ from preflight.history.tables import (
     VERDICTS,
     chunks,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from preflight.history.run_record import NodeRecord
-
 
 _Key = tuple[str, str, str]
 """(measure, under, unit)."""

@@ -12,12 +12,9 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
+from typing import Final, Literal, NamedTuple
 
 _PR_SET_PDEATHSIG: Final = 1
 """linux/prctl.h"""

@@ -7,7 +7,7 @@ Pure: from what is known, `decide` returns what to do or what it must know first
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
 from msgspec import Struct
 
@@ -17,15 +17,13 @@ from preflight.hook.hook_values import (
     Call,
     Decision,
     DrainRecord,
+    Finding,
     HookConfig,
     NodeState,
+    Occasion,
     Tokens,
 )
 from preflight.verdict import Outcome
-
-if TYPE_CHECKING:
-    from preflight.hook.hook_values import Finding, Occasion
-
 
 PREFIX: Final = "pf:"
 LONGEST: Final = 120

@@ -15,7 +15,8 @@ import select
 import signal
 import sys
 import time
-from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
+from collections.abc import Sequence
+from typing import Final, NamedTuple, NoReturn
 
 from preflight.hook.child import (
     HEALTHY,
@@ -28,10 +29,6 @@ from preflight.hook.child import (
     end_with_parent,
     say,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 
 BUDGET_S: Final = {"prolog": 8.0, "healthcheck": 30.0}
 """Used until the configuration has been read, which may set other budgets."""

@@ -12,10 +12,11 @@ import selectors
 import signal
 import subprocess
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from msgspec import Struct
 
@@ -24,10 +25,6 @@ from preflight.errors import PreflightError
 from preflight.hook.child import kill_with_parent, orphaned
 from preflight.hook.hook_values import NodeState
 from preflight.transport.slurm_allocation import MARKS
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
 
 _REAP_S: Final = 0.2
 LARGEST: Final = 4 << 20

@@ -5,19 +5,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from msgspec import Struct
 
 from preflight.lint import rules_on_collectives, rules_on_start
 from preflight.lint.reading import Unreadable, read_script
-from preflight.lint.script import Finding, Rule, Severity, is_distributed
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from preflight.lint.script import Script
-
+from preflight.lint.script import Finding, Rule, Script, Severity, is_distributed
 
 RULES = tuple(
     rule

@@ -12,9 +12,10 @@ import re
 import sys
 import tokenize
 import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from msgspec import Struct
 
@@ -33,10 +34,6 @@ from preflight.lint.script import (
     imports_of,
     names_in,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
 
 _FIRST_ONLY: Final = frozenset((
     "rank_zero_only", "on_main_process", "on_local_main_process", "main_process_only",

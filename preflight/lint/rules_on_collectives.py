@@ -6,14 +6,18 @@ import ast
 import re
 import sys
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
 from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
 from preflight.core.statistics import grouped
-from preflight.lint.operations import operation, operations_of, partial_operations
+from preflight.lint.operations import PartialOperation, operation, operations_of, partial_operations
 from preflight.lint.script import (
+    Assign,
+    Call,
     Mistake,
     RankSet,
+    Script,
     Severity,
     init_calls,
     once,
@@ -21,12 +25,6 @@ from preflight.lint.script import (
     timeout_words,
     wraps_model,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from preflight.lint.operations import PartialOperation
-    from preflight.lint.script import Assign, Call, Script
 
 
 @rule("collective-on-some-ranks", Severity.ERROR)

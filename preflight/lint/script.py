@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache, cached_property, lru_cache, partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from msgspec import Struct
 
 from preflight.core.files import shipped_table
 from preflight.core.statistics import grouped
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
 
 
 class Severity(StrEnum):

@@ -9,8 +9,10 @@ What a killed run had not judged yet is `not_run`, and its exit code is that of 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, cast
+from pathlib import Path
+from typing import cast
 
 import msgspec
 from msgspec import Struct
@@ -28,11 +30,6 @@ from preflight.report.findings import suspicions
 from preflight.report.ready import fleet_row, readiness, verdict_fields
 from preflight.report.since import RunSummary, nodes_of, verdict_of
 from preflight.verdict import Outcome, Verdict
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from pathlib import Path
-
 
 NAME = "events.jsonl"
 SCHEMA = 2

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 import msgspec
 from msgspec import Struct
@@ -20,12 +23,6 @@ from preflight.facts.model import Facts, Ports
 from preflight.facts.node import Reach
 from preflight.fleet.nodeset import check_names
 from preflight.verdict import Verdict
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from collections.abc import Set as AbstractSet
-    from pathlib import Path
-
 
 LARGEST = 1 << 30
 """Bytes of a measured.json; a node takes some 100 KiB at most, a pair 50."""

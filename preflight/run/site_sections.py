@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import ast
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
 from preflight.check import is_check_id
 from preflight.core.trust import who_may_plant
 from preflight.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
 
 LONGEST_S: Final = 10.0
 """The longest deadline of a section: the whole probe has 25 s; the driver may take 10 s of them."""

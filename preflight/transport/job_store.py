@@ -11,18 +11,15 @@ import sys
 import threading
 import time
 import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct, field
 
 from preflight.errors import PreflightError, UsageError, WireError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
 
 NOTE_LIMIT = 1 << 20
 """Bytes of the longest note that is read; preflight's own are under a tenth of it."""

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from math import inf
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -18,18 +18,16 @@ from preflight.transport.job_store import (
     Ask,
     FromRank,
     Here,
+    JobStore,
     Leave,
     Leaving,
+    Order,
+    Reply,
     StoreLostError,
     ToRank,
     decode_note,
 )
 from preflight.transport.rank_follower import BEAT_S, LEAVE_S, SILENCE_S
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from preflight.transport.job_store import JobStore, Order, Reply
 
 _TICK_S = 1.0
 _SIBLINGS_S = 2.0

@@ -15,10 +15,12 @@ import socket
 import subprocess
 import threading
 import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from io import BufferedReader, FileIO
-from typing import TYPE_CHECKING, Final, TypeAlias
+from pathlib import Path
+from typing import Final, TypeAlias
 
 from preflight.core.remote_command import ReachError, signal_group
 from preflight.core.text import excerpt
@@ -33,19 +35,13 @@ from preflight.transport.host_keys import (
 )
 from preflight.transport.ssh_config import (
     FetchOnce,
+    Route,
     config_option,
     login_refused,
     login_wants_more,
     no_connection,
     no_name,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
-
-    from preflight.transport.ssh_config import Route
-
 
 MOST_HOPS: Final = 8
 LOG_WAIT_S: Final = 1.0

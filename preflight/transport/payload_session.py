@@ -13,19 +13,14 @@ from __future__ import annotations
 import re
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Protocol
 
 import msgspec
 
-from preflight.core.remote_command import ReachError
+from preflight.core.remote_command import Answer, ReachError, Remote
 from preflight.core.text import excerpt, last_line
 from preflight.transport import reach_error
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from preflight.core.remote_command import Answer, Remote
-
 
 PYTHON_FLOOR: Final = (3, 8)
 TOO_OLD: Final = 97

@@ -13,18 +13,15 @@ import struct
 import threading
 import time
 from collections import Counter, deque
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
 from preflight.errors import PreflightError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
-
 
 START, STDIN, EOF, KILL, MORE_OUT = 1, 2, 3, 4, 5
 OUT, ERR, OUT_END, EXIT, MORE_IN, DEAF = 16, 17, 18, 19, 20, 21

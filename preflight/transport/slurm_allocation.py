@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from msgspec import Struct
 
@@ -15,10 +16,6 @@ from preflight.errors import UsageError
 from preflight.fleet.job_environment import slurm_environ
 from preflight.fleet.nodeset import expand, fold
 from preflight.transport import reach_error
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
 
 QUERY_S = 10.0
 """Deadline of Slurm's query commands."""

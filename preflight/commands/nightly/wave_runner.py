@@ -21,8 +21,10 @@ import stat
 import subprocess
 import sys
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
 from preflight.commands.nightly.choice import Chooser, SlurmError, plan_waves
 from preflight.commands.nightly.state import (
@@ -43,11 +45,6 @@ from preflight.history.place import SWEEP
 from preflight.report.document import Report, refuse_odd_names
 from preflight.report.events import REPORT, decode_report
 from preflight.report.since import report_findings
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
-
 
 LEAST_SHARE = 1 / 12
 """Smallest share of a tier's usual time that a wave starts with: 5 minutes of the hour of `deep`.

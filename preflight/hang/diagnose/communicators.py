@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 from msgspec.structs import replace
 
 from preflight.fleet.nodeset import fold
 from preflight.hang.answer_text import Alternative
-from preflight.hang.diagnose.job_ranks import moved
+from preflight.hang.diagnose.job_ranks import Case, moved
 from preflight.hang.diagnose.job_state import (
+    Category,
     Diagnosis,
+    JobState,
     count,
     describe_activity,
     line_of,
@@ -22,19 +24,14 @@ from preflight.hang.diagnose.job_state import (
 )
 from preflight.hang.diagnose.odd_rank import advice_for
 from preflight.hang.diagnose.ras_view import (
+    RasView,
+    Waits,
     causes_of,
     odd_order,
     view_of,
     waits_of,
 )
 from preflight.hang.ras_report import REMOTE
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from preflight.hang.diagnose.job_ranks import Case
-    from preflight.hang.diagnose.job_state import Category, JobState
-    from preflight.hang.diagnose.ras_view import RasView, Waits
 
 
 def judge(view: RasView) -> Diagnosis | None:

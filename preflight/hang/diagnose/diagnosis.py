@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from msgspec.structs import replace
 
@@ -20,7 +20,10 @@ from preflight.hang.diagnose import (
 )
 from preflight.hang.diagnose.job_ranks import Case, case_of, jobs_of
 from preflight.hang.diagnose.job_state import (
+    Category,
     Diagnosis,
+    JobState,
+    NodeState,
     count,
     describe,
     describe_activity,
@@ -33,12 +36,6 @@ from preflight.hang.diagnose.job_state import (
 )
 from preflight.hang.diagnose.odd_rank import advice_for
 from preflight.hang.diagnose.places import LOCKED, channel_words
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from preflight.hang.diagnose.job_state import Category, JobState, NodeState
-
 
 _NO_STACK = "no stack was read"
 _GRANT = "run this as the job's user or as root"

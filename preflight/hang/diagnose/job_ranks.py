@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from preflight.core.statistics import grouped
-from preflight.facts.job import Connection
+from preflight.facts.job import Connection, GpuLook, NodeLook, RankLook
 from preflight.hang.diagnose.job_state import (
     IDLE,
     JobState,
@@ -33,12 +33,6 @@ from preflight.hang.diagnose.places import (
     place_of,
     with_native,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from preflight.facts.job import GpuLook, NodeLook, RankLook
-
 
 _MAPPED = "::ffff:"
 _RAS = "28028"

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Iterable, Sequence
+from typing import Literal
 
 from msgspec import Struct
 
-from preflight.facts.job import GpuLook, NodeLook, RankLook, RasLook
+from preflight.facts.job import Frame, GpuLook, NodeLook, RankLook, RasLook
 from preflight.fleet.nodeset import clustershell
 from preflight.hang.answer_text import Alternative
 from preflight.hang.diagnose.places import CODE, LOCKED, OTHERS, Place, channel_words
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from preflight.facts.job import Frame
-
 
 Category = Literal[
     "progresses", "straggler", "odd_rank", "desync", "link", "dead_rank", "stopped_rank",

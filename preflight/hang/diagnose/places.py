@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Sequence
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import msgspec
 from msgspec import Struct
 
-from preflight.facts.job import Frame
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from preflight.facts.job import Stacks
+from preflight.facts.job import Frame, Stacks
 
 FILE = Path(__file__).resolve().with_name("places.toml")
 

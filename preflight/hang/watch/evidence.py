@@ -15,18 +15,15 @@ import re
 import shutil
 import stat
 import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from preflight import __version__
 from preflight.core.files import read_regular, write_typed
 from preflight.core.trust import who_may_change
 from preflight.hang.watch.progress import Reading
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
 
 DEBUGS = ("nccl", "dist")
 """Choices of `--debug`."""

@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import os
 from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from threading import Thread, current_thread
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeAlias, TypeVar
+from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 from preflight.core.statistics import grouped
 from preflight.core.text import whole
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
 
 _Result = TypeVar("_Result")
 

@@ -15,14 +15,11 @@ import shutil
 import signal
 import sys
 import time
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from preflight.hang.watch.progress import pending_signals
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
 
 PASSED: frozenset[int] = frozenset(
     {

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
 from preflight.core.text import sanitize, whole
 from preflight.hang.watch import signals
@@ -28,14 +30,8 @@ from preflight.hang.watch.evidence import (
     tidy,
 )
 from preflight.hang.watch.output import Cap, Output, Trimmer, logs
-from preflight.hang.watch.progress import RankProcess, Track, ranks_of, readings_of, stalled
+from preflight.hang.watch.progress import Known, RankProcess, Track, ranks_of, readings_of, stalled
 from preflight.hang.watch.signals import Children, ModuleRun, Relay, Witness, end_as
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
-
-    from preflight.hang.watch.progress import Known
 
 STALLED_AFTER_S = 300.0
 """Less than all of torch's limits, which end the job and its evidence: 480 s (NCCL's heartbeat),
