@@ -20,6 +20,7 @@ from preflight.facts.boards import (
     board,
     fewer_links_than_board,
     gpu_codes,
+    has_switch,
     link_counts,
     link_ends,
     links_may_be_off,
@@ -266,11 +267,6 @@ def _peer_has_all(gpu: Gpu, gpus: Sequence[Gpu]) -> bool:
         return False
     peers = [peer for peer in gpus if peer.name == gpu.name and not peer.mig_enabled]
     return any((up_links(peer) or 0) >= spec.links and has_switch([peer]) for peer in peers)
-
-
-def has_switch(gpus: Iterable[Gpu]) -> bool:
-    """Whether any NVLink of these GPUs leads to an NVSwitch."""
-    return any(link.remote_kind == "switch" for gpu in gpus for link in gpu.links or ())
 
 
 def _label(gpu: Gpu) -> str:

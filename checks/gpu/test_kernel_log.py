@@ -11,7 +11,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from preflight.check import Check
-from preflight.checks.gpu.connections import has_switch
 from preflight.checks.gpu.driver_log import (
     PROGRAM_EXCEPTION,
     GpuFault,
@@ -28,7 +27,7 @@ from preflight.core.files import shipped_table
 from preflight.core.text import and_more, count
 from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Gpu, Node
-from preflight.facts.boards import advice_on_one_tpc, recovery_xids
+from preflight.facts.boards import advice_on_one_tpc, has_switch, recovery_xids
 from preflight.facts.gpu import driver_too_old
 from preflight.facts.machine import KernelLog, LogLine
 from preflight.fleet.model import Expected

@@ -10,7 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from preflight.core.text import printable_lines
-from preflight.facts.model import WIRE, Driver, Facts, Python
+from preflight.facts.model import Facts, bare_facts
 
 AGAIN = "capture it again, whole and unedited"
 
@@ -42,23 +42,6 @@ def captured(
     """Make a `Captured` from sections of facts and the checks for which they are enough."""
     facts = replace(bare_facts(), **sections)
     return Captured(kind=kind, facts=facts, checks=checks, damaged=damaged, advice=advice or AGAIN)
-
-
-def bare_facts() -> Facts:
-    """Facts of a node without any section."""
-    return Facts(
-        wire=WIRE,
-        nonce="captured",
-        host="captured",
-        time_s=0.0,
-        boot_s=0.0,
-        seconds=0.0,
-        user="",
-        root=False,
-        kernel="",
-        python=Python("", ""),
-        driver=Driver("unknown"),
-    )
 
 
 def lines_of(text: str) -> list[str]:

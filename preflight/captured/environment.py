@@ -14,11 +14,12 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from preflight.captured import Captured, bare_facts
+from preflight.captured import Captured
 from preflight.captured.shell import UNKNOWN, Variables, commands, expanded, is_cut, logical_lines
 from preflight.checks.env.values import read as value_remark
 from preflight.checks.env.variables import unread, unread_names, variables
 from preflight.core.text import mask_secrets
+from preflight.facts.model import bare_facts
 from preflight.fleet.job_environment import ASSIGNMENT
 
 _NAME: Final = r"([A-Za-z_][A-Za-z0-9_]*)"

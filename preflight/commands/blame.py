@@ -5,7 +5,6 @@ It tries a rule on measured samples before the rule may take nodes out of servic
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta, Struct
@@ -19,15 +18,16 @@ from preflight.core.files import typed_path, write_output
 from preflight.core.registry import Entry, shipped_checks
 from preflight.core.statistics import grouped
 from preflight.core.text import count, first_few, natural, wrapped
-from preflight.core.thresholds import SHIPPED, Thresholds
 from preflight.errors import UsageError
-from preflight.fabric.judge import judge_sweep
+from preflight.fabric.judge import Decoded, judge_sweep
 from preflight.fabric.planner import unread_words
 from preflight.fabric.retest import unsettled_words
 from preflight.fabric.stored import UNTIMED, StoredSamples, read_stored, rebuilt
+from preflight.facts.model import bare_facts
+from preflight.facts.node import Group, Net, Node, Reach
 from preflight.fleet.inventory import read_inventory
 from preflight.fleet.leaf_switches import read_switches
-from preflight.fleet.model import Host
+from preflight.fleet.model import Expected, Host, Job
 from preflight.fleet.nodeset import fold
 from preflight.report.document import BlameRow
 from preflight.report.fabric_page import fabric_page
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from preflight.fabric.observed import Observed
     from preflight.fabric.pair_summary import Pair
     from preflight.fabric.samples import Sweep
-    from preflight.facts.burn import Inside, OverNvlink
 
 
 SCHEMA = 1
@@ -170,22 +169,13 @@ def _unjudged_words(observed: Observed) -> Iterator[str]:
         yield f"not judged: {first_few([*dict.fromkeys(pairs)], _MOST_PAIRS)}: {reason}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Facts:
-    """Stands for a node's facts: samples hold none."""
-
-    gpus: None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Node:
-    """What samples hold about one node by itself."""
-
-    name: str
-    inside: Inside
-    over_nvlink: OverNvlink | None
-    limit: Thresholds = SHIPPED
-    facts: _Facts = _Facts()
+def _node(name: str, decoded: Decoded) -> Node:
+    """A node of which only its measurements by itself are known."""
+    return Node(
+        name=name, expected=Expected(), reach=Reach("samples"), facts=bare_facts(),
+        group=Group("samples", {}), job=Job(), net=Net(), inside=decoded.inside[name],
+        over_nvlink=decoded.over_nvlink.get(name),
+    )  # fmt: skip
 
 
 def judge_stored(stored: StoredSamples, hosts: Sequence[Host]) -> StoredVerdicts:
@@ -203,11 +193,7 @@ def judge_stored(stored: StoredSamples, hosts: Sequence[Host]) -> StoredVerdicts
     blames = tuple(map(blame_row, decoded.blames))
     systemic = (blame for blame in blames if blame.kind == "systemic")
     names = dict.fromkeys([*(samples.node for samples in sweep.inside), *decoded.over_nvlink])
-    nodes = {
-        (name,): _Node(name, decoded.inside[name], decoded.over_nvlink.get(name))
-        for name in names
-        if name in decoded.inside
-    }
+    nodes = {(name,): _node(name, decoded) for name in names if name in decoded.inside}
     entries = (*_entries("pair", decoded.pairs.items()), *_entries("node", nodes.items()))
     return StoredVerdicts(
         entries=entries,
@@ -221,9 +207,7 @@ def judge_stored(stored: StoredSamples, hosts: Sequence[Host]) -> StoredVerdicts
     )
 
 
-def _entries(
-    kind: str, subjects: Iterable[tuple[tuple[str, ...], Pair | _Node]]
-) -> Iterator[Entry]:
+def _entries(kind: str, subjects: Iterable[tuple[tuple[str, ...], Pair | Node]]) -> Iterator[Entry]:
     for registered in shipped_checks():
         if registered.check.stage == "fabric" and registered.subject == kind:
             for names, result in subjects:

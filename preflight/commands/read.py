@@ -21,7 +21,6 @@ from msgspec.structs import replace
 
 from preflight.captured import (
     Captured,
-    bare_facts,
     dmesg,
     environment,
     ethernet,
@@ -44,7 +43,7 @@ from preflight.core.statistics import grouped
 from preflight.core.text import cut_long_numbers, decode_text, printable, wrapped
 from preflight.errors import UsageError
 from preflight.fabric.stored import stored_in
-from preflight.facts.model import WIRE, Facts
+from preflight.facts.model import WIRE, Facts, bare_facts
 from preflight.facts.node import Group, Net, Node, Reach
 from preflight.fleet.model import Expected, Job
 from preflight.report.document import VerdictRow
@@ -251,13 +250,9 @@ def _nodes(name: str, text: Captured, group: Group) -> Iterator[tuple[str, Node]
 
 
 def _node(name: str, text: Captured, group: Group, job: Job) -> Node:
-    net = Net(
-        own=None, trouble="a captured text", master="", is_master=False, master_port_origin="",
-        to_me=(), others_to_master=(),
-    )  # fmt: skip
     return Node(
         name=name, expected=Expected(), reach=Reach("captured"), facts=text.facts, group=group,
-        job=job, net=net,
+        job=job, net=Net(trouble="a captured text"),
     )  # fmt: skip
 
 

@@ -36,7 +36,7 @@ from preflight.core.trust import (
 from preflight.errors import UsageError
 
 _STEP = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 FOLDER_MODE, FILE_MODE = 0o750, 0o640
 _KINDS = {
     stat.S_IFLNK: "a symbolic link",
@@ -89,7 +89,7 @@ def open_new(path: Path) -> int:
         _refuse_irregular(folder, path.name, links=True)
         with suppress(FileNotFoundError):
             os.unlink(path.name, dir_fd=folder)
-        handle = os.open(path.name, _NEW | os.O_APPEND, FILE_MODE, dir_fd=folder)
+        handle = os.open(path.name, NEW_FILE | os.O_APPEND, FILE_MODE, dir_fd=folder)
         os.fchmod(handle, FILE_MODE)
         return handle
 
@@ -118,7 +118,7 @@ def remove(path: Path) -> None:
 
 def _write(folder: int, name: str, content: bytes, mode: int = FILE_MODE) -> None:
     temporary = f".{name}.{os.urandom(8).hex()}"
-    handle = os.open(temporary, _NEW, FILE_MODE, dir_fd=folder)
+    handle = os.open(temporary, NEW_FILE, FILE_MODE, dir_fd=folder)
     try:
         with os.fdopen(handle, "wb") as file:
             os.fchmod(handle, mode)

@@ -240,7 +240,7 @@ class Remote(ABC):
         while (line := self._buffer.take_line()) is None:
             if self._buffer.overflow:
                 raise self._too_much()
-            if self._buffer.ended or _past(quiet_since, GRACE_S):
+            if self._buffer.ended or _is_grace_over(quiet_since):
                 return None
             quiet_since = self._transfer_until_quiet(deadline, quiet_since)
         return line
@@ -250,7 +250,7 @@ class Remote(ABC):
         deadline = self._deadline(deadline_s)
         quiet_since: float | None = None
         try:
-            while not (self._buffer.ended or self._buffer.overflow or _past(quiet_since, GRACE_S)):
+            while not (self._buffer.ended or self._buffer.overflow or _is_grace_over(quiet_since)):
                 quiet_since = self._transfer_until_quiet(deadline, quiet_since)
             if not self._buffer.overflow:
                 self._exited(max(0.0, deadline - time.monotonic()))
@@ -289,8 +289,8 @@ class Remote(ABC):
         )
 
 
-def _past(since: float | None, seconds: float) -> bool:
-    return since is not None and time.monotonic() - since >= seconds
+def _is_grace_over(quiet_since: float | None) -> bool:
+    return quiet_since is not None and time.monotonic() - quiet_since >= GRACE_S
 
 
 CHUNK = 1 << 16

@@ -132,6 +132,11 @@ _FEWEST_BEHIND_SWITCHES: Final = 5
 """Up to four GPUs are also joined directly, by as many links as the maker chose."""
 
 
+def has_switch(gpus: Iterable[Gpu]) -> bool:
+    """Whether any NVLink of these GPUs leads to an NVSwitch."""
+    return any(link.remote_kind == "switch" for gpu in gpus for link in gpu.links or ())
+
+
 def fewer_links_than_board(gpus: Sequence[Gpu]) -> list[str]:
     """The expected number of NVLinks of each GPU that has fewer than on any known machine.
 
@@ -140,7 +145,7 @@ def fewer_links_than_board(gpus: Sequence[Gpu]) -> list[str]:
     others.
     """
     counts = [up_links(gpu) for gpu in gpus]
-    switched = any(link.remote_kind == "switch" for gpu in gpus for link in gpu.links or ())
+    switched = has_switch(gpus)
     size = max([len(gpus), *(gpu.index + 1 for gpu in gpus)])
     same_counts = not switched and len(set(counts)) == 1
     numbers = sorted({entry.links for entry in boards().values()})

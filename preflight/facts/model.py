@@ -289,6 +289,23 @@ class Facts(Struct, frozen=True, forbid_unknown_fields=True, dict=True):
         return self.extra.get(section_id) or Extra(error=absent)
 
 
+def bare_facts() -> Facts:
+    """Facts of a node without any section."""
+    return Facts(
+        wire=WIRE,
+        nonce="",
+        host="",
+        time_s=0.0,
+        boot_s=0.0,
+        seconds=0.0,
+        user="",
+        root=False,
+        kernel="",
+        python=Python("", ""),
+        driver=Driver("unknown"),
+    )
+
+
 def read_once(read: Callable[[Facts], T]) -> Callable[[Facts], T]:
     """Let a reader work on each node's facts once; the many checks that call it share its value."""
     name = f"{read.__module__}.{read.__qualname__}"

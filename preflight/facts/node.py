@@ -124,16 +124,16 @@ class Group:
 class Net:
     """The port stage for one node: its own report, and the other nodes' attempts."""
 
-    own: Ports | None
+    own: Ports | None = None
     """None: the node took part but gave no usable answer."""
-    trouble: str
+    trouble: str = ""
     """Why `own` is None; empty otherwise."""
-    master: str
-    is_master: bool
-    master_port_origin: str
-    to_me: tuple[tuple[str, Attempt], ...]
+    master: str = ""
+    is_master: bool = False
+    master_port_origin: str = ""
+    to_me: tuple[tuple[str, Attempt], ...] = ()
     """(from node, its attempt) for every attempt to reach this node."""
-    others_to_master: tuple[tuple[str, Attempt], ...]
+    others_to_master: tuple[tuple[str, Attempt], ...] = ()
     """(from node, its attempt) for every attempt to reach the master port."""
     others_to: Mapping[str, tuple[tuple[str, Attempt], ...]] = field(default_factory=dict)
     """(from node, its attempt) by target node, for the whole fleet."""

@@ -126,7 +126,7 @@ def read_launch(line: str) -> Launch:
         port = environ.get("MASTER_PORT")
     return Launch(
         environ=public_variables(environ),
-        nproc_per_node=_rank_count(options.get("nproc-per-node"), "--nproc-per-node"),
+        nproc_per_node=_rank_count(options.get("nproc-per-node")),
         master_addr=address or (None if "rdzv-endpoint" in options else environ.get("MASTER_ADDR")),
         master_port=port_number(port, "--preflight-launch"),
         launcher=launcher,
@@ -194,7 +194,7 @@ def _endpoint(text: str) -> tuple[str | None, str | None]:
     return host, port or None
 
 
-def _rank_count(text: str | None, option: str) -> int | None:
+def _rank_count(text: str | None) -> int | None:
     if text is None or text in ("auto", "gpu", "cpu", "xpu"):
         return None
     if re.fullmatch(r"[0-9]{1,9}", text) and 1 <= int(text) <= 1024:  # noqa: PLR2004  more than any node has
@@ -202,7 +202,7 @@ def _rank_count(text: str | None, option: str) -> int | None:
     give = "give a number of ranks, 1 to 1024"
     if text.startswith("$"):
         give = "give the number itself, variables of the shell are not expanded here"
-    raise UsageError(f"--preflight-launch: {option} is {text[:60]!a}: {give}")
+    raise UsageError(f"--preflight-launch: --nproc-per-node is {text[:60]!a}: {give}")
 
 
 def port_number(text: str | None, where: str) -> int | None:

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct
 
-from preflight.core.files import reason_of, shipped_table, typed_path
+from preflight.core.files import FILE_MODE, NEW_FILE, reason_of, shipped_table, typed_path
 from preflight.core.trust import user_name, who_may_add
 from preflight.errors import UsageError
 from preflight.history.run_record import HistoryError
@@ -24,7 +24,6 @@ VARIABLE = "PREFLIGHT_HISTORY"
 SWEEP = "PREFLIGHT_SWEEP"
 """Environment variable of a sweep's waves: the sweep's id, so that they count as one night."""
 
-_MODE = 0o640
 _SMALLEST_DATABASE = 512
 """Bytes of the smallest valid database; SQLite would overwrite a shorter file."""
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+]*)://(.*)", re.DOTALL)
@@ -125,15 +124,10 @@ def create(place: Place, folder_fd: int) -> None:
     """Create an empty file in an open folder, writable only by this user."""
     if place.file is not None and not exists(place):
         try:
-            handle = os.open(
-                place.file.name,
-                os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC,
-                _MODE,
-                dir_fd=folder_fd,
-            )
+            handle = os.open(place.file.name, NEW_FILE, FILE_MODE, dir_fd=folder_fd)
         except FileExistsError:
             return  # another run created it first
-        os.fchmod(handle, _MODE)
+        os.fchmod(handle, FILE_MODE)
         os.close(handle)
 
 

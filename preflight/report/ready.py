@@ -187,7 +187,7 @@ def exit_code(entries: Sequence[Entry], ready: Readiness, ending: Ending = _USUA
 
 
 def fleet_row(
-    names: Sequence[str], origin: str, ready: Readiness, leaves: Mapping[str, str] | None = None
+    names: Sequence[str], origin: str, ready: Readiness, leaves: Mapping[str, str]
 ) -> FleetRow:
     """The nodes of the fleet by state; `leaves`: node → its leaf switch."""
     return row_of(
@@ -197,7 +197,7 @@ def fleet_row(
         folded=fold(names),
         origin=origin,
         exclude=fold(ready.not_ready),
-        leaves=dict(leaves or {}),
+        leaves=dict(leaves),
     )
 
 

@@ -16,7 +16,7 @@ from preflight.checks.fleet_view import FleetView, whole_fleet
 from preflight.core.registry import broken
 from preflight.core.statistics import grouped
 from preflight.core.thresholds import Thresholds, describe_override
-from preflight.facts.model import WIRE, Driver, Facts, Python
+from preflight.facts.model import Driver, Facts, bare_facts
 from preflight.facts.node import Group, Net, Node, Reach
 from preflight.fleet.inventory_tables import SWEEP_PREFIXES
 from preflight.fleet.model import UNWAIVABLE, today
@@ -44,20 +44,7 @@ Key = tuple[str, Names]
 """(check id, subject) of one expected verdict."""
 
 
-_NO_FACTS = Facts(
-    wire=WIRE,
-    nonce="",
-    host="",
-    time_s=0,
-    boot_s=0,
-    seconds=0,
-    user="",
-    root=False,
-    kernel="",
-    python=Python("", ""),
-    driver=Driver("absent"),
-    problems=("it gave no facts",),
-)
+_NO_FACTS = replace(bare_facts(), driver=Driver("absent"), problems=("it gave no facts",))
 """The facts of a node that never answered, for the `reach.*` checks: every section is missing."""
 
 

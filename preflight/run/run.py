@@ -51,9 +51,10 @@ from preflight.verdict import Outcome, not_run
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
-    from preflight.check import Check, Stage
+    from preflight.check import Stage
     from preflight.core.registry import Registry
     from preflight.core.remote_command import Connection
+    from preflight.fabric.judge import Decoded
     from preflight.fabric.samples import Sweep
     from preflight.fabric.schedule import Pairing
     from preflight.fleet.model import Fleet, Host
@@ -85,7 +86,6 @@ class Run:
         self.nonce = secrets.token_hex(16)
         self.judgement = Judgement(fleet, registry, Measured(nonce=self.nonce))
         self.progress: Progress = NoProgress()
-        self._interrupted = InterruptedStage(registry, self.judgement)
         self._selection = self._select(())
         self._connections: dict[str, Connection] = {}
         self._any_failed = False
@@ -203,7 +203,7 @@ class Run:
             )
         except BaseException:
             self._store_probed(dict(arrived))
-            self._interrupted.judge_probed(arrived, self._selection.keys)
+            judge_probed(self.registry, self.judgement, self._selection.keys, arrived)
             raise
         self._store_probed(reached)
 
@@ -251,7 +251,7 @@ class Run:
             burned = stage.run(lambda *at: self.progress.step("burn-in", *at))
         except KeyboardInterrupt:
             self._update(burned={**stage.partial_results(), **left_out}, planned=self.planned)
-            self._interrupted.judge_burned(self._selection.keys)
+            judge_burned(self.registry, self.judgement, self._selection.keys)
             raise
         for line in no_time_lines(burned):
             self.progress.line(f"burn-in  {line}")
@@ -344,7 +344,8 @@ class Run:
     def _judge_partial(self, sweep: Sweep) -> None:
         """Judge what was measured before an interrupt; the rest is not judged."""
         self._store_sweep(sweep)
-        self._interrupted.judge_swept([*self._selection.keys, *self.repairs])
+        keys = [*self._selection.keys, *self.repairs]
+        judge_swept(self.registry, self.judgement, keys)
 
     @gc_paused()
     def _judge_stage(
@@ -385,49 +386,44 @@ class Run:
 NVLINK_DOMAIN = "fabric.nvlink_domain"
 
 
-class InterruptedStage:
-    """Judges the selected subjects that a stage had measured before it was interrupted."""
+def judge_probed(
+    registry: Registry, judgement: Judgement, selected: Iterable[Key], arrived: Container[str]
+) -> None:
+    """Judge the nodes that had answered before the stage was interrupted."""
+    for check_id, nodes in selected:
+        first_stages = registry[check_id].check.stage in ("reach", "facts")
+        if first_stages and nodes and all(name in arrived for name in nodes):
+            judgement.verdict(check_id, nodes)
 
-    def __init__(self, registry: Registry, judgement: Judgement) -> None:
-        self._registry = registry
-        self._judgement = judgement
 
-    def judge_probed(self, arrived: Container[str], selected: Iterable[Key]) -> None:
-        """Judge the nodes that had answered."""
-        for check_id, nodes in selected:
-            first_stages = self._check(check_id).stage in ("reach", "facts")
-            if first_stages and nodes and all(name in arrived for name in nodes):
-                self._judgement.verdict(check_id, nodes)
+def judge_burned(registry: Registry, judgement: Judgement, selected: Iterable[Key]) -> None:
+    """After an interrupt, judge the checks that need no peers, as those may be missing.
 
-    def judge_burned(self, selected: Iterable[Key]) -> None:
-        """Judge the checks that need no peers, as those may be missing.
+    These are the checks that drain: they judge a node by its own answers alone.
+    """
+    for check_id, nodes in selected:
+        check = registry[check_id].check
+        burn = judgement.burn.get(nodes[0]) if len(nodes) == 1 else None
+        if burn is None or check.stage != "local" or not check.drains:
+            continue
+        if burn.state == "measured" or burn.wrong or burn.lost:
+            judgement.verdict(check_id, nodes)
 
-        These are the checks that drain: they judge a node by its own answers alone.
-        """
-        for check_id, nodes in selected:
-            check = self._check(check_id)
-            burn = self._judgement.burn.get(nodes[0]) if len(nodes) == 1 else None
-            if burn is None or check.stage != "local" or not check.drains:
-                continue
-            if burn.state == "measured" or burn.wrong or burn.lost:
-                self._judgement.verdict(check_id, nodes)
 
-    def judge_swept(self, selected: Iterable[Key]) -> None:
-        """Judge the pairs, the insides of nodes and NVLink between them that were measured."""
-        for check_id, nodes in selected:
-            if self._check(check_id).stage == "fabric" and self._was_swept(check_id, nodes):
-                self._judgement.verdict(check_id, nodes)
+def judge_swept(registry: Registry, judgement: Judgement, selected: Iterable[Key]) -> None:
+    """After an interrupt, judge what was measured: pairs, insides of nodes, NVLink between them."""
+    for check_id, nodes in selected:
+        is_fabric = registry[check_id].check.stage == "fabric"
+        if is_fabric and _was_swept(judgement.sweep, check_id, nodes):
+            judgement.verdict(check_id, nodes)
 
-    def _check(self, check_id: str) -> Check:
-        return self._registry[check_id].check
 
-    def _was_swept(self, check_id: str, nodes: Names) -> bool:
-        decoded = self._judgement.sweep
-        if check_id == NVLINK_DOMAIN:
-            over_nvlink = decoded.over_nvlink.get(nodes[0])
-            return over_nvlink is None or over_nvlink.state != "not_run"
-        if len(nodes) == 1:
-            inside = decoded.inside.get(nodes[0])
-            return inside is not None and inside.state != "not_run"
-        pair = decoded.pairs.get((nodes[0], nodes[1])) if nodes else None
-        return pair is not None and (pair.state != "not_run" or bool(pair.trouble))
+def _was_swept(decoded: Decoded, check_id: str, nodes: Names) -> bool:
+    if check_id == NVLINK_DOMAIN:
+        over_nvlink = decoded.over_nvlink.get(nodes[0])
+        return over_nvlink is None or over_nvlink.state != "not_run"
+    if len(nodes) == 1:
+        inside = decoded.inside.get(nodes[0])
+        return inside is not None and inside.state != "not_run"
+    pair = decoded.pairs.get((nodes[0], nodes[1])) if nodes else None
+    return pair is not None and (pair.state != "not_run" or bool(pair.trouble))

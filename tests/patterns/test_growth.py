@@ -12,11 +12,10 @@ from msgspec.json import encode
 from msgspec.structs import replace
 
 import preflight
-from preflight.captured import bare_facts
 from preflight.captured.archive import Part, pack
 from preflight.commands.cli import main
 from preflight.commands.read import captured, judge_captured
-from preflight.facts.model import Facts, Gpu, Nic
+from preflight.facts.model import Facts, Gpu, Nic, bare_facts
 from preflight.facts.node_network import Interface, Network
 from preflight.hang.explain.scan import Scanner
 from preflight.hang.explain.symptom import shipped

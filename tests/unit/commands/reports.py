@@ -43,7 +43,7 @@ def report(
     values: dict[str, Any] = {
         "preflight": "0", "run": "x", "started": "2026-11-22T01:00:00+00:00", "seconds": 1.0,
         "tier": "deep", "exit": exit_code(every, ready),
-        "interrupted": False, "fleet": fleet_row(nodes, "fleet.toml", ready),
+        "interrupted": False, "fleet": fleet_row(nodes, "fleet.toml", ready, {}),
         "expected": len(every), "missing": 0,
         "counts": {str(outcome): number for outcome, number in counts(every).items()},
         "verdicts": tuple(map(verdict_row, every)), "pairs": tuple(pairs), "blames": (),

@@ -16,7 +16,7 @@ from preflight.fabric.roster import neighbours
 from preflight.fabric.samples import End, PairSamples, Sweep, Timing
 from preflight.facts.burn import Inside, OverNvlink, nvlink_domain
 from preflight.facts.gpu import GpuHealth
-from preflight.run.run import InterruptedStage
+from preflight.run.run import judge_swept
 from preflight.verdict import Outcome
 from tests.unit.fabric.synthetic import hosts
 from tests.unit.facts.builders import gpus, links
@@ -191,8 +191,8 @@ def test_an_interrupted_run_judges_each_part_by_its_own_measurement(
         over_nvlink={"h1": OverNvlink(state=domain)},  # type: ignore[arg-type]
     )
     judgement = SimpleNamespace(sweep=decoded, verdict=lambda check, _nodes: judged.append(check))
-    interrupted = InterruptedStage(dict.fromkeys(both, of_stage), judgement)  # type: ignore[arg-type]
-    interrupted.judge_swept([(check, ("h1",)) for check in both])
+    registry = dict.fromkeys(both, of_stage)
+    judge_swept(registry, judgement, [(check, ("h1",)) for check in both])  # type: ignore[arg-type]
     measured = zip(both, (inside, domain), strict=True)
     assert judged == [check for check, state in measured if state == "measured"]
 
