@@ -16,7 +16,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from typing import Final, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
 
 from preflight.hook.child import (
     HEALTHY,
@@ -29,6 +29,10 @@ from preflight.hook.child import (
     end_with_parent,
     say,
 )
+
+if TYPE_CHECKING:
+    from preflight.hook.arguments import Options
+
 
 BUDGET_S: Final = {"prolog": 8.0, "healthcheck": 30.0}
 """Used until the configuration has been read, which may set other budgets."""
@@ -74,7 +78,7 @@ def _run_guarded(words: Sequence[str]) -> int:
     from preflight.hook.arguments import parse_options
 
     options = parse_options(words)
-    settings, result, why = _run_child(list(words), began, Settings(BUDGET_S[options.occasion]))
+    settings, result, why = _run_child(options, began, Settings(BUDGET_S[options.occasion]))
     if result is None:
         blocks = options.fail_closed and not settings.observing
         act = "--fail-closed keeps the job away" if blocks else "no reason to drain"
@@ -93,13 +97,13 @@ def _run_guarded(words: Sequence[str]) -> int:
 
 
 def _run_child(
-    words: list[str], began: float, settings: Settings
+    options: Options, began: float, settings: Settings
 ) -> tuple[Settings, HookResult | None, str]:
     """Run the work in a child; return its settings and result, or None and why there is none."""
     read_end, pipe = os.pipe()
     parent, pid = os.getpid(), os.fork()
     if pid == 0:
-        _child_main(words, began, pipe, read_end, parent)
+        _child_main(options, began, pipe, read_end, parent)
     os.close(pipe)
     received = bytearray()
     try:
@@ -150,7 +154,7 @@ def _parse_result(received: bytes) -> tuple[HookResult | None, str]:
     return HookResult(code, out, log, level), ""
 
 
-def _child_main(words: list[str], began: float, pipe: int, read_end: int, parent: int) -> NoReturn:
+def _child_main(options: Options, began: float, pipe: int, read_end: int, parent: int) -> NoReturn:
     """Run the child: it holds no descriptor of the scheduler and reports only through its pipe.
 
     It ends with its parent, which a script's timeout may kill: only the parent logs what it does.
@@ -172,7 +176,7 @@ def _child_main(words: list[str], began: float, pipe: int, read_end: int, parent
 
         from preflight.hook.work import work
 
-        result = work(words, began, send_settings)
+        result = work(options, began, send_settings)
         unsent = memoryview(json.dumps({_RESULT: result._asdict()}).encode("ascii") + b"\n")
         while unsent:
             unsent = unsent[os.write(pipe, unsent) :]

@@ -433,31 +433,27 @@ _SLOW_TO_CHANGE: Final = ("software", "gpudirect", "nccl_conf")
 a repair changes it."""
 
 
-class CompletedFacts(Struct, frozen=True):
-    """Current facts, completed from earlier ones of age `age_s`; None where none were used."""
-
-    facts: Facts
-    age_s: float | None = None
-
-
 def save_facts(folder: Path, facts: Facts) -> None:
     """Save the facts in a folder that only root may change; OSError if that fails."""
     write_atomically(folder / NAME, msgspec.json.encode(facts))
 
 
-def complete_facts(facts: Facts, config: HookConfig) -> CompletedFacts:
-    """Complete the facts from saved ones, unless these are too old or from another boot."""
+def complete_facts(facts: Facts, config: HookConfig) -> tuple[Facts, float | None]:
+    """Complete the facts from saved ones, and return their age; None where none were used.
+
+    Those that are too old or from another boot are not used.
+    """
     earlier = _stored_facts(config, facts)
     if earlier is None:
-        return CompletedFacts(facts)
+        return facts, None
     changes: dict[str, object] = {
         name: getattr(earlier, name)
         for name in _SLOW_TO_CHANGE
         if getattr(facts, name) is None and getattr(earlier, name) is not None
     }
     if not changes:
-        return CompletedFacts(facts)
-    return CompletedFacts(replace(facts, **changes), facts.time_s - earlier.time_s)
+        return facts, None
+    return replace(facts, **changes), facts.time_s - earlier.time_s
 
 
 def _stored_facts(config: HookConfig, current: Facts) -> Facts | None:

@@ -23,7 +23,6 @@ from preflight.errors import PreflightError, UsageError, WireError
 from preflight.facts.model import DRIVER_S, Facts, decode_document
 from preflight.fleet.model import Fleet, Host
 from preflight.hook.act import act
-from preflight.hook.arguments import parse_options
 from preflight.hook.child import HEALTHY, RESERVE_S, UNHEALTHY, HookResult, probe
 from preflight.hook.decision import notes, plain_code, why_observing
 from preflight.hook.hook_values import (
@@ -37,7 +36,7 @@ from preflight.hook.hook_values import (
 from preflight.transport.bundle import start_payload
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from preflight.core.registry import Registry
@@ -106,12 +105,11 @@ def _prune(folder: Path) -> None:
             remove(folder / name)
 
 
-def work(words: Sequence[str], began: float, send_settings: Callable[..., None]) -> HookResult:
+def work(options: Options, began: float, send_settings: Callable[..., None]) -> HookResult:
     """Check this node and act on the result; `began` (time.monotonic) is when the hook started.
 
     `send_settings` sends the parent the fields of its `Settings`, before anything can go wrong.
     """
-    options = parse_options(words)
     name = node_name(os.environ, options.node)
     call = _call(options)
     try:
@@ -328,12 +326,12 @@ def inspect_node(
     except (PreflightError, OSError) as error:
         trouble = str(error) or type(error).__name__
         return Inspection(Assessment(node=name, trouble=trouble, seconds=time.monotonic() - began))
-    completed = judging.complete_facts(facts, config) if prolog else judging.CompletedFacts(facts)
+    completed, age_s = judging.complete_facts(facts, config) if prolog else (facts, None)
     job = judging.job_gpus(environ, config) if prolog else judging.JobGpus()
-    view = judging.job_view(completed.facts, fleet.hosts[0].expected, job)
-    assessment, saw = judging.judge(registry, fleet, completed.facts, view, judge_by, before=before)
+    view = judging.job_view(completed, fleet.hosts[0].expected, job)
+    assessment, saw = judging.judge(registry, fleet, completed, view, judge_by, before=before)
     seconds = time.monotonic() - began
-    return Inspection(replace(assessment, facts_age_s=completed.age_s, seconds=seconds), facts, saw)
+    return Inspection(replace(assessment, facts_age_s=age_s, seconds=seconds), facts, saw)
 
 
 def node_fleet(name: str, config: HookConfig, registry: Registry) -> Fleet:

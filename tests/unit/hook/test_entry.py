@@ -29,7 +29,7 @@ FAULTS = {
     "a wrong option deep inside": "raise SystemExit(4)",
     "an interrupt": "raise KeyboardInterrupt",
     "no memory": "raise MemoryError",
-    "endless recursion": "return work(words, began, tell)",
+    "endless recursion": "return work(options, began, tell)",
     "a crash": "os.kill(os.getpid(), signal.SIGSEGV)",
     "the kernel's killer": "os.kill(os.getpid(), signal.SIGKILL)",
     "an exit like a sick node's": "os._exit(1)",
@@ -51,7 +51,7 @@ FAULTS = {
 def _argv(body: str, *words: str, observing: bool = False) -> list[str]:
     """How to start the hook with a body in place of its work, as `preflight prolog` starts it."""
     code = f"""
-def work(words, began, tell):
+def work(options, began, tell):
     global PIPE
     PIPE = tell.__closure__[0].cell_contents
     {_TOLD.format(observing=observing)}
