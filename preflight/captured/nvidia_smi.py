@@ -15,14 +15,8 @@ from msgspec.structs import replace
 
 from preflight.captured import Captured, captured
 from preflight.captured.smi_fields import Listing, bus, table
-from preflight.captured.smi_query import (
-    SELECTS_GPUS,
-    only_processes,
-    parse_csv,
-    parse_query,
-    parse_table,
-    parse_xml,
-)
+from preflight.captured.smi_query import SELECTS_GPUS, parse_csv, parse_query, parse_xml
+from preflight.captured.smi_table import only_processes, parse_table
 from preflight.captured.topology import parse_p2p
 from preflight.checks.gpu.connections import usual_links
 from preflight.checks.gpu.readings import reading
