@@ -28,10 +28,11 @@ from preflight.fleet.inventory_tables import (
     FILES,
     JobTable,
     NodeTable,
+    baseline_overrides,
+    limit_overrides,
     read_argv,
     refuse_impossible,
     schema_reason,
-    table_overrides,
 )
 from preflight.fleet.model import Expected, Host, Waiver
 from preflight.fleet.nodeset import check_host_name
@@ -259,8 +260,8 @@ class AnsibleInventory:
             python=read_argv(table.python, f"{where}: preflight_python"),
             expected=Expected(
                 **expected,
-                limits=table_overrides(table, "limits", where),
-                baselines=table_overrides(table, "baselines", where),
+                limits=limit_overrides(table, where),
+                baselines=baseline_overrides(table, where),
                 origin=f"{self.path} [{group}]",
             ),
             **{key: value for key in CONNECTION_KEYS if (value := getattr(table, key)) is not None},

@@ -8,7 +8,6 @@ Ansible or a node; and ClusterShell works in a child process with a deadline, `a
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import resource
 import sys
@@ -217,7 +216,7 @@ def answer() -> None:
         resolution = trouble.resolution
     except UsageError as error:
         resolution = _Trouble("refused", str(error)).resolution
-    json.dump(msgspec.to_builtins(replace(resolution, files=_configs())), sys.stdout)
+    sys.stdout.buffer.write(msgspec.json.encode(replace(resolution, files=_configs())))
 
 
 def _configs() -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -22,12 +22,13 @@ from preflight.fleet.inventory_tables import (
     EXPECTATION_KEYS,
     FILES,
     FileTable,
+    baseline_overrides,
+    limit_overrides,
     read_argv,
     read_waivers,
     refuse_hiding,
     refuse_impossible,
     refuse_unknown_keys,
-    table_overrides,
     table_reason,
 )
 from preflight.fleet.model import Expected, Host, Waiver
@@ -90,10 +91,7 @@ def inventory_of(path: Path, text: str) -> Inventory:
     except msgspec.ValidationError as error:
         raise UsageError(f"{path}: {table_reason(content, str(error))}: correct it") from error
     except UsageError as error:
-        message = str(error)
-        raise (
-            error if message.startswith(str(path)) else UsageError(f"{path}: {message}")
-        ) from error
+        raise UsageError(f"{path}: {error}") from error
 
 
 def parse(path: Path, text: str) -> Any:
@@ -213,7 +211,7 @@ class Inventory:
             check_host_name(name)
             check_host_name(own.address or name)
         for where, layer in _layers(content):
-            read_argv(layer.python, f"{path}: python")
+            read_argv(layer.python, "python")
             refuse_impossible(where, layer)
         self._off_by_group: dict[str, dict[str, str]] = {}
         self._cached: dict[tuple[str, int], Any] = {}
@@ -224,8 +222,8 @@ class Inventory:
         strangers = sorted(set(content.node) - set(self._group_of))
         if self._group_of and strangers:
             raise UsageError(
-                f"{path}: [node.{strangers[0]}] is in no group: add it to the nodes "
-                f"of one{did_you_mean(strangers[0], self._group_of)}"
+                f"[node.{strangers[0]}] is in no group: add it to the nodes of one"
+                f"{did_you_mean(strangers[0], self._group_of)}"
             )
         origin = f"{path} [[waive]]"
         self.waivers: tuple[Waiver, ...] = read_waivers(
@@ -268,8 +266,8 @@ class Inventory:
             python=self._make_once(self._command, nearest("python")),
             expected=Expected(
                 **expected,
-                limits=self._overrides(name, "limits") if is_known else {},
-                baselines=self._overrides(name, "baselines") if is_known else {},
+                limits=self._overrides(name, limit_overrides) if is_known else {},
+                baselines=self._overrides(name, baseline_overrides) if is_known else {},
                 origin=f"{self.path} {where}" if is_known else "",
             ),
             off=self._off_of_group(name),
@@ -292,11 +290,13 @@ class Inventory:
             layers.append((f"[group.{group}]", self._content.group[group]))
         return layers if own is None else [*layers, (f"[node.{name}]", own)]
 
-    def _overrides(self, name: str, kind: Literal["limits", "baselines"]) -> dict[str, Override]:
+    def _overrides(
+        self, name: str, read: Callable[[Layer, str], dict[str, Override]]
+    ) -> dict[str, Override]:
         """Return a node's own limits or baselines; for each name the most specific table wins."""
         numbers: dict[str, Override] = {}
         for where, layer in self._named_layers(name):
-            numbers |= table_overrides(layer, kind, f"{self.path} {where}")
+            numbers |= read(layer, f"{self.path} {where}")
         return numbers
 
     def _off_of_group(self, name: str) -> dict[str, str]:

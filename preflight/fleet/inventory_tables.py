@@ -10,7 +10,7 @@ import re
 import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from datetime import UTC, date, datetime, timedelta
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from msgspec import Meta, Struct, ValidationError, convert
 
@@ -44,26 +44,26 @@ Limits = dict[str, float | dict[str, float]]
 Baselines = dict[str, float | BaselineTable]
 
 
-def limit_overrides(table: Limits | None, origin: str, *, for_all: bool) -> dict[str, Override]:
+def limit_overrides(layer: Layer, origin: str) -> dict[str, Override]:
     """The limits of one table by full name; UsageError names the table and the nearest name.
 
-    `for_all`: the table applies to all nodes, so it may set a sweep's limits.
+    Only [defaults], which applies to all nodes, may set a sweep's.
     """
     overrides: dict[str, Override] = {}
     names = {*shipped(), *UNITS}
-    for name, value in _flatten(table or {}):
+    for name, value in _flatten(layer.limits or {}):
         if name not in names:
             raise UsageError(f"unknown limit {name[:80]!a} in {origin}{did_you_mean(name, names)}")
-        if name.startswith(SWEEP_PREFIXES) and not for_all:
+        if name.startswith(SWEEP_PREFIXES) and not origin.endswith("[defaults]"):
             raise UsageError(f"{name} in {origin}: {_FLEET_WIDE}")
         overrides[name] = Override(_valid_number(name, value, origin), origin)
     return overrides
 
 
-def baseline_overrides(table: Baselines | None, origin: str) -> dict[str, Override]:
+def baseline_overrides(layer: Layer, origin: str) -> dict[str, Override]:
     """The baselines of one table by measure."""
     overrides: dict[str, Override] = {}
-    for name, value in (table or {}).items():
+    for name, value in (layer.baselines or {}).items():
         if name not in UNITS:
             hint = did_you_mean(name, UNITS)
             raise UsageError(f"unknown baseline {name[:80]!a} in {origin}{hint}")
@@ -264,21 +264,12 @@ def refuse_impossible(where: str, layer: Layer) -> None:
                 f"{key} in {where} holds a quote, a backslash or ${{, which ssh would read in its "
                 "own way: rename it"
             )
-    table_overrides(layer, "limits", where)
-    table_overrides(layer, "baselines", where)
+    limit_overrides(layer, where)
+    baseline_overrides(layer, where)
     for key in ("allreduce_min_gbs", "intra_node_min_gbs"):
         number = getattr(layer, key)
         if number is not None and not math.isfinite(number):
             raise UsageError(f"{key} in {where} is {number}: give a number of GB/s")
-
-
-def table_overrides(
-    layer: Layer, kind: Literal["limits", "baselines"], origin: str
-) -> dict[str, Override]:
-    """Return the numbers that one table sets; only [defaults] may set a sweep's."""
-    if kind == "baselines":
-        return baseline_overrides(layer.baselines, origin)
-    return limit_overrides(layer.limits, origin, for_all=origin.endswith("[defaults]"))
 
 
 def refuse_unknown_transport(name: str, where: str) -> None:
