@@ -107,22 +107,23 @@ _PENDING: Final = {"mig": "mig_pending", "ecc": "ecc_pending"}
 _EXPECTED_MODES: Final = ("default", "exclusive_process")
 """Compute modes in which a job can start and that an inventory can name."""
 
-_GpusByNode = dict[str, "list[Gpu]"]
-
 
 def common_modes(base: Expected, facts: Mapping[str, Facts]) -> tuple[Expected, tuple[str, ...]]:
     """Add the settings that can be expected of these nodes.
 
     Return also one sentence per setting that is not learned although GPUs report it.
     """
-    gpus = {name: list(node.gpus) for name, node in facts.items() if node.gpus}
+    gpus = [gpu for node in facts.values() for gpu in node.gpus or ()]
     common: dict[str, Any] = {}
     left_open = []
     for key in MODES:
-        values = {gpu_value(gpu, key) for gpu_list in gpus.values() for gpu in gpu_list}
+        by_node = {
+            name: {gpu_value(gpu, key) for gpu in node.gpus or ()} for name, node in facts.items()
+        }
+        values = set().union(*by_node.values())
         if values <= {None}:
             continue
-        if reason := _unread(key, gpus) or _spread(key, gpus) or _warning(key, gpus):
+        if reason := _unread(by_node) or _spread(key, by_node, values) or _warning(key, gpus):
             left_open.append(f"{key} is left open: {reason}")
         else:
             common[key] = max(values)
@@ -135,33 +136,30 @@ def gpu_value(gpu: Gpu, key: str) -> Any:
     return value if isinstance(value, bool) else value or None
 
 
-def _unread(key: str, gpus: _GpusByNode) -> str:
-    unread = [
-        name for name, gpu_list in gpus.items() if any(gpu_value(g, key) is None for g in gpu_list)
-    ]
+def _unread(by_node: Mapping[str, set[Any]]) -> str:
+    unread = [name for name, values in by_node.items() if None in values]
     return f"not every GPU of {fold(unread)} tells it" if unread else ""
 
 
-def _spread(key: str, gpus: _GpusByNode) -> str:
+def _spread(key: str, by_node: Mapping[str, set[Any]], values: set[Any]) -> str:
     """Return which nodes have which value, the most frequent first; "" where all are alike.
 
     Power limits are alike within the slack.
     """
-    nodes_by_value = grouped(
-        (" and ".join(sorted({_format_value(gpu_value(gpu, key)) for gpu in gpu_list})), name)
-        for name, gpu_list in gpus.items()
-    )
-    values = {gpu_value(gpu, key) for gpu_list in gpus.values() for gpu in gpu_list}
     slack = SHIPPED("power_limit_slack_w")
     if len(values) == 1 or (key == "power_limit_w" and max(values) - min(values) <= slack):
         return ""
+    nodes_by_value = grouped(
+        (" and ".join(sorted(set(map(_format_value, of_node)))), name)
+        for name, of_node in by_node.items()
+        if of_node
+    )
     by_size = sorted(nodes_by_value.items(), key=lambda row: -len(row[1]))
     return "; ".join(f"{fold(names)} {words}" for words, names in by_size)
 
 
-def _warning(key: str, gpus: _GpusByNode) -> str:
+def _warning(key: str, all_gpus: Sequence[Gpu]) -> str:
     """Return why a shared value is not learned: a check would then no longer warn of it."""
-    all_gpus = [gpu for gpu_list in gpus.values() for gpu in gpu_list]
     value = gpu_value(all_gpus[0], key)
     for gpu in all_gpus:
         pending = reading(gpu, _PENDING[key]) if key in _PENDING else None

@@ -198,11 +198,11 @@ def _cell(cell: Cell, panel: Panel, plot: Plot, x: float, y: float) -> str:
     comparison = panel.pick(cell)
     size = f'width="{number(plot.side)}" height="{number(plot.tall)}"'
     place = f'x="{number(x)}" y="{number(y)}" {size}'
+    middle = f'x="{number(x + plot.side / 2)}" y="{number(y + plot.tall / 2 + 3.5)}"'
     pair = f"{cell.a} {cell.b}"
     meeting = f"{pair} rail {cell.rail} round {cell.round}"
     if cell.state != "measured" or comparison is None:
         title = text(f"{meeting}: {cell.state.replace('_', ' ')} {cell.error}".rstrip())
-        middle = f'x="{number(x + plot.side / 2)}" y="{number(y + plot.tall / 2 + 3.5)}"'
         letter = f'<text class="letter" {middle} text-anchor="middle">{_LETTER[cell.state]}</text>'
         content = letter if plot.side > _CHAR else ""
         return f'<rect class="{BROKEN.css}" {place}><title>{title}</title></rect>{content}'
@@ -213,7 +213,6 @@ def _cell(cell: Cell, panel: Panel, plot: Plot, x: float, y: float) -> str:
     title = text(f"{meeting if is_long else pair}: {words}{_times(comparison)}")
     content = ""
     if plot.side >= _NUMBER and is_long and comparison.ratio is not None and colour is not STEPS[0]:
-        middle = f'x="{number(x + plot.side / 2)}" y="{number(y + plot.tall / 2 + 3.5)}"'
         ratio = f"{min(comparison.ratio, _MOST_SHOWN):.2g}"
         css = "letter" if colour.strong else "figure"
         content = f'<text class="{css}" {middle} text-anchor="middle">{ratio}</text>'
