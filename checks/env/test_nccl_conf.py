@@ -50,7 +50,7 @@ def remarks(file: ConfFile, environ: Mapping[str, str], facts: Facts | None = No
     """What is wrong with the lines of one file, given the job's own environment."""
     values = {line.name: line.value for line in reversed(file.settings)}
     troubles = [wrong for name, value in values.items() if (wrong := _line(name, value, values))]
-    clean = {name: value for name, value in values.items() if _is_name(name)}
+    clean = {name: value for name, value in values.items() if name.isidentifier()}
     versions = editions(facts, environ)
     troubles += [*unread(clean, versions), *outdated(clean, versions)]
     troubles += [
@@ -115,10 +115,6 @@ def _line(name: str, value: str, values: Mapping[str, str]) -> Remark | None:
         sentence = f"{setting} comes too late: {variable.owner} has read its variables before NCCL"
         return Remark(f"{sentence} reads this", f"set {name} in the environment", "warn")
     return read(variable, value, values) if variable is not None else None
-
-
-def _is_name(name: str) -> bool:
-    return name.isidentifier()
 
 
 CHECK = Check("env.nccl_conf", stage="facts", tier="prolog", requires=("reach.answer",), user=True)

@@ -159,7 +159,7 @@ class SweepAccounts:
         self.lost: set[str] = set()
         self.stuck: set[str] = set()
         self.advice: dict[str, str] = {}
-        self._clock_sentence: list[LastMessage] = []
+        self._messages: list[LastMessage] = []
         self._roster = roster
         self._rounds = 0
         """Expected rounds, retests included."""
@@ -265,7 +265,7 @@ class SweepAccounts:
         self.stuck.add(name)
         if advice:
             self.advice.setdefault(name, advice)
-        self._clock_sentence.append(LastMessage(name, "error", error))
+        self._messages.append(LastMessage(name, "error", error))
 
     def mark_lost(
         self, name: str, reason: str = "", advice: str = "", kind: Literal["gone", "error"] = "gone"
@@ -278,7 +278,7 @@ class SweepAccounts:
             return
         self.lost.add(name)
         if reason:
-            self._clock_sentence.append(LastMessage(name, kind, reason))
+            self._messages.append(LastMessage(name, kind, reason))
         if advice:
             self.advice.setdefault(name, advice)
 
@@ -292,7 +292,7 @@ class SweepAccounts:
             self.lost.add(name)
             if name in unfinished_nodes:
                 reason = "its agent sent nothing more, and did not finish in time"
-                self._clock_sentence.append(LastMessage(name, "silent", reason))
+                self._messages.append(LastMessage(name, "silent", reason))
 
     def _nodes_with_missing_accounts(self) -> set[str]:
         """Nodes with a missing account of a pair whose other end has not failed."""
@@ -350,7 +350,7 @@ class SweepAccounts:
         ends = (end for accounts in self._pairs.ends.values() for end in accounts.values())
         measured = {end.node for end in ends if end.state == "measured"}
         return find_breakdown(
-            self._clock_sentence,
+            self._messages,
             nodes=self._roster.names,
             host=self._roster.host,
             finished=(self.finished - self.lost - self.stuck) & measured,
