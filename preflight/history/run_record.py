@@ -6,8 +6,8 @@ two.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Literal, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta, Struct
@@ -115,12 +115,9 @@ class Night(Struct, frozen=True, kw_only=True):
         return tuple(machine.name for machine in self.machines)
 
 
-class CoverageUpdate(Protocol):
-    """Adds a run's rounds to its fleet's past, called when the run is written."""
-
-    def __call__(self, past: Past, /) -> tuple[Past, PairCoverage | None]:
-        """Return the new past and its coverage; None if no pairs were measured."""
-        ...
+CoverageUpdate = Callable[["Past"], tuple["Past", PairCoverage | None]]
+"""Adds a run's rounds to its fleet's past, called when the run is written; returns also the new
+past's coverage, None if no pairs were measured."""
 
 
 def no_coverage_update(past: Past) -> tuple[Past, PairCoverage | None]:
