@@ -76,8 +76,8 @@ def window(log: KernelLog, facts: Facts) -> str:
 
 def ago(last_s: float | None, facts: Facts) -> str:
     """The age of a line: ", 2 h 5 min ago", or "" where the log has no times."""
-    now = now_s(facts)
-    return "" if last_s is None or now is None else f", {age(max(0.0, now - last_s))} ago"
+    since_s = elapsed_s(last_s, facts)
+    return "" if since_s is None else f", {age(since_s)} ago"
 
 
 def elapsed_s(last_s: float | None, facts: Facts) -> float | None:
