@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
 _SPINS, _IDLES = 90, 5
 """Percent: a GPU that waits inside a collective is fully busy; one without work is at 0."""
-_FEW = 0.25
+_FEW_GPUS = 0.25
+"""Share of the GPUs that may be idle: of more, the idle ones are not the odd ones."""
 _PARTLY = 0.7
 """Factor on confidence if some ranks' connections are unknown: more paths may be stuck."""
 _HARMFUL = re.compile(r"^(?!.*(?:drop|discard|missed|wait|congest|ecn|cnp|pause|out_of_buffer))")
@@ -174,7 +175,7 @@ def _idle_gpu(case: Case) -> Diagnosis | None:
     if (
         len(busy) < len(case.waiting)
         or not idle
-        or len(idle) > _FEW * len(busy)
+        or len(idle) > _FEW_GPUS * len(busy)
         or len(idle) + len(spinning) < len(busy)
     ):
         return None
@@ -219,7 +220,7 @@ def _all_wait(case: Case) -> str:
 
 # -- places
 
-_FEW = 3
+_FEW_RANKS = 3
 """The largest part of a small job that may be at fault together."""
 _ROOTED = re.compile(r"broadcast|(?:reduce|gather|scatter)(?:_object\w*)?$")
 """Calls in which not every rank waits for all: those that are done go on to the next call."""
@@ -249,7 +250,7 @@ def _several_places(case: Case, groups: list[tuple[RankState, ...]]) -> Diagnosi
     of_two = complete and case.world == 2  # noqa: PLR2004  either may be the wrong one
     rooted = () if of_two else _in_rooted_call(groups[1:])
     # Of a larger part, most may wait for a rank that is elsewhere.
-    largest = max(0 if rooted else _FEW, case.world // 8)
+    largest = max(0 if rooted else _FEW_RANKS, case.world // 8)
     is_minority = len(minority) <= largest and 2 * len(groups[0]) > case.world
     passing = any(member.kind == "p2p" for member in case.waiting)
     positions = "; ".join(describe(group) for group in groups[:4])

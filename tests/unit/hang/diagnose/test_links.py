@@ -174,3 +174,14 @@ def test_one_gpu_at_rest_while_31_spin() -> None:
     assert (answer.category, answer.culprits) == ("link", ("rank 17", "gpu 1"))
     assert "GPU 1 of gpu003 (rank 17) is at 0 % while 31 GPUs are at 100 %" in answer.sentence
     assert answer.confidence < 0.7
+
+
+def test_most_gpus_at_rest_are_not_the_odd_ones() -> None:
+    """Six of eight are idle: the two busy ones differ as much, and no link is blamed."""
+    gpus = tuple(
+        GpuLook(index=i, uuid=f"GPU-1-{i}", busy_percent=0 if i < 6 else 100, pids=(1000 + i,))
+        for i in range(8)
+    )
+    answer = diagnose(job(8, lambda _: standing(WAITING), nodes={"gpu001": {"gpus": gpus}}))
+    assert "GPU" not in answer.sentence
+    assert not [who for who in answer.culprits if who.startswith("gpu")]
