@@ -400,7 +400,9 @@ ECHOES = frozenset((
     "RayActorError", "ActorDiedError", "ActorUnavailableError", "WorkerCrashedError",
     "NodeDiedError", "ObjectLostError", "OwnerDiedError", "RayGetError", "HorovodInternalError",
     "GetTimeoutError", "WorkerGroupError", "SockClientClosedError", "MessageRouterClosedError",
-    "CancelledError", "CondaError", "CommandNotFoundError",
+    "CancelledError", "CondaError", "CommandNotFoundError", "KilledWorker", "Py4JJavaError",
+    "MetadataFetchFailedException", "FetchFailedException", "CommandException",
+    "BucketNotFoundException",
 ))  # fmt: skip
 """Exceptions that report the end of another process, or that have their own symptoms."""
 LAUNCHERS = frozenset(("ChildFailedError", "SignalException", "CalledProcessError"))
