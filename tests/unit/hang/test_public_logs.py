@@ -278,6 +278,11 @@ def test_a_request_that_failed_did_not_end_the_server(tmp_path: Path) -> None:
         ("AttributeError: module 'numpy' has no attribute 'bool'", "the version of that library"),
         ("RuntimeError: mat1 and mat2 shapes cannot be multiplied (8x3 and 4x2)", "sizes in that"),
         ("FileExistsError: [Errno 17] File exists: '/out'", "let only one rank make it"),
+        (
+            "botocore.exceptions.ClientError: An error occurred (403) when calling GetObject: no",
+            "the right to that storage",
+        ),
+        ("google.auth.exceptions.DefaultCredentialsError: none were found", "its role"),
         ("ValueError: 3 heads for 8 ranks", "correct the code"),
     ],
 )
@@ -287,6 +292,29 @@ def test_the_advice_fits_the_kind_of_the_exception(
     """A broken file, a database or a server is not mended in the code."""
     log = f"Traceback (most recent call last):\n{FRAMES}{raised}\n"
     assert advice in explained(tmp_path, log).advice
+
+
+@pytest.mark.parametrize(
+    ("line", "advice"),
+    [
+        (
+            "NameResolutionError: Failed to resolve 'huggingface.co' (Name or service not known)",
+            "https_proxy",
+        ),
+        (
+            "ssh: Could not resolve hostname worker-0.worker.ml.svc: Name or service not known",
+            "hostfile",
+        ),
+        (
+            "DistNetworkError: failed to resolve host gpu-0: Name or service not known",
+            "give an address",
+        ),
+    ],
+)
+def test_the_advice_fits_what_a_name_is_for(tmp_path: Path, line: str, advice: str) -> None:
+    """A server in the internet is no MASTER_ADDR, nor is a host of ssh."""
+    answer = explained(tmp_path, f"{line}\n")
+    assert (answer.category, advice in answer.advice) == ("env_misconfig", True), answer.advice
 
 
 def test_a_shell_reports_a_killed_program(tmp_path: Path) -> None:
