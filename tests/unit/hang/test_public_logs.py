@@ -139,7 +139,7 @@ def test_what_one_process_raises_again_and_again_it_catches(tmp_path: Path) -> N
 
 def test_an_unknown_failure_before_further_steps_did_not_end_the_job(tmp_path: Path) -> None:
     """As one before the first step did not."""
-    first = "step 1/100 loss 2.5\n/usr/bin/ld: cannot find -lcuda: No such file or directory\n"
+    first = "step 1/100 loss 2.5\n/usr/bin/ld: cannot find -lmesh: No such file or directory\n"
     steps = "".join(f"step {number}/100 loss 2.5\n" for number in range(2, 40))
     assert explained(tmp_path, first + steps).category == "no_failure"
     assert explained(tmp_path, first).category == "unknown"
