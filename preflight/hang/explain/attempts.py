@@ -49,6 +49,7 @@ def last_attempt(scan: ScanResult) -> tuple[ScanResult, str]:
     grave += [hit for hit in scan.hits if _is_grave(hit)]
     grave = [failure for failure in grave if is_unsettled(failure, scan)]
     doubt, of_start = "", EARLIER if is_one_process(scan) else AGAIN
+    certain = {hit.order for hit in scan.hits if "new_start" in hit.fields}
     is_over = any(_OF_LAUNCHER.match(error.message) for error in scan.exceptions)
     for source, again in scan.restart_line.items():
         if is_over and again >= scan.line_count - AT_END:  # a launcher's banner, printed at its end
@@ -58,7 +59,7 @@ def last_attempt(scan: ScanResult) -> tuple[ScanResult, str]:
         if before:
             scan.settled_until[source] = again
             alike = before == {_kind_of(failure) for failure in here if failure.order >= again}
-            doubt = doubt if alike else of_start
+            doubt = doubt if alike else EARLIER if again in certain else of_start
     exceptions = [error for error in scan.exceptions if is_unsettled(error, scan)]
     hits = [
         hit
@@ -146,7 +147,8 @@ def ended_well(
     server's if it ended no more than requests.
     """
     last = _last_failure(hits, scan)
-    if all(isinstance(error, LoggedException) and error.loose for error in failures):
+    loose = (isinstance(error, LoggedException) and error.loose > error.cut for error in failures)
+    if all(loose):
         words = _last_words(scan, {"exit"}) if failures else _last_words(scan)
         return max(scan.end_line, words) > last
     return scan.end_line > last

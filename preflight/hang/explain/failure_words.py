@@ -5,14 +5,16 @@ from __future__ import annotations
 import re
 
 _FAILURE = re.compile(
-    rb"(?i:traceback \(most|\bfatal\b|\bpanic\b|core dumped|segmentation fault|segfault(?!_)"
+    rb"(?i:traceback \(most|\bfatal\b|\bpanic\b|core dumped|segmentation fault"
+    rb"|segfault(?!_\w{0,40}\.\w)"
     rb"|aborted\b|terminate called|exit(?:ed)?(?: with)?(?: exit| return)?[ _]?(?:code|status)"
     rb"[ :=]{0,8}-?[1-9]|return code[ :=]{0,3}-?[1-9]|\bkilled\b|out of (?:memory|resource)"
     rb"|tim(?:ed|es)[ -]?out|deadlock|\bhung\b|\bstuck\b|unreachable|closed by remote"
     rb"|connection (?:refused|reset|closed)"
     rb"|\bxid\b(?!-)|no space left|\b(?:signal|sig(?:kill|segv|abrt|bus|term))\b|unable to"
     rb"|can(?:no|')t |\baborting\b|MPI_ABORT|exited with non-?zero|\bloss is nan\b"
-    rb"|assert(?:ion)? .{0,200}fail|\bcrash(?!_)|\bdied\b|\bfail(?:ed|ure)\b|\bcorrupt|denied"
+    rb"|assert(?:ion)? .{0,200}fail|\bcrash(?!_\w{0,40}\.\w)"
+    rb"|\bdied\b|\bfail(?:ed|ure)\b|\bcorrupt|denied"
     rb"|\bpg_status\b"  # a flight recorder's dump, which is written after a failure
     rb"|(?<![\w0] )errors?(?: code| number)?(?:(?<!_error)[ :]|:(?= ?\S))"
     rb"|mismatch|invalid|not found|no such)"

@@ -113,7 +113,8 @@ _ALTERNATIVES = 3
 _SIGNAL = 128
 """Shells add it to the number of the signal that ended a process."""
 _LACKS = re.compile(
-    r"ModuleNotFoundError:|ImportError: No module named|OSError: CUDA_HOME|DatasetNotFoundError:"
+    r"ModuleNotFoundError:|ImportError: No module named|FileNotFoundError:|OSError: CUDA_HOME"
+    r"|DatasetNotFoundError:"
     r"|.*(?i:no such file|\bno \w{1,20} (?:files?|data)\b)"
 )
 """An exception that may follow from a failed preparation."""
