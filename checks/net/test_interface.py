@@ -345,7 +345,7 @@ def judge_master_name(
 ) -> Verdict:
     """Compare the name's addresses with the master's own addresses and with the other nodes.
 
-    `job_says`: MASTER_ADDR of the job, where that is known. `alone`: the fleet is this one node.
+    `job_says`: the job's name for the master, if known. `alone`: the fleet is this one node.
     """
     network = facts.network
     if network is None:
@@ -380,5 +380,5 @@ def _no_lookup(*, alone: bool) -> Verdict:
 def test_net_master_name(node: Node, conclude: Conclude) -> None:
     """Every node finds the job's master by its name."""
     master = node.group.facts.get(node.net.master)
-    job_says, alone = (node.environ or {}).get("MASTER_ADDR", ""), node.net.nodes == 1
+    job_says, alone = node.job.master_address(node.name), node.net.nodes == 1
     conclude(judge_master_name(node.facts, master, node.group, job_says, alone=alone))

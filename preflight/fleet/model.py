@@ -232,6 +232,8 @@ class Job(Struct, frozen=True, kw_only=True):
 
     master: str | None = None
     """Name of the node that hosts the rendezvous; the first of the fleet unless given."""
+    launch_address: str = ""
+    """What the launch line calls that node, by which torchrun finds it; "" if it does not."""
     master_port: int = 29500
     """torchrun's default unless the launch line, the inventory or the environment sets it."""
     master_port_origin: str = "torchrun's default"
@@ -254,6 +256,10 @@ class Job(Struct, frozen=True, kw_only=True):
         if self.environ is None:
             return None
         return self.environ.get(name, self.environ.get(""))
+
+    def master_address(self, name: str) -> str:
+        """Return by what the job finds its master on a node; "" if that is unknown."""
+        return self.launch_address or (self.environ_of(name) or {}).get("MASTER_ADDR", "")
 
     def measured_in(self, name: str) -> dict[str, str]:
         """Return the part of the job's environment that measuring processes on a node get."""
@@ -327,13 +333,13 @@ class Fleet(Struct, frozen=True, kw_only=True):
 
     @property
     def master_names(self) -> tuple[str, ...]:
-        """Names by which nodes look up the master: MASTER_ADDR of the job, else its address.
+        """Names by which nodes look up the master: those of the job, else its address.
 
         None in a fleet of one, where no node looks it up. Unexpanded shell text is not a name.
         """
         if len(self.hosts) == 1:
             return ()
-        masters = {environ.get("MASTER_ADDR", "") for environ in (self.job.environ or {}).values()}
+        masters = {self.job.master_address(name) for name in self.job.environ or ("",)}
         names = sorted(name for name in masters if _HOST_NAME.fullmatch(name))
         return tuple(names[:3]) or (self.master.address,)
 

@@ -436,15 +436,17 @@ def _job(
             f"{did_you_mean(table.master, inventory.names)}"
         )
     left_out = inventory.names if inventory and request.launch is None else ()
+    launch_address = (launch.master_addr if launch else None) or ""
     master, remark = choose_master(
         hosts,
-        launch=launch.master_addr if launch else None,
+        launch=launch_address,
         environ=common.get("MASTER_ADDR"),
         table=table.master,
         left_out=left_out,
     )
     return Job(
         master=master,
+        launch_address="" if remark else launch_address,
         master_port=port,
         master_port_origin=port_origin + remark,
         nproc_per_node=(launch.nproc_per_node if launch else None) or table.nproc_per_node,

@@ -261,3 +261,15 @@ def test_no_module_of_ours_is_rewritten_at_every_start(here: Here) -> None:
     )
     told = here.judge(env={"PYTHONHASHSEED": "1"})
     assert {row["sentence"] for row in told.report["verdicts"]} == {"SourceFileLoader"}
+
+
+@pytest.mark.parametrize("option", ["--rdzv-endpoint=n1:29500", "--master-addr=n1"])
+def test_the_name_of_the_master_in_a_launch_line(here: Here, option: str) -> None:
+    """Each node looks up the name itself, as torchrun will, and not the inventory's address."""
+    told = here.judge_all(
+        "--preflight-checks=net.master_name",
+        f"--preflight-launch=torchrun --nnodes=3 --node-rank=0 {option} train.py",
+    )
+    assert told.exit == 1, told.out
+    assert told.outcomes() == {("net.master_name", f"n{i}", "fail") for i in (1, 2, 3)}
+    assert "the master's name n1 leads nowhere here" in told.out
