@@ -108,7 +108,7 @@ class CheckItem(pytest.Item):
 
     def reportinfo(self) -> tuple[Any, int | None, str]:
         """The item's title; pytest's listing would turn the id's dots into colons."""
-        return self.path, None, self.name.replace("[", " on ").rstrip("]")
+        return self.path, 0, self.name.replace("[", " on ").rstrip("]")
 
 
 def _failure_text(verdict: Verdict) -> str:

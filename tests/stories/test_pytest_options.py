@@ -226,3 +226,19 @@ def test_group_items_carry_every_verdict(here: Here) -> None:
     assert told.outcomes() == {
         ("site.a", "n1", "ok"), ("site.a", "n2", "fail"), ("site.a", "n3", "ok"),
     }  # fmt: skip
+
+
+def test_a_conftest_that_skips_every_item(here: Here) -> None:
+    """A mark that skips leaves the verdicts open: they are missing, which is no pass."""
+    here.check("site.a", "conclude(ok('fine'))")
+    (here.folder / "conftest.py").write_text(
+        "import pytest\n"
+        "def pytest_collection_modifyitems(items):\n"
+        "    for item in items:\n"
+        "        item.add_marker(pytest.mark.skip(reason='slow'))\n"
+    )
+    for workers in ((), WORKERS):
+        told = here.judge(*workers)
+        assert "INTERNALERROR" not in told.out + told.err
+        assert told.exit == 3, told.out
+        assert told.outcomes() == {("site.a", f"n{i}", "missing") for i in (1, 2, 3)}
