@@ -32,7 +32,7 @@ from preflight.commands.learned_groups import (
     unlearnable,
 )
 from preflight.core.command_line import FINE, FOUND, INTERRUPTED, UNCLEAR, path_type
-from preflight.core.files import parse_toml, typed_path, write_output
+from preflight.core.files import is_folder, parse_toml, typed_path, write_output
 from preflight.core.text import count, printable
 from preflight.errors import UsageError
 from preflight.fleet.baselines import UNITS
@@ -146,7 +146,7 @@ def _probe(arguments: argparse.Namespace) -> _Source:
 
 def _read_run(path: Path, inventory: str | None) -> _Source:
     """Read a run's folder or its measured.json; an inventory says how to reach its nodes."""
-    path = path / "measured.json" if path.is_dir() else path
+    path = path / "measured.json" if is_folder(path) else path
     measured = read_measured(path)
     if not measured.reach:
         raise UsageError(f"{path} holds no nodes: give the folder of a run that checked nodes")

@@ -287,6 +287,12 @@ def file_errors(what: str, advice: str) -> Iterator[None]:
         raise UsageError(f"{what}: {reason_of(error)}; {advice}") from error
 
 
+def is_folder(path: Path) -> bool:
+    """Whether it is a folder; UsageError if that cannot be read."""
+    with file_errors(f"cannot read {path}", "give another one"):
+        return path.is_dir()
+
+
 UNPACKED_ALWAYS, UNPACK_RATIO = 32 << 20, 100
 """Bytes that any file may unpack to, and how many times its size a larger one may."""
 

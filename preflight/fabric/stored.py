@@ -18,7 +18,7 @@ from typing import Literal, TypeVar
 import msgspec
 from msgspec import Raw, Struct
 
-from preflight.core.files import read_regular, unpacked_limit
+from preflight.core.files import file_errors, read_regular, unpacked_limit
 from preflight.errors import UsageError
 from preflight.fabric.impossible_samples import refuse_absurd, refuse_absurd_sweep
 from preflight.fabric.observed import EndResult, Observed, PairResult, StallTotal, observe
@@ -112,7 +112,8 @@ _GIVE = "give the folder of a run, its measured.json, or samples as docs/referen
 
 def open_samples(run_or_file: Path) -> tuple[Path, bytes]:
     """Read the file, or the one in a run's folder; UsageError names it and says what is wrong."""
-    path = _in_folder(run_or_file) if run_or_file.is_dir() else run_or_file
+    with file_errors(f"cannot read {run_or_file}", _GIVE):
+        path = _in_folder(run_or_file) if run_or_file.is_dir() else run_or_file
     try:
         content = read_regular(path, LARGEST)
     except OSError as error:

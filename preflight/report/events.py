@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from preflight.check import Tier, subject
 from preflight.core.command_line import INTERRUPTED
-from preflight.core.files import file_errors, open_new, read_regular
+from preflight.core.files import file_errors, is_folder, open_new, read_regular
 from preflight.core.registry import Entry, Ledger
 from preflight.core.statistics import grouped
 from preflight.core.text import escape_json
@@ -176,8 +176,8 @@ class _Dated(Struct, frozen=True):
 
 def reread(folder: Path) -> Report:
     """Read the report of a run, or its events; UsageError for a folder that has neither."""
-    if not folder.is_dir():
-        raise UsageError(f"{folder} is not a folder: give a run's, such as preflight-runs/latest")
+    if not is_folder(folder):
+        raise UsageError(f"{folder} is not a folder: give the folder of a run")
     path, content = folder / REPORT, _content(folder / REPORT)
     if content is not None:
         report = decode_report(path, content)

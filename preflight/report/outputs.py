@@ -270,7 +270,8 @@ class Outputs:
     def refuse_unusable(self) -> None:
         """UsageError (exit 4), before anything is measured, if nothing could be written."""
         self._refuse_exclude_file()
-        existing = next(path for path in (self.path, *self.path.parents) if path.exists())
+        with file_errors("--preflight-report", "give a folder of your own"):
+            existing = next(path for path in (self.path, *self.path.parents) if path.exists())
         if not existing.is_dir():
             raise UsageError(f"--preflight-report: {existing} is not a folder: give another one")
         if not os.access(existing, os.W_OK | os.X_OK):

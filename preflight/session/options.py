@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from preflight.core.command_line import refuse_small_limits
-from preflight.core.files import typed_path
+from preflight.core.files import is_folder, typed_path
 from preflight.core.registry import Registry, load_folder, shipped_folder
 from preflight.core.text import count
 from preflight.errors import UsageError
@@ -317,7 +317,7 @@ def _replay_file(config: pytest.Config) -> Path | None:
     if typed is None:
         return None
     path = typed_path(typed)
-    return path / "measured.json" if path.is_dir() else path
+    return path / "measured.json" if is_folder(path) else path
 
 
 def _replay_words(replay: Path, past: Report | None, run: str) -> str:

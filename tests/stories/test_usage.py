@@ -383,6 +383,27 @@ def test_an_empty_path_is_not_the_current_folder(tmp_path: Path, words: str) -> 
     assert [path.name for path in tmp_path.iterdir()] == ["a.log"]
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make another user's folder")
+@pytest.mark.parametrize(
+    "words", ["report", "blame", "learn", "check --replay=", "check --report="]
+)
+def test_a_run_of_another_user_is_one_line(tmp_path: Path, words: str) -> None:
+    """His folder of runs cannot be read: that was a traceback."""
+    run = tmp_path / "his" / "run"
+    run.mkdir(parents=True)
+    run.parent.chmod(0o700)
+    os.chown(run.parent, 65534, 65534)
+    verb, _, option = words.partition(" ")
+    told = subprocess.run(
+        ["setpriv", "--bounding-set=-dac_override,-dac_read_search",
+         sys.executable, "-m", "preflight", verb, f"{option}{run}"],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (told.returncode, told.stdout) == (4, "")
+    (line,) = told.stderr.splitlines()
+    assert ": Permission denied; give " in line
+
+
 @pytest.mark.parametrize(
     ("verb", "server"),
     [
