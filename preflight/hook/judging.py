@@ -144,6 +144,8 @@ class _CheckResult(Struct, frozen=True, kw_only=True):
     passed: bool = False
     broken: bool = False
     """The result is unknown since the check broke: an error of preflight."""
+    lacks_grant: bool = False
+    """The result is unknown only for lack of a privilege."""
     may_pass: bool = False
     """The fault may be gone in a moment."""
 
@@ -156,12 +158,14 @@ def judge(
     end_s: float,
     *,
     before: frozenset[str] = frozenset(),
+    plain: bool = False,
 ) -> tuple[Assessment, dict[str, bool]]:
     """Run every passive check on this node, those of GPUs only on the job's.
 
     Also return whether each check of `FILES` saw its fault this time, where that is known.
     `end_s`: the moment (time.monotonic) after which no check starts. `before`: the checks of
-    `FILES` whose fault the previous look saw.
+    `FILES` whose fault the previous look saw. `plain`: a lack of privilege counts as unknown; in
+    Slurm's prolog, it is not reported at every job.
     """
     (host,) = fleet.hosts
     job_fleet = replace(fleet, hosts=(replace(host, expected=view.expected),))
@@ -192,7 +196,11 @@ def judge(
     assessment = Assessment(
         node=host.name,
         findings=tuple(row.finding for row in results.values() if row.finding),
-        unknown=tuple(row.unknown for row in results.values() if row.unknown),
+        unknown=tuple(
+            row.unknown
+            for row in results.values()
+            if row.unknown and (plain or not row.lacks_grant)
+        ),
         passed=tuple(check_id for check_id, row in results.items() if row.passed),
         trouble=next((f"{row.check}: {row.why}" for row in broken), ""),
     )
@@ -222,8 +230,9 @@ def _check_result(registered: Registered, verdict: Verdict, name: str) -> _Check
         return _CheckResult(passed=True)
     if verdict.outcome is Outcome.BROKEN:
         return replace(_unjudged(check_id, sentence), broken=True)
-    if verdict.outcome is Outcome.UNKNOWN and not verdict.grant:
-        return _unjudged(check_id, sentence, out_of_time=NO_ANSWER in sentence)
+    if verdict.outcome is Outcome.UNKNOWN:
+        unjudged = _unjudged(check_id, sentence, out_of_time=NO_ANSWER in sentence)
+        return replace(unjudged, lacks_grant=bool(verdict.grant))
     if verdict.outcome not in _PROBLEMS:
         return _CheckResult()
     passing = verdict.evidence.get("may_pass") is True

@@ -126,7 +126,9 @@ def work(options: Options, began: float, send_settings: Callable[..., None]) -> 
     budget_s = config.budget_s if prolog else config.healthcheck_budget_s
     send_settings(budget_s=budget_s, observing=bool(why_observing(config)), log=config.log)
     end_s = began + budget_s - RESERVE_S
-    inspection = inspect_node(name, config, options.occasion, os.environ, end_s)
+    inspection = inspect_node(
+        name, config, options.occasion, os.environ, end_s, plain=options.plain
+    )
     return _act_and_report(options, call, inspection, config, end_s)
 
 
@@ -294,7 +296,13 @@ def node_name(environ: Mapping[str, str], typed: str = "") -> str:
 
 
 def inspect_node(
-    name: str, config: HookConfig, occasion: Occasion, environ: Mapping[str, str], end_s: float
+    name: str,
+    config: HookConfig,
+    occasion: Occasion,
+    environ: Mapping[str, str],
+    end_s: float,
+    *,
+    plain: bool = False,
 ) -> Inspection:
     """Check this node before `end_s` (time.monotonic). Raises no expected error.
 
@@ -329,7 +337,9 @@ def inspect_node(
     completed, age_s = judging.complete_facts(facts, config) if prolog else (facts, None)
     job = judging.job_gpus(environ, config) if prolog else judging.JobGpus()
     view = judging.job_view(completed, fleet.hosts[0].expected, job)
-    assessment, saw = judging.judge(registry, fleet, completed, view, judge_by, before=before)
+    assessment, saw = judging.judge(
+        registry, fleet, completed, view, judge_by, before=before, plain=plain
+    )
     seconds = time.monotonic() - began
     return Inspection(replace(assessment, facts_age_s=age_s, seconds=seconds), facts, saw)
 

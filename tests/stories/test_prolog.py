@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.lab.nvml.scenario import h100
+from tests.lab.nvml.scenario import NO_PERMISSION, h100
 from tests.stories.hooked import NODE
 from tests.unit.hook.fake_slurm import FakeSlurm
 
@@ -97,6 +97,18 @@ def test_a_kernel_log_that_cannot_be_read_is_unknown(hooked: Hooked, place: str,
     rows = told.document["judged"]["unknown"]
     words = f"could not be read: {hooked.folder}/{place}: {why}"
     assert all(row["why"].endswith(words) for row in rows if "kernel" in row["check"])
+
+
+def test_what_it_may_not_read_is_unknown(hooked: Hooked) -> None:
+    """As a user who may not open the driver: exit 2 with --plain, one line, and the job starts."""
+    hooked.become(h100(NODE).init_error(NO_PERMISSION))
+    told = hooked.prolog("--plain", "--json")
+    assert (told.code, told.unfit()) == (2, {})
+    assert told.unknown()["host.driver_hung"] is False
+    (line,) = told.log
+    assert "host.driver_hung" in line
+    assert "NVML refuses: Insufficient Permissions" in line
+    assert hooked.prolog().code == 0
 
 
 @pytest.mark.parametrize("broken", ["inventory", "config", "budget"])
