@@ -17,10 +17,21 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Final
 
 from preflight.core.statistics import grouped
-from preflight.lint.script import RankSet, canonical, constant, dotted, known_names, names_in, once
+from preflight.lint.script import (
+    ALL_RANKS,
+    FIRST_RANK,
+    UNKNOWN_RANKS,
+    RankSet,
+    canonical,
+    constant,
+    dotted,
+    known_names,
+    names_in,
+    once,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
     from preflight.lint.script import Call, Function, Guard, Script
 
@@ -28,8 +39,12 @@ if TYPE_CHECKING:
 Sides = tuple[RankSet, RankSet]
 """The ranks that enter the body of an `if`, and those that enter its `else`."""
 
-UNDECIDED: Final[Sides] = (RankSet.ALL, RankSet.ALL)
-_FIRST: Final[Sides] = (RankSet.FIRST, RankSet.OTHERS)
+UNDECIDED: Final[Sides] = (ALL_RANKS, ALL_RANKS)
+_UNKNOWN: Final[Sides] = (UNKNOWN_RANKS, UNKNOWN_RANKS)
+_FIRST: Final[Sides] = (FIRST_RANK, FIRST_RANK.others)
+_HIGHEST_RANK: Final = 10**6
+_MOST_NUMBERS: Final = 16
+"""Ranks in a list that a sentence names; which ranks pass a longer one remains unknown."""
 
 _RANK: Final = frozenset((
     "rank", "global_rank", "world_rank", "local_rank", "dist_rank", "proc_rank", "process_rank",
@@ -76,14 +91,14 @@ class Ranks:
             return
         if not isinstance(value, ast.Name | ast.Attribute) and self.is_rank(value):
             self._ranks.add(name)
-        elif RankSet.FIRST in (sides := self.sides(value)):
+        elif _is_decided(sides := self.sides(value)):
             self._names[name] = sides
 
     def _learn_function(self, node: ast.FunctionDef) -> None:
         values = [
             part.value for part in ast.walk(node) if isinstance(part, ast.Return) and part.value
         ]
-        if len(values) == 1 and RankSet.FIRST in (sides := self.sides(values[0])):
+        if len(values) == 1 and _is_decided(sides := self.sides(values[0])):
             self._names[node.name] = sides
             self._names[f"self.{node.name}"] = sides
 
@@ -114,7 +129,17 @@ class Ranks:
             return self._sides_of_compare(test.left, test.ops[0], test.comparators[0])
         if isinstance(test, ast.Call | ast.Name | ast.Attribute):
             return self._sides_by_name(test)
-        return UNDECIDED
+        divisor = self._divisor(test)
+        return _sides_by_remainder(divisor, 0)[::-1] if divisor else UNDECIDED
+
+    def _divisor(self, node: ast.expr) -> int:
+        """The 4 of `rank % 4`; 0 for any other expression."""
+        if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Mod):
+            return 0
+        divisor = constant(node.right)
+        if not isinstance(divisor, int) or not 1 < divisor <= _HIGHEST_RANK:
+            return 0
+        return divisor if self.is_rank(node.left) else 0
 
     def _sides_by_name(self, test: ast.expr) -> Sides:
         if self.is_rank(test):
@@ -135,10 +160,16 @@ class Ranks:
         undecided = [part for part, sides in parts if sides == UNDECIDED]
         about_job = all(_is_about_the_job(part) for part in undecided)
         if isinstance(test.op, ast.And):
-            return definite[0] if about_job else (definite[0][0], RankSet.ALL)
-        return definite[0] if about_job else (RankSet.ALL, definite[0][1])
+            return definite[0] if about_job else (definite[0][0], ALL_RANKS)
+        return definite[0] if about_job else (ALL_RANKS, definite[0][1])
 
     def _sides_of_compare(self, left: ast.expr, op: ast.cmpop, right: ast.expr) -> Sides:
+        if divisor := self._divisor(left):
+            remainder = constant(right)
+            if not isinstance(remainder, int) or not isinstance(op, ast.Eq | ast.NotEq):
+                return UNDECIDED
+            sides = _sides_by_remainder(divisor, remainder)
+            return sides if isinstance(op, ast.Eq) else sides[::-1]
         if not self.is_rank(left):
             if not self.is_rank(right) or not isinstance(op, ast.Eq | ast.NotEq):
                 return UNDECIDED
@@ -148,30 +179,64 @@ class Ranks:
         value = constant(right)
         number = int(value) if isinstance(value, str) and _NUMBER.fullmatch(value) else value
         if not isinstance(number, int):
-            return UNDECIDED if number is not None else (RankSet.SOME, RankSet.SOME)
+            return UNDECIDED if number is not None else _UNKNOWN
         return _sides_by_number(op, number)
+
+
+def _is_decided(sides: Sides) -> bool:
+    """Whether the text shows which ranks pass a condition, or which do not."""
+    return bool({*sides} - {ALL_RANKS, UNKNOWN_RANKS})
+
+
+def _sides(words: str, others: str) -> Sides:
+    ranks = RankSet(words, others)
+    return ranks, ranks.others
 
 
 def _sides_by_number(op: ast.cmpop, number: int) -> Sides:
     """`rank == 0`, `rank > 0`, `rank < 1`; -1 asks whether the job is distributed."""
-    if number < 0 or (number == 0 and isinstance(op, ast.GtE | ast.Lt)):
+    if isinstance(op, ast.Eq | ast.NotEq | ast.Is | ast.IsNot):
+        if number < 0:
+            return UNDECIDED
+        sides = _sides_of_numbers({number})
+    else:
+        first = number + isinstance(op, ast.Gt | ast.LtE)
+        if first <= 0:
+            return UNDECIDED
+        if first > _HIGHEST_RANK:
+            return _UNKNOWN
+        sides = _sides(f"ranks from {first} on", f"ranks below {first}")
+        sides = _FIRST[::-1] if first == 1 else sides
+    return sides[::-1] if isinstance(op, ast.NotEq | ast.IsNot | ast.Lt | ast.LtE) else sides
+
+
+def _sides_by_remainder(divisor: int, remainder: int) -> Sides:
+    """`rank % 4 == 3`."""
+    if not 0 <= remainder < divisor:
         return UNDECIDED
-    if isinstance(op, ast.Eq | ast.Is) or (number == 0 and isinstance(op, ast.LtE)):
-        return _FIRST if number == 0 else (RankSet.SOME, RankSet.SOME)
-    if isinstance(op, ast.NotEq | ast.IsNot) or (number == 0 and isinstance(op, ast.Gt)):
-        return _FIRST[::-1] if number == 0 else (RankSet.SOME, RankSet.SOME)
-    if number == 1 and isinstance(op, ast.Lt | ast.GtE):
-        return _FIRST if isinstance(op, ast.Lt) else _FIRST[::-1]
-    return (RankSet.SOME, RankSet.SOME)
+    if divisor == 2:  # noqa: PLR2004  these have names
+        sides = _sides("even ranks", "odd ranks")
+        return sides[::-1] if remainder else sides
+    left = f"ranks with rank % {divisor}"
+    return _sides(f"{left} == {remainder}", f"{left} != {remainder}")
 
 
 def _sides_of_membership(op: ast.cmpop, right: ast.expr) -> Sides:
     """`local_rank in (-1, 0)`: the first rank of a job, or the only one."""
     if not isinstance(right, ast.Tuple | ast.List | ast.Set):
-        return (RankSet.SOME, RankSet.SOME)
-    if {constant(node) for node in right.elts} not in ({0}, {-1, 0}):
-        return (RankSet.SOME, RankSet.SOME)
-    return _FIRST if isinstance(op, ast.In) else _FIRST[::-1]
+        return _UNKNOWN
+    sides = _sides_of_numbers({constant(node) for node in right.elts} - {-1})
+    return sides if isinstance(op, ast.In) else sides[::-1]
+
+
+def _sides_of_numbers(numbers: Collection[object]) -> Sides:
+    ranks = [int(number) for number in numbers if isinstance(number, int)]
+    if not 0 < len(numbers) == len(ranks) <= _MOST_NUMBERS:
+        return _UNKNOWN
+    if min(ranks) < 0 or max(ranks) > _HIGHEST_RANK:
+        return _UNKNOWN
+    words = ", ".join(map(str, sorted(ranks)))
+    return _sides(f"rank{'s' * (len(ranks) > 1)} {words}", f"all ranks but {words}")
 
 
 def _is_about_the_job(test: ast.expr) -> bool:
@@ -361,8 +426,9 @@ def partial_operations(script: Script) -> tuple[PartialOperation, ...]:
     may_call_outside = cache(partial(_may_call_outside, script))
     by_condition: dict[tuple[str, int, RankSet], list[tuple[Operation, Guard]]] = defaultdict(list)
     for operation, guard in guarded:
-        function, others = operation.call.place.function, guard.ranks.others
-        meets = others in sides[function, operation.label] or (operation.label, others) in one_sided
+        function, label = operation.call.place.function, operation.label
+        # Only the run shows whether the ranks of two conditions are all ranks of the job.
+        meets = len(sides[function, label]) > 1 or (label, guard.ranks.others) in one_sided
         if not meets and not may_call_outside(guard, function):
             by_condition[function, guard.line, guard.ranks].append((operation, guard))
     return tuple(PartialOperation(*rows[0], len(rows) - 1) for rows in by_condition.values())
@@ -371,7 +437,7 @@ def partial_operations(script: Script) -> tuple[PartialOperation, ...]:
 def _guarded_operations(script: Script) -> Iterator[tuple[Operation, Guard]]:
     for call in script.calls:
         guard = call.place.guard
-        if guard is None or any(outer.ranks is RankSet.SOME for outer in call.place.guards):
+        if guard is None or any(outer.ranks == UNKNOWN_RANKS for outer in call.place.guards):
             continue
         for operation in operations_of(script, call):
             yield operation, guard

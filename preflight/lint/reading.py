@@ -21,7 +21,10 @@ from msgspec import Struct
 
 from preflight.lint.operations import Ranks
 from preflight.lint.script import (
+    ALL_RANKS,
+    FIRST_RANK,
     LONGEST_NAME,
+    UNKNOWN_RANKS,
     Assign,
     Call,
     Function,
@@ -130,7 +133,7 @@ class Walker:
         self._expressions((*node.decorator_list, *filter(None, arguments.defaults)), place)
         self.functions[name] = Function(name, frozenset(arg.arg for arg in parameters), decorators)
         only = next((name for name in decorators if name.rpartition(".")[2] in _FIRST_ONLY), "")
-        guards = (Guard(RankSet.FIRST, node.lineno, f"@{only.rpartition('.')[2]}"),) if only else ()
+        guards = (Guard(FIRST_RANK, node.lineno, f"@{only.rpartition('.')[2]}"),) if only else ()
         self._block(node.body, Place(function=name, guards=guards))
 
     def _class(self, node: ast.ClassDef, place: Place) -> None:
@@ -147,10 +150,10 @@ class Walker:
         remaining = _Remaining()
         for side, body, other_body in zip(sides, branches, branches[::-1], strict=True):
             inside = place
-            if side is not RankSet.ALL:
+            if side != ALL_RANKS:
                 guard = Guard(side, *condition, other_calls=self._calls_in(other_body))
                 inside = replace(place, guards=_innermost((*place.guards, guard)))
-            elif sides == (RankSet.ALL, RankSet.ALL):
+            elif sides == (ALL_RANKS, ALL_RANKS):
                 flags = _bounded_union(place.flags, self._flags_in(node.test, place))
                 inside = replace(place, flags=flags)
             self._block(body, inside)
@@ -158,12 +161,12 @@ class Walker:
             if not exit_kind:
                 continue
             others = sides[1] if body is node.body else sides[0]
-            if others is not RankSet.ALL:
+            if others != ALL_RANKS:
                 guard = Guard(others, *condition, early_exit=True, other_calls=self._calls_in(body))
                 remaining += (
                     _Remaining((guard,)) if exit_kind == "function" else _Remaining(loop=(guard,))
                 )
-            elif sides == (RankSet.ALL, RankSet.ALL):
+            elif sides == (ALL_RANKS, ALL_RANKS):
                 remaining += _Remaining(flags=self._flags_in(node.test, place))
         return remaining
 
@@ -231,7 +234,7 @@ class Walker:
             self._expression(child, place)
 
     def _under_condition(self, place: Place, ranks: RankSet, test: ast.expr) -> Place:
-        if ranks is RankSet.ALL:
+        if ranks == ALL_RANKS:
             return place
         guard = Guard(ranks, test.lineno, ast.unparse(test)[:_LONGEST_TEXT])
         return replace(place, guards=_innermost((*place.guards, guard)))
@@ -263,7 +266,7 @@ def _bounded_union(a: frozenset[str], b: frozenset[str]) -> frozenset[str]:
 
 
 def _innermost(guards: tuple[Guard, ...]) -> tuple[Guard, ...]:
-    partial = [guard for guard in guards[:-1] if guard.ranks is RankSet.SOME]
+    partial = [guard for guard in guards[:-1] if guard.ranks == UNKNOWN_RANKS]
     return (*partial[-1:], *guards[-1:])
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from preflight.core.statistics import grouped
 from preflight.lint.operations import PartialOperation, operation, operations_of, partial_operations
 from preflight.lint.script import (
+    FIRST_RANK,
     Assign,
     Call,
     Mistake,
@@ -50,8 +51,8 @@ def _sentence(partial: PartialOperation) -> str:
 
 
 def _ranks_do(ranks: RankSet, verb: str) -> str:
-    """Return "rank 0 waits" or "some ranks wait"."""
-    return f"{ranks} {verb}{'s' if ranks is RankSet.FIRST else ''}"
+    """Return "rank 0 waits" or "even ranks wait"."""
+    return f"{ranks.words} {verb}{'s' * ranks.words.startswith('rank ')}"
 
 
 def _will(script: Script, partial: PartialOperation) -> str:
@@ -287,5 +288,5 @@ def _waits_and_long_work(script: Script) -> dict[_Loop, list[_WaitOrWork]]:
 
 def _is_long(call: Call) -> bool:
     guard = call.place.guard
-    on_first_rank = guard is not None and guard.ranks is RankSet.FIRST and not guard.early_exit
+    on_first_rank = guard is not None and guard.ranks == FIRST_RANK and not guard.early_exit
     return on_first_rank and _LONG_WORK.search(call.tail) is not None

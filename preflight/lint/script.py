@@ -23,18 +23,23 @@ class Severity(StrEnum):
     HINT = "hint"
 
 
-class RankSet(StrEnum):
-    """Which ranks pass a condition; ALL also if the text does not decide it."""
+class RankSet(NamedTuple):
+    """Which ranks pass a condition, and which do not, in words; equal words mean equal ranks."""
 
-    ALL = "every rank"
-    FIRST = "rank 0"
-    OTHERS = "all ranks but 0"
-    SOME = "some ranks"
+    words: str
+    words_of_others: str
 
     @property
     def others(self) -> RankSet:
         """The ranks that do not pass."""
-        return {RankSet.FIRST: RankSet.OTHERS, RankSet.OTHERS: RankSet.FIRST}.get(self, self)
+        return RankSet(self.words_of_others, self.words)
+
+
+ALL_RANKS: Final = RankSet("every rank", "every rank")
+"""Also if the text does not decide it."""
+FIRST_RANK: Final = RankSet("rank 0", "all ranks but 0")
+UNKNOWN_RANKS: Final = RankSet("some ranks", "some ranks")
+"""Some ranks, and only the run shows which."""
 
 
 @dataclass(frozen=True, slots=True)

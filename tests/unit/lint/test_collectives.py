@@ -76,6 +76,26 @@ HANGS = {
         "    def training_step(self):\n        if self.trainer.is_global_zero:\n"
         "            self.log('x', 1, sync_dist=True)\n"), 5,
     ),
+    "another rank": ("rank = dist.get_rank()\nif rank == 1:\n    dist.barrier()\n", 3),
+    "another rank, no name": ("if dist.get_rank() == 3:\n    dist.all_reduce(x)\n", 2),
+    "all but another rank": ("if mode == 'x' and rank != 2:\n    dist.barrier()\n", 2),
+    "several ranks": ("if rank in (1, 2):\n    dist.barrier()\n", 2),
+    "the first ranks": ("if rank < 2:\n    dist.barrier()\n", 2),
+    "every second rank": ("if rank % 2 == 0:\n    dist.barrier()\n", 2),
+    "the other half": ("if dist.get_rank() % 2:\n    dist.barrier()\n", 2),
+    "a word for another rank": ("odd = rank % 2 == 1\nif odd:\n    dist.barrier()\n", 3),
+    "another rank twice": (
+        "if rank == 1:\n    dist.barrier()\nload()\nif rank == 1:\n    print()\n", 2,
+    ),
+    "another rank leaves the loop": (
+        "for b in data:\n    if rank == 1:\n        break\n    dist.barrier()\n", 4,
+    ),
+    "another rank's helper": (
+        "def b():\n    dist.barrier()\ndef a():\n    b()\nif rank == 1:\n    a()\n", 6,
+    ),
+    "a new group of its members": (
+        "if rank in [1, 2]:\n    g = dist.new_group([1, 2])\n    dist.all_reduce(x, group=g)\n", 2,
+    ),
     "a decorator": (
         ("from lightning.pytorch.utilities import rank_zero_only\n@rank_zero_only\n"
         "def save():\n    dist.barrier()\n"), 4,
@@ -103,6 +123,42 @@ FINE = {
     "return after its own part": (
         "def g():\n    if rank:\n        dist.gather(x)\n        return\n    dist.gather(x, xs)\n"
     ),
+    "each rank in its branch": (
+        "if rank == 0:\n    dist.barrier()\nelif rank == 1:\n    dist.barrier()\n"
+    ),
+    "each rank in its helper": (
+        "def a():\n    dist.barrier()\ndef b():\n    dist.barrier()\n"
+        "if rank == 0:\n    a()\nelif rank == 1:\n    b()\n"
+    ),
+    "both halves, by number": (
+        "if rank % 2 == 0:\n    dist.barrier()\nload()\nif rank % 2 == 1:\n    dist.barrier()\n"
+    ),
+    "another root and others in two functions": (
+        "def give():\n    if rank == 1:\n        dist.broadcast(x, 1)\n"
+        "def take():\n    if 1 != rank:\n        dist.broadcast(x, 1)\n"
+    ),
+    "objects from another root": (
+        "if rank == 1:\n    dist.broadcast_object_list(xs, 1)\nelse:\n    xs = [None]\n"
+        "    dist.broadcast_object_list(xs, 1)\n"
+    ),
+    "returns after their own parts": (
+        "def g():\n    if rank == 1:\n        dist.gather(x)\n        return\n"
+        "    if rank == 2:\n        dist.gather(y)\n        return\n    dist.gather(z, zs)\n"
+    ),
+    "an early return of another rank": (
+        "def log(x):\n    if rank != 1:\n        return\n    print(x)\nlog(y)\ndist.barrier()\n"
+    ),
+    "the members of a group": (
+        "g = dist.new_group([1, 2])\nif rank in (1, 2):\n    dist.all_reduce(x, group=g)\n"
+    ),
+    "each second rank sends": (
+        "if rank % 2 == 0:\n    dist.send(x, rank + 1)\nelse:\n    dist.recv(x, rank - 1)\n"
+    ),
+    "another rank, only shown by the run": (
+        "if rank == world - 1:\n    dist.barrier()\nif rank % n == 0:\n    dist.barrier()\n"
+        "if rank in members:\n    dist.barrier()\n"
+    ),
+    "every rank": "if rank % 1 == 0:\n    dist.barrier()\nif rank <= -1:\n    dist.barrier()\n",
     "a group of its own": "if rank == 0:\n    dist.all_reduce(x, group=g)\n",
     "a group by place": "if rank == 0:\n    dist.broadcast(x, 0, g)\n",
     "whether it is distributed": "if args.local_rank != -1:\n    dist.barrier()\n",
@@ -160,6 +216,33 @@ def test_the_sentence_says_who_waits_where_and_how_long() -> None:
         "`dist.get_rank() == 0` in line 6"
     )
     assert one.will.startswith("rank 0 waits in all_reduce (line 5) for the timeout in line 3, or")
+
+
+@pytest.mark.parametrize(
+    ("condition", "ranks"),
+    [
+        ("rank == 1", "rank 1 calls"),
+        ("rank != 2", "all ranks but 2 call"),
+        ("rank in (2, 1)", "ranks 1, 2 call"),
+        ("rank not in (2, 1)", "all ranks but 1, 2 call"),
+        ("rank <= 2", "ranks below 3 call"),
+        ("rank > 2", "ranks from 3 on call"),
+        ("rank % 4 == 3", "ranks with rank % 4 == 3 call"),
+        ("not rank % 4", "ranks with rank % 4 == 0 call"),
+    ],
+)
+def test_the_sentence_names_the_ranks(condition: str, ranks: str) -> None:
+    """Also where rank 0 is not the one that differs."""
+    text = f"import torch.distributed as dist\nif {condition}:\n    dist.barrier()\n"
+    (one,) = (f for f in lint(text.encode(), "t.py").findings if f.rule == RULE)
+    assert one.sentence == f"only {ranks} barrier: it stands under `{condition}` in line 2"
+
+
+@pytest.mark.parametrize("number", ["0x" + "f" * 9999, "9" * 30, "-3", "1.5", "True", "'x'"])
+def test_a_number_of_no_rank(number: str) -> None:
+    """It is no exception."""
+    for condition in (f"rank == {number}", f"rank in ({number}, 1)", f"rank % {number} == 0"):
+        found(f"if {condition}:\n    dist.barrier()\n")
 
 
 def test_one_condition_is_one_finding() -> None:
