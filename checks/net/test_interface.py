@@ -86,12 +86,18 @@ def gloo_choice(facts: Facts, environ: Mapping[str, str], group: Group) -> Itera
     lookup = facts.network.own_name if facts.network else None
     if lookup is None or lookup.error.startswith("no answer"):
         return
-    if lookup.addresses and not all(is_loopback(address) for address in lookup.addresses):
+    local = addresses_of(facts)
+    remote = [address for address in lookup.addresses if not is_loopback(address)]
+    if any(address in local or "%" in address for address in remote) or (remote and not local):
         return
     where = lookup.addresses[0] if lookup.addresses else f"nowhere ({lookup.error})"
+    listens = "listens there"
+    if remote:  # gloo takes the loopback instead of an address to which it cannot bind
+        where = f"{_ips(lookup)}, which none of its interfaces has"
+        listens = "listens on the loopback"
     yield Deviation(
         f"its own name {lookup.name} leads to {where}: gloo without GLOO_SOCKET_IFNAME "
-        "listens there, where no other node can connect",
+        f"{listens}, where no other node can connect",
         f"set GLOO_SOCKET_IFNAME={_better_name(facts, None)}, or correct /etc/hosts",
         grave=False,
     )

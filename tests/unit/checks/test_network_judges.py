@@ -146,6 +146,21 @@ def test_where_gloo_listens_by_itself() -> None:
     assert choice(one, {"GLOO_SOCKET_IFNAME": "eth0"}, host(2)).outcome is Outcome.OK
 
 
+@pytest.mark.proves(
+    "net.interface", finds="a host name that resolves to an address which the node does not have"
+)
+def test_where_gloo_cannot_listen() -> None:
+    """It takes the loopback then; one address of the node among several is enough."""
+    one = host(1, own_name=Resolved("h1", ("10.99.99.99",)))
+    verdict = choice(one, {}, host(2))
+    assert verdict.outcome is Outcome.WARN
+    assert "its own name h1 leads to 10.99.99.99, which none of its interfaces" in verdict.sentence
+    assert "listens on the loopback" in verdict.sentence
+    assert "GLOO_SOCKET_IFNAME=eth0" in verdict.advice
+    both = host(1, own_name=Resolved("h1", ("10.99.99.99", "10.77.0.1")))
+    assert choice(both, {}, host(2)).outcome is Outcome.OK
+
+
 @pytest.mark.proves("net.interface", finds="another interface on another subnet than on most nodes")
 def test_unlike_the_group() -> None:
     """A routed fabric has a subnet per rack: only another name on another subnet is odd."""
