@@ -36,10 +36,10 @@ _HEX: Final = re.compile(r"[+-]?0[xX][0-9a-fA-F]+")
 _RANGE: Final = re.compile(r"\s*([0-9]{1,3})\s*(?:-|:|\.\.+)\s*([0-9]{1,3})\s*")
 _OLD_MIG: Final = re.compile(r"MIG-(GPU-[^/]+)/[0-9]+/[0-9]+")
 _FOREIGN: Final = {
-    "all": "belongs in NVIDIA_VISIBLE_DEVICES",
-    "none": "belongs in NVIDIA_VISIBLE_DEVICES",
-    "void": "belongs in NVIDIA_VISIBLE_DEVICES",
-    "NoDevFiles": "is Slurm's word for a step without GPUs",
+    "all": "it belongs in NVIDIA_VISIBLE_DEVICES",
+    "none": "it belongs in NVIDIA_VISIBLE_DEVICES",
+    "void": "it belongs in NVIDIA_VISIBLE_DEVICES",
+    "NoDevFiles": "it is Slurm's word for a step without GPUs",
 }
 
 

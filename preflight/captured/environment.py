@@ -313,6 +313,11 @@ _JUDGED_OPTIONS: Final = (
 _NOT_TEXT: Final = re.compile(r"[\x01-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\ufffd]")
 
 
+def has_no_setting(text: str) -> bool:
+    """Whether a text is a dump of an environment without a relevant setting."""
+    return len(text) <= LARGEST and dumped_settings(text) == {}
+
+
 def read(text: str) -> Captured | None:
     """Read a dump or a script; None for a text without a relevant setting."""
     if len(text) > LARGEST or not text.strip():

@@ -33,6 +33,7 @@ from preflight.captured.archive import MAGIC, Part, inflated_text, unpack
 from preflight.captured.dmesg import SHOWS_NOTHING
 from preflight.captured.unread import unread, wrapped_line
 from preflight.check import subject
+from preflight.checks.env.remark import UNKNOWN_JOB
 from preflight.checks.rdma.ports import ADAPTER, SWITCH
 from preflight.commands import add_json, print_answer
 from preflight.commands.blame import has_no_culprit, hosts_of, judge_stored
@@ -50,7 +51,7 @@ from preflight.report.document import VerdictRow
 from preflight.report.findings import Finding, counts, findings
 from preflight.report.ready import verdict_row
 from preflight.report.terminal import finding_lines
-from preflight.verdict import Outcome, Verdict, unknown
+from preflight.verdict import Outcome, Verdict, not_run, unknown
 
 
 def _read_by_tool(text: str) -> Iterator[Captured]:
@@ -123,7 +124,7 @@ def _read_output(name: str, text: str) -> dict[str, Captured | None]:
     """Read each kind of output in a text, and name the lines that no reader knows."""
     parts = captured_parts(text)
     if not parts:
-        return {name: None}
+        return {name: _NO_SETTING if environment.has_no_setting(text) else None}
     outputs = {f"{name} ({part.kind})" if len(parts) > 1 else name: part for part in parts}
     ranges = unread(text, [part.kind for part in parts])
     return {**outputs, **{f"{name} (lines {first}-{last})": _UNREAD for first, last in ranges}}
@@ -131,6 +132,13 @@ def _read_output(name: str, text: str) -> dict[str, Captured | None]:
 
 _UNREAD: Final = Captured(
     kind="", facts=bare_facts(), checks=(), damaged="not read: no reader knows these lines"
+)
+
+
+_NO_SETTING: Final = replace(
+    _UNREAD,
+    damaged="an environment without a variable that preflight judges, such as NCCL_DEBUG or "
+    "MASTER_ADDR: type env > job.env in the job itself",
 )
 
 
@@ -231,6 +239,8 @@ def document(
 
 def _limit(verdict: Verdict, text: Captured) -> Verdict:
     """Keep a fault, but turn other outcomes on a damaged text into unknown."""
+    if verdict.sentence == UNKNOWN_JOB:  # it names options that this command does not have
+        return not_run("no job environment known; give the output of env in the job as a file")
     if not text.damaged or verdict.outcome not in _PROVE_NOTHING:
         return verdict
     warning = f" (the rest shows: {verdict.sentence})" if verdict.outcome is Outcome.WARN else ""

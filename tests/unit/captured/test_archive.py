@@ -109,6 +109,8 @@ def test_parts_are_judged_as_facts_and_texts_are(
     assert "gpu.count" in out
     assert "ok     gpu.ecc: " in out
     assert "NCCL log" in out
+    assert "give the output of env in the job as a file" in " ".join(out.split())
+    assert "--preflight" not in out
     assert main(["read", "--json", str(path), str(path)]) == 1
     assert f'"{path}: nodes/h1/facts.json"' in capsys.readouterr().out
 

@@ -83,6 +83,18 @@ def test_an_empty_file_is_called_empty(tmp_path: Path) -> None:
     assert "unknown kind" not in alone.stdout
 
 
+def test_an_environment_without_a_known_variable(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is one all the same: nothing to judge, exit 5, and the sentence says why."""
+    file = tmp_path / "env.txt"
+    file.write_text("HOME=/root\nLANG=C.UTF-8\nSHELL=/bin/bash\n")
+    assert main(["read", str(file)]) == 5
+    out = capsys.readouterr().out
+    assert "an environment without a variable that preflight judges" in out
+    assert "unknown kind" not in out
+
+
 def test_each_exit_code(texts: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """0 fine, 1 a fault, 3 not all judged, 4 cannot be opened, 5 of no known kind."""
 
