@@ -140,6 +140,14 @@ def hca_choice(
             yield Deviation(f"{sentence}: NCCL goes on without it, and loses its rail", advice)
 
 
+def loopback_down(facts: Facts) -> Iterator[Deviation]:
+    """A node's own addresses lead through its loopback, also where no process uses 127.0.0.1."""
+    for interface in facts.interfaces:
+        if interface.loopback and not interface.up:
+            sentence = f"{interface.name} is down: no process here can connect to this node itself"
+            yield Deviation(sentence, f"ip link set {interface.name} up")
+
+
 def _why_unreachable(interface: Interface, facts: Facts, group: Group) -> str:
     """Why an interface leads to no other node; "" where no reason is known."""
     if interface.loopback:
@@ -230,10 +238,11 @@ def judge_interface(
         if environ is None and not any(summary.startswith("network") for summary in facts.problems):
             return not_run("no interfaces reported, no job environment known")
         return unknown("the interfaces could not be read", advice="look at ip address there")
-    if alone and not job:
+    deviations = list(loopback_down(facts))
+    if alone and not job and not deviations:
         return not_run("one node alone, and no job environment known")
     down_reported = any(deviation.grave for deviation in down_ports(expected, facts, group))
-    deviations = list(hca_choice(facts, env, down_reported=down_reported))
+    deviations += hca_choice(facts, env, down_reported=down_reported)
     if not alone:  # the job has other nodes to reach
         deviations += socket_choice(facts, env, group, env_known=environ is not None)
         deviations += gloo_choice(facts, env, group)

@@ -161,6 +161,20 @@ def test_where_gloo_cannot_listen() -> None:
     assert choice(both, {}, host(2)).outcome is Outcome.OK
 
 
+@pytest.mark.proves("net.interface", finds="a loopback that is down, on a node of a fleet or alone")
+def test_a_loopback_that_is_down() -> None:
+    """The node cannot connect to its own address, as ranks beside a master must."""
+    one = host(1)
+    assert one.network is not None
+    lo, *others = one.network.interfaces or ()
+    down = replace(one.network, interfaces=(replace(lo, up=False), *others))
+    for peers in ((), (host(2),)):
+        verdict = choice(replace(one, network=down), None, *peers)
+        assert verdict.outcome is Outcome.FAIL
+        assert "lo is down" in verdict.sentence
+        assert verdict.advice == "ip link set lo up"
+
+
 @pytest.mark.proves("net.interface", finds="another interface on another subnet than on most nodes")
 def test_unlike_the_group() -> None:
     """A routed fabric has a subnet per rack: only another name on another subnet is odd."""
