@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Iterator, Sequence
+import sys
 
 from msgspec import Struct
 
 from preflight import __version__
 from preflight.commands import add_json, print_answer
 from preflight.core.command_line import EMPTY, FINE, FOUND, UNCLEAR, path_type
+from preflight.core.files import file_errors
 from preflight.core.text import count, printable, wrapped
-from preflight.fleet.sources import read_script
+from preflight.errors import UsageError
+from preflight.fleet.model import TrainingScript
+from preflight.fleet.sources import LARGEST_SCRIPT, read_script
 from preflight.lint import LintResult, lint
 from preflight.lint.script import Severity
 
@@ -30,6 +32,7 @@ _EXAMPLES = """\
 examples:
   preflight lint train.py
   preflight lint src/*.py --json
+  git show HEAD:train.py | preflight lint -
 """
 
 
@@ -37,8 +40,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.epilog = _EXAMPLES
     parser.add_argument(
-        "scripts", metavar="SCRIPT", type=path_type, nargs="+", help="train.py, ..."
-    )
+        "scripts", metavar="SCRIPT", type=path_type, nargs="+",
+        help="train.py, ...; - is standard input",
+    )  # fmt: skip
     add_json(parser)
 
 
@@ -47,12 +51,23 @@ def run(arguments: argparse.Namespace) -> int:
 
     UsageError (exit 4) for a file that cannot be opened or is too large.
     """
-    scripts = map(read_script, arguments.scripts)
+    scripts = map(_script, arguments.scripts)
     files = tuple(lint(script.content, script.path) for script in scripts)
     code = _exit_code(files)
     document = Document(preflight=__version__, exit=code, files=files)
     print_answer(arguments, document, lambda width: _lines(files, code, width))
     return code
+
+
+def _script(path: Path) -> TrainingScript:
+    if str(path) != "-":
+        return read_script(path)
+    with file_errors("cannot read standard input", "give a script, as in: preflight lint train.py"):
+        content = sys.stdin.buffer.read(LARGEST_SCRIPT + 1)
+    if len(content) > LARGEST_SCRIPT:
+        most = f"{LARGEST_SCRIPT >> 20} MiB"
+        raise UsageError(f"standard input is larger than {most}; give the training script itself")
+    return TrainingScript("-", content)
 
 
 def _exit_code(files: Sequence[LintResult]) -> int:

@@ -223,14 +223,14 @@ def _is_loopback(address: str) -> bool:
         return address == "localhost"
 
 
-_LARGEST_SCRIPT = 4 << 20
+LARGEST_SCRIPT = 4 << 20
 """Bytes; a file of millions of lines is data."""
 
 
 def read_script(path: Path) -> TrainingScript:
     """Read a training script; UsageError if that fails."""
     try:
-        content = read_regular(typed_path(path), _LARGEST_SCRIPT)
+        content = read_regular(typed_path(path), LARGEST_SCRIPT)
     except OSError as error:
         message = f"cannot read {path}: {error.strerror}"
         raise UsageError(f"{message}; give the training script itself") from error

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -113,6 +115,40 @@ def test_a_run_that_knows_the_script_and_the_launch(here: Here) -> None:
     assert sentences["launch.script"].startswith("train.py line 13: only rank 0 calls evaluate()")
     assert sentences["launch.fits"] == "--nnodes=4 waits for 4 nodes, and this run has 3"
     assert not (here.folder / "it-ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "code", "answer"),
+    [
+        (TRAIN.encode(), 1, "-:13  error  collective-on-some-ranks\n"),
+        (b"", 5, "-: not a distributed script (0 lines read)\n"),
+        (b"x = '\xff'\n", 3, "- was not checked: its text does not match its encoding"),
+        (b"#" * (4 << 20) + b"#", 4, "preflight: standard input is larger than 4 MiB; give the "),
+    ],
+)
+def test_a_script_from_a_pipe(tmp_path: Path, given: bytes, code: int, answer: str) -> None:
+    """`-` is standard input, as for `explain` and `read`."""
+    done = subprocess.run(
+        [sys.executable, "-m", "preflight", "lint", "-"],
+        cwd=tmp_path, input=given, capture_output=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == code
+    assert (done.stderr if code == 4 else done.stdout).decode().startswith(answer)
+    assert not (done.stderr if code != 4 else done.stdout)
+
+
+def test_standard_input_that_cannot_be_read(tmp_path: Path) -> None:
+    """One that is open only for writing, say: one line that says what to type."""
+    words = [sys.executable, "-m", "preflight", "lint", "-"]
+    with (tmp_path / "out").open("w") as out:
+        done = subprocess.run(
+            words, cwd=tmp_path, stdin=out, capture_output=True, text=True, timeout=60, check=False
+        )
+    assert (done.returncode, done.stdout) == (4, "")
+    assert done.stderr == (
+        "preflight: cannot read standard input: Bad file descriptor; give a script, as in: "
+        "preflight lint train.py\n"
+    )
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
