@@ -6,17 +6,27 @@ An operator then need not read 50 MB of NCCL's output to find the first rank tha
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from preflight.commands import add_json, print_answer, remark
 from preflight.core.command_line import EMPTY, FINE, FOUND, UNCLEAR, path_type
-from preflight.core.files import typed_path
+from preflight.core.files import read_regular, typed_path
+from preflight.core.text import percent
 from preflight.errors import UsageError
+from preflight.hang.answer_text import Alternative
+from preflight.hang.diagnose.job_state import Diagnosis
 from preflight.hang.explain.dumps import Dumps, explain_dumps, joined, separate
-from preflight.hang.explain.explanation import lines
+from preflight.hang.explain.explanation import Explanation, Place, lines
 from preflight.hang.explain.log_lines import logs_of
 from preflight.hang.explain.scan import Scanner
-from preflight.hang.explain.symptom import Symptom, load_symptoms, shipped
+from preflight.hang.explain.symptom import Category, Symptom, load_symptoms, shipped
 from preflight.hang.explain.weigh import explain
 
 _MOST_TROUBLES = 20
@@ -31,9 +41,13 @@ def run(arguments: argparse.Namespace) -> int:
     folders = map(typed_path, arguments.symptoms)
     site_symptoms = [symptom for folder in folders for symptom in _site_symptoms(folder)]
     files = [typed_path(file) for file in arguments.files]
+    launches = list(_watched_launches(files))
+    diagnoses = [launch.hang.path for launch in launches if launch.hang]
     dump_paths, logs = separate(files)
     empty: list[str] = []
-    scan = Scanner([*shipped(), *site_symptoms]).read(logs_of(logs, beside=dump_paths, empty=empty))
+    scan = Scanner([*shipped(), *site_symptoms]).read(
+        logs_of(logs, [*dump_paths, *diagnoses], empty)
+    )
     explanation = explain(scan)
     troubles = [*empty, *scan.troubles]
     if dump_paths:
@@ -41,14 +55,106 @@ def run(arguments: argparse.Namespace) -> int:
         troubles = dumps.troubles + troubles
         dump_explanation = explain_dumps(dumps)
         explanation = joined(explanation, dump_explanation) if scan.line_count else dump_explanation
+    for launch in launches:
+        explanation = _with_launch(explanation, launch)
     for trouble in troubles[:_MOST_TROUBLES]:
         remark(trouble)
     if len(troubles) > _MOST_TROUBLES:
         remark(f"{len(troubles) - _MOST_TROUBLES} more files are not used")
     print_answer(arguments, explanation, lambda width: lines(explanation, width), indent=2)
-    if not scan.line_count and not troubles and not dump_paths:
+    if not (scan.line_count or troubles or dump_paths or diagnoses):
         return EMPTY
     return _EXITS.get(explanation.category, FOUND)
+
+
+class _Hang(NamedTuple):
+    path: Path
+    diagnosis: Diagnosis
+
+
+class _Record(Struct):
+    """What `preflight watch` wrote into watch.json of how a launch ended."""
+
+    exit: int = 0
+    signal: int = 0
+    stalled: bool = True
+    """Whether it failed in a stall; no such key: it still runs, or its watch was killed."""
+
+
+class _Launch(NamedTuple):
+    record: _Record
+    hang: _Hang | None
+
+
+_UNREADABLE = (OSError, ValueError, RecursionError, msgspec.MsgspecError)
+_LARGEST_BYTES = 16 << 20
+
+
+def _watched_launches(folders: Sequence[Path]) -> Iterator[_Launch]:
+    """The launches of those folders that `preflight watch` made."""
+    for folder in folders:
+        with suppress(*_UNREADABLE):
+            content = read_regular(folder / "watch.json", _LARGEST_BYTES)
+            yield _Launch(msgspec.json.decode(content, type=_Record), _last_hang(folder))
+
+
+def _last_hang(folder: Path) -> _Hang | None:
+    numbered = sorted(folder.glob("diagnosis-*.json"), key=lambda path: (len(path.name), path))
+    with suppress(*_UNREADABLE):
+        for path in numbered[-1:]:
+            content = read_regular(path, _LARGEST_BYTES)
+            return _Hang(path, msgspec.json.decode(content, type=Diagnosis))
+    return None
+
+
+_CATEGORIES: dict[str, Category] = {
+    "desync": "collective_mismatch", "link": "nic_or_ib_link", "unknown": "unknown",
+}  # fmt: skip
+_OF_A_HANG = ("no_failure", "unknown", "other", "timeout_rank_missing", "collective_mismatch")
+"""What the log of a hang shows, also where its user ended it."""
+
+
+def _with_launch(answer: Explanation, launch: _Launch) -> Explanation:
+    """Add how the launch ended; if it hung to its end, why it hung is the answer."""
+    record, hang = launch
+    ending = f"by signal {record.signal}" if record.signal else f"with exit code {record.exit}"
+    if answer.category == "no_failure" and (record.signal or record.exit):
+        sentence = f"the launch ended {ending}; {answer.sentence}"
+        answer = replace(answer, category="unknown", sentence=sentence)
+    if hang is None:
+        return answer
+    first, second = _explanation_of(hang), answer
+    unclear = ("unknown", "no_failure")
+    if not record.stalled or answer.category not in (
+        unclear if first.category == "unknown" else _OF_A_HANG
+    ):
+        first, second = second, first
+    other = Alternative(second.category, second.sentence, 0.0)
+    return replace(
+        first,
+        evidence=(*_explanation_of(hang).evidence, *answer.evidence),
+        alternatives=(*[other] * (second.category not in unclear), *first.alternatives)[:3],
+        lines=answer.lines,
+        waits=answer.waits,
+    )
+
+
+def _explanation_of(hang: _Hang) -> Explanation:
+    """A diagnosis of `preflight watch` as an explanation."""
+    diagnosis = hang.diagnosis
+    text = f"{diagnosis.category} ({percent(diagnosis.confidence)} sure)"
+    return Explanation(
+        category=_CATEGORIES.get(diagnosis.category, "timeout_rank_missing"),
+        culprits=diagnosis.culprits,
+        sentence=f"the job hung: {diagnosis.sentence}",
+        advice=diagnosis.advice,
+        evidence=(Place(str(hang.path.with_suffix(".txt")), 1, text),),
+        confidence=diagnosis.confidence,
+        alternatives=diagnosis.alternatives,
+        next=diagnosis.next,
+        line=diagnosis.line,
+        unseen=diagnosis.unseen,
+    )
 
 
 def _site_symptoms(folder: Path) -> tuple[Symptom, ...]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from msgspec import Struct
 

@@ -123,6 +123,98 @@ def test_the_folder_of_a_launch_under_watch(tmp_path: Path) -> None:
     assert first["evidence"][0]["source"] == "watch-1-n3/output.log"
 
 
+ODD_RANK = {
+    "category": "odd_rank",
+    "culprits": ["rank 1"],
+    "sentence": "rank 1 (n3) is in save at train.py:23 and sleeps, while 1 rank waits for it",
+    "advice": "look at that line",
+    "confidence": 0.82,
+    "standings": [{"ranks": [1], "where": "save (train.py:23)"}],
+}
+CTRL_C = "SignalException: Process 32119 got signal: 2\n"
+
+
+def _watch_folder(folder: Path, ended: dict[str, object], output: str | None = None) -> Path:
+    """What `preflight watch` leaves of a launch that hung, went on or not, and ended so."""
+    made = folder / "watch-1-n3"
+    made.mkdir(exist_ok=True)
+    (made / "watch.json").write_text(json.dumps({"stalls": [{}], **ended}))
+    (made / "diagnosis-9.json").write_text("{}")
+    (made / "diagnosis-10.json").write_text(json.dumps(ODD_RANK))
+    if output is not None:
+        (made / "stdout.log").write_text(output)
+    return made
+
+
+HUNG: dict[str, object] = {"exit": 1, "stalled": True}
+
+
+@pytest.mark.parametrize(
+    ("ended", "output"),
+    [(HUNG, CTRL_C), (HUNG, "step 1\n"), (HUNG, None), ({}, "step 1\n"), ({}, None)],
+)
+def test_a_launch_that_hung_to_its_end(
+    tmp_path: Path, ended: dict[str, object], output: str | None
+) -> None:
+    """Its last diagnosis is the answer: who ended it by Ctrl-C is not advised to take tmux."""
+    _watch_folder(tmp_path, ended, output)
+    done = _explain(tmp_path, "watch-1-n3")
+    assert (done.returncode, done.stderr) == (1, "")
+    assert done.stdout.startswith(
+        "timeout_rank_missing  (82 % sure)\nwhat      the job hung: rank 1 (n3) is in save at "
+    )
+    assert "who       rank 1\n" in done.stdout
+    assert "proof     watch-1-n3/diagnosis-10.txt:1: odd_rank (82 % sure)\n" in done.stdout
+    assert ("or        other: torchrun was ended" in done.stdout) == (output == CTRL_C)
+    assert "tmux" not in done.stdout
+
+
+def test_a_launch_that_hung_and_went_on(tmp_path: Path) -> None:
+    """What ended it later is the answer; the diagnosis is the first proof, and an alternative."""
+    _watch_folder(tmp_path, {"exit": 1, "stalled": False}, LOG)
+    done = _explain(tmp_path, "watch-1-n3")
+    assert (done.returncode, done.stderr) == (1, "")
+    assert done.stdout.startswith("port_in_use")
+    assert "proof     watch-1-n3/diagnosis-10.txt:1: odd_rank (82 % sure)\n" in done.stdout
+    assert "or        timeout_rank_missing: the job hung: rank 1 (n3)" in done.stdout
+    _watch_folder(tmp_path, {"exit": 0, "stalled": False}, "step 1\n")
+    done = _explain(tmp_path, "watch-1-n3", "--json")
+    answer = json.loads(done.stdout)
+    assert (done.returncode, answer["category"], answer["lines"]) == (0, "no_failure", 1)
+
+
+def test_a_hardware_fault_says_more_than_the_hang_after_it(tmp_path: Path) -> None:
+    """The fault is the answer, although the launch hung to its end."""
+    _watch_folder(tmp_path, HUNG, "NVRM: Xid (PCI:0000:1b:00): 79, GPU has fallen off the bus.\n")
+    assert _explain(tmp_path, "watch-1-n3").stdout.startswith("gpu_hardware")
+
+
+@pytest.mark.parametrize(
+    ("ended", "words"), [({"exit": 7}, "with exit code 7"), ({"signal": 9}, "by signal 9")]
+)
+def test_a_launch_that_failed_without_a_word(
+    tmp_path: Path, ended: dict[str, object], words: str
+) -> None:
+    """It is never `no_failure`: its end is in the folder of `preflight watch`."""
+    folder = _watch_folder(tmp_path, ended, "out\n")
+    for diagnosis in folder.glob("diagnosis-*"):
+        diagnosis.unlink()
+    done = _explain(tmp_path, "watch-1-n3")
+    assert (done.returncode, done.stderr) == (3, "")
+    assert done.stdout.startswith(f"unknown\nwhat      the launch ended {words}; no line shows a ")
+    (folder / "stdout.log").write_text("")
+    assert _explain(tmp_path, "watch-1-n3").returncode in (3, 5)
+
+
+@pytest.mark.parametrize("record", [b"", b"[]", b'{"exit": "7"}', b"\xff", b"[" * 5000])
+def test_a_damaged_record_of_a_watch(tmp_path: Path, record: bytes) -> None:
+    """It is left aside: the log counts."""
+    folder = _watch_folder(tmp_path, {}, LOG)
+    for name in ("watch.json", "diagnosis-10.json"):
+        (folder / name).write_bytes(record)
+        assert _explain(tmp_path, "watch-1-n3").stdout.startswith("port_in_use")
+
+
 def test_an_empty_folder_beside_a_log_is_a_remark(tmp_path: Path) -> None:
     """The dumps that a job was to write, say; the log is explained all the same."""
     (tmp_path / "dumps").mkdir()

@@ -121,7 +121,8 @@ def test_a_rank_that_hangs_is_named(tmp_path: Path) -> None:
     assert {"diagnosis-1.txt", "state-1.json", "samples.tsv", "watch.json"} <= kept
     assert not {path.name for path in folder.iterdir() if path.is_dir()}
     record = _json(folder / "watch.json")
-    assert (record["exit"], record["set"]["NCCL_DEBUG"]["value"]) == (0, "WARN")
+    assert (record["exit"], record["stalled"]) == (0, False)
+    assert record["set"]["NCCL_DEBUG"]["value"] == "WARN"
     done = (tmp_path / "output").read_text()
     assert "preflight: half or more of the ranks here did almost nothing for 2 s\n" in done
     assert "rank 1" in done
@@ -204,7 +205,8 @@ def test_a_launch_that_dies_is_explained(tmp_path: Path) -> None:
     assert "memory" not in (folder / "output.log").read_text()
     assert _json(folder / "explanation.json")["category"] == "port_in_use"
     record = _json(folder / "watch.json")
-    assert (record["exit"], record["command"]) == (3, ["sh", "train.py"])
+    assert (record["exit"], record["stalled"]) == (3, False)
+    assert record["command"] == ["sh", "train.py"]
 
 
 def test_a_copy_of_the_output(tmp_path: Path) -> None:

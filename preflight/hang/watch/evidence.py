@@ -362,9 +362,10 @@ class Record:
         self._content["stalls"].append({"at": _now_text(), "answer": answer})
         self.write()
 
-    def ended(self, status: int) -> None:
-        """Add how the launch ended."""
+    def ended(self, status: int, *, stalled: bool) -> None:
+        """Add how the launch ended, and whether it failed in a stall."""
         self._content["ended"] = _now_text()
+        self._content["stalled"] = stalled
         if os.WIFSIGNALED(status):
             self._content["signal"] = os.WTERMSIG(status)
         else:

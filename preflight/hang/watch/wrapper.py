@@ -187,7 +187,7 @@ def _keep_or_discard(
     if not (failed or watcher.stalls or keep):
         discard(folder, made)
         return
-    watcher.record.ended(status)
+    watcher.record.ended(status, stalled=status != 0 and watcher.in_a_stall)
     copies = output.keep(folder)
     if failed:
         watcher.keep_samples()
