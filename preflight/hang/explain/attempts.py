@@ -27,8 +27,9 @@ def survived(scan: ScanResult) -> Callable[[Hit], bool]:
     for hit in scan.hits:
         key = (hit.symptom.id, hit.place.source)
         last[key] = max(hit.order, last.get(key, 0))
+    has_ended = any(hit.symptom.role == "echo" and "code" in hit.fields for hit in scan.hits)
     return lambda hit: (
-        hit.order < last.get((hit.symptom.survived_by, hit.place.source), 0)
+        (not has_ended and hit.order < last.get((hit.symptom.survived_by, hit.place.source), 0))
         or (
             hit.symptom.at_end == "steps"
             and hit.order < scan.finite_step_line.get(hit.place.source, 0)
@@ -148,6 +149,8 @@ def ended_well(
     """
     last = _last_failure(hits, scan)
     loose = (isinstance(error, LoggedException) and error.loose > error.cut for error in failures)
+    if not failures and unfinished_work(scan) is not None:
+        return False
     if all(loose):
         words = _last_words(scan, {"exit"}) if failures else _last_words(scan)
         return max(scan.end_line, words) > last

@@ -177,7 +177,9 @@ def _evidence(scan: ScanResult) -> tuple[_Evidence, str]:
     scan, doubt = last_attempt(scan)
     is_survived = survived(scan)
     hits = [hit for hit in scan.hits if hit.symptom.role != "fact" and not is_survived(hit)]
+    over = {_line(hit) for hit in scan.hits if hit.symptom.survived_by and is_survived(hit)}
     all_errors = own_faults(scan.exceptions, watchdog.survivors(hits))
+    all_errors = [error for error in all_errors if _line(error) not in over]
     errors = without_caught_imports(all_errors)
     causes, signs = _causes_and_signs(hits, errors, scan)
     left_out = [error for error in all_errors if error not in errors]
@@ -186,7 +188,7 @@ def _evidence(scan: ScanResult) -> tuple[_Evidence, str]:
     strong_signs = [hit for hit in own_signs if hit.symptom.reads != "call"]
     last_start = _last_start([*causes, *strong_signs], errors, scan)
     strong_signs = [hit for hit in strong_signs if hit.order > last_start]
-    over = {_line(error) for error in errors if error.order <= last_start}
+    over |= {_line(error) for error in errors if error.order <= last_start}
     causes = [hit for hit in causes if not _is_of_earlier_start(hit, last_start, scan)]
     errors = [error for error in errors if error.order > last_start]
     firm_errors = [error for error in errors if not error.loose]
