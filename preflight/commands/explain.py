@@ -9,7 +9,6 @@ import argparse
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -42,12 +41,11 @@ def run(arguments: argparse.Namespace) -> int:
     site_symptoms = [symptom for folder in folders for symptom in _site_symptoms(folder)]
     files = [typed_path(file) for file in arguments.files]
     launches = list(_watched_launches(files))
-    diagnoses = [launch.hang.path for launch in launches if launch.hang]
+    diagnoses = [Path(hang.evidence[0].source) for _, hang in launches if hang]
     dump_paths, logs = separate(files)
     empty: list[str] = []
-    scan = Scanner([*shipped(), *site_symptoms]).read(
-        logs_of(logs, [*dump_paths, *diagnoses], empty)
-    )
+    log_files = logs_of(logs, [*dump_paths, *diagnoses], empty)
+    scan = Scanner([*shipped(), *site_symptoms]).read(log_files)
     explanation = explain(scan)
     troubles = [*empty, *scan.troubles]
     if dump_paths:
@@ -55,8 +53,8 @@ def run(arguments: argparse.Namespace) -> int:
         troubles = dumps.troubles + troubles
         dump_explanation = explain_dumps(dumps)
         explanation = joined(explanation, dump_explanation) if scan.line_count else dump_explanation
-    for launch in launches:
-        explanation = _with_launch(explanation, launch)
+    for ending, hang in launches:
+        explanation = _with_launch(explanation, ending, hang)
     for trouble in troubles[:_MOST_TROUBLES]:
         remark(trouble)
     if len(troubles) > _MOST_TROUBLES:
@@ -67,13 +65,8 @@ def run(arguments: argparse.Namespace) -> int:
     return _EXITS.get(explanation.category, FOUND)
 
 
-class _Hang(NamedTuple):
-    path: Path
-    diagnosis: Diagnosis
-
-
-class _Record(Struct):
-    """What `preflight watch` wrote into watch.json of how a launch ended."""
+class _Ending(Struct):
+    """How a launch ended, as `preflight watch` wrote into watch.json."""
 
     exit: int = 0
     signal: int = 0
@@ -81,80 +74,59 @@ class _Record(Struct):
     """Whether it failed in a stall; no such key: it still runs, or its watch was killed."""
 
 
-class _Launch(NamedTuple):
-    record: _Record
-    hang: _Hang | None
-
-
 _UNREADABLE = (OSError, ValueError, RecursionError, msgspec.MsgspecError)
 _LARGEST_BYTES = 16 << 20
 
 
-def _watched_launches(folders: Sequence[Path]) -> Iterator[_Launch]:
-    """The launches of those folders that `preflight watch` made."""
+def _watched_launches(folders: Sequence[Path]) -> Iterator[tuple[_Ending, Explanation | None]]:
+    """How the launches of the watch folders among these ended, and why they hung."""
     for folder in folders:
         with suppress(*_UNREADABLE):
             content = read_regular(folder / "watch.json", _LARGEST_BYTES)
-            yield _Launch(msgspec.json.decode(content, type=_Record), _last_hang(folder))
-
-
-def _last_hang(folder: Path) -> _Hang | None:
-    numbered = sorted(folder.glob("diagnosis-*.json"), key=lambda path: (len(path.name), path))
-    with suppress(*_UNREADABLE):
-        for path in numbered[-1:]:
-            content = read_regular(path, _LARGEST_BYTES)
-            return _Hang(path, msgspec.json.decode(content, type=Diagnosis))
-    return None
+            yield msgspec.json.decode(content, type=_Ending), _hang_in(folder)
 
 
 _CATEGORIES: dict[str, Category] = {
     "desync": "collective_mismatch", "link": "nic_or_ib_link", "unknown": "unknown",
 }  # fmt: skip
-_OF_A_HANG = ("no_failure", "unknown", "other", "timeout_rank_missing", "collective_mismatch")
-"""What the log of a hang shows, also where its user ended it."""
 
 
-def _with_launch(answer: Explanation, launch: _Launch) -> Explanation:
+def _hang_in(folder: Path) -> Explanation | None:
+    """The last diagnosis in a watch folder; its only proof is its file."""
+    files = sorted(folder.glob("diagnosis-*.json"), key=lambda file: (len(file.name), file))
+    with suppress(*_UNREADABLE):
+        for file in files[-1:]:
+            hang = msgspec.json.decode(read_regular(file, _LARGEST_BYTES), type=Diagnosis)
+            text = f"{hang.category} ({percent(hang.confidence)} sure)"
+            return Explanation(
+                category=_CATEGORIES.get(hang.category, "timeout_rank_missing"),
+                culprits=hang.culprits, sentence=f"the job hung: {hang.sentence}",
+                advice=hang.advice, evidence=(Place(str(file.with_suffix(".txt")), 1, text),),
+                confidence=hang.confidence, next=hang.next, line=hang.line,
+            )  # fmt: skip
+    return None
+
+
+_OF_A_HANG = ("other", "timeout_rank_missing", "collective_mismatch")
+"""What the log of a hang shows, if anything, also where its user ended it."""
+
+
+def _with_launch(answer: Explanation, ending: _Ending, hang: Explanation | None) -> Explanation:
     """Add how the launch ended; if it hung to its end, why it hung is the answer."""
-    record, hang = launch
-    ending = f"by signal {record.signal}" if record.signal else f"with exit code {record.exit}"
-    if answer.category == "no_failure" and (record.signal or record.exit):
-        sentence = f"the launch ended {ending}; {answer.sentence}"
+    if answer.category == "no_failure" and (ending.signal or ending.exit):
+        how = f"by signal {ending.signal}" if ending.signal else f"with exit code {ending.exit}"
+        sentence = f"the launch ended {how}; {answer.sentence}"
         answer = replace(answer, category="unknown", sentence=sentence)
     if hang is None:
         return answer
-    first, second = _explanation_of(hang), answer
-    unclear = ("unknown", "no_failure")
-    if not record.stalled or answer.category not in (
-        unclear if first.category == "unknown" else _OF_A_HANG
-    ):
-        first, second = second, first
+    less_clear = (*_EXITS, *(_OF_A_HANG if hang.category != "unknown" else ()))
+    leads = ending.stalled and answer.category in less_clear
+    first, second = (hang, answer) if leads else (answer, hang)
     other = Alternative(second.category, second.sentence, 0.0)
     return replace(
-        first,
-        evidence=(*_explanation_of(hang).evidence, *answer.evidence),
-        alternatives=(*[other] * (second.category not in unclear), *first.alternatives)[:3],
-        lines=answer.lines,
-        waits=answer.waits,
-    )
-
-
-def _explanation_of(hang: _Hang) -> Explanation:
-    """A diagnosis of `preflight watch` as an explanation."""
-    diagnosis = hang.diagnosis
-    text = f"{diagnosis.category} ({percent(diagnosis.confidence)} sure)"
-    return Explanation(
-        category=_CATEGORIES.get(diagnosis.category, "timeout_rank_missing"),
-        culprits=diagnosis.culprits,
-        sentence=f"the job hung: {diagnosis.sentence}",
-        advice=diagnosis.advice,
-        evidence=(Place(str(hang.path.with_suffix(".txt")), 1, text),),
-        confidence=diagnosis.confidence,
-        alternatives=diagnosis.alternatives,
-        next=diagnosis.next,
-        line=diagnosis.line,
-        unseen=diagnosis.unseen,
-    )
+        first, evidence=(*hang.evidence, *answer.evidence), lines=answer.lines, waits=answer.waits,
+        alternatives=(*[other] * (second.category not in _EXITS), *first.alternatives)[:3],
+    )  # fmt: skip
 
 
 def _site_symptoms(folder: Path) -> tuple[Symptom, ...]:

@@ -17,27 +17,22 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Final
 
 from preflight.core.statistics import grouped
-from preflight.lint.script import (
-    ALL_RANKS,
-    FIRST_RANK,
-    UNKNOWN_RANKS,
-    RankSet,
-    canonical,
-    constant,
-    dotted,
-    known_names,
-    names_in,
-    once,
-)
+from preflight.lint.script import RankSet, canonical, constant, dotted, known_names, names_in, once
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from preflight.lint.script import Call, Function, Guard, Script
 
 
 Sides = tuple[RankSet, RankSet]
 """The ranks that enter the body of an `if`, and those that enter its `else`."""
+
+ALL_RANKS: Final = RankSet("every rank", "every rank")
+"""Also if the text does not decide it."""
+FIRST_RANK: Final = RankSet("rank 0", "all ranks but 0")
+UNKNOWN_RANKS: Final = RankSet("some ranks", "some ranks")
+"""Some ranks, and only the run shows which."""
 
 UNDECIDED: Final[Sides] = (ALL_RANKS, ALL_RANKS)
 _UNKNOWN: Final[Sides] = (UNKNOWN_RANKS, UNKNOWN_RANKS)
@@ -136,10 +131,8 @@ class Ranks:
         """The 4 of `rank % 4`; 0 for any other expression."""
         if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Mod):
             return 0
-        divisor = constant(node.right)
-        if not isinstance(divisor, int) or not 1 < divisor <= _HIGHEST_RANK:
-            return 0
-        return divisor if self.is_rank(node.left) else 0
+        divisor = constant(node.right) if self.is_rank(node.left) else 0
+        return divisor if isinstance(divisor, int) and 1 < divisor <= _HIGHEST_RANK else 0
 
     def _sides_by_name(self, test: ast.expr) -> Sides:
         if self.is_rank(test):
@@ -165,11 +158,8 @@ class Ranks:
 
     def _sides_of_compare(self, left: ast.expr, op: ast.cmpop, right: ast.expr) -> Sides:
         if divisor := self._divisor(left):
-            remainder = constant(right)
-            if not isinstance(remainder, int) or not isinstance(op, ast.Eq | ast.NotEq):
-                return UNDECIDED
-            sides = _sides_by_remainder(divisor, remainder)
-            return sides if isinstance(op, ast.Eq) else sides[::-1]
+            sides = _sides_by_remainder(divisor, constant(right))
+            return {ast.Eq: sides, ast.NotEq: sides[::-1]}.get(type(op), UNDECIDED)
         if not self.is_rank(left):
             if not self.is_rank(right) or not isinstance(op, ast.Eq | ast.NotEq):
                 return UNDECIDED
@@ -178,7 +168,7 @@ class Ranks:
             return _sides_of_membership(op, right)
         value = constant(right)
         number = int(value) if isinstance(value, str) and _NUMBER.fullmatch(value) else value
-        if not isinstance(number, int):
+        if not isinstance(number, int) or number > _HIGHEST_RANK:
             return UNDECIDED if number is not None else _UNKNOWN
         return _sides_by_number(op, number)
 
@@ -194,49 +184,43 @@ def _sides(words: str, others: str) -> Sides:
 
 
 def _sides_by_number(op: ast.cmpop, number: int) -> Sides:
-    """`rank == 0`, `rank > 0`, `rank < 1`; -1 asks whether the job is distributed."""
+    """`rank == 2`, `rank > 0`, `rank < 1`; -1 asks whether the job is distributed."""
+    if number < 0 or (number == 0 and isinstance(op, ast.GtE | ast.Lt)):
+        return UNDECIDED
+    first = number + isinstance(op, ast.Gt | ast.LtE)
+    sides = _sides(f"ranks from {first} on", f"ranks below {first}")
     if isinstance(op, ast.Eq | ast.NotEq | ast.Is | ast.IsNot):
-        if number < 0:
-            return UNDECIDED
-        sides = _sides_of_numbers({number})
-    else:
-        first = number + isinstance(op, ast.Gt | ast.LtE)
-        if first <= 0:
-            return UNDECIDED
-        if first > _HIGHEST_RANK:
-            return _UNKNOWN
-        sides = _sides(f"ranks from {first} on", f"ranks below {first}")
-        sides = _FIRST[::-1] if first == 1 else sides
+        sides = _sides_of_numbers(number)
+    elif first == 1:
+        sides = _FIRST[::-1]
     return sides[::-1] if isinstance(op, ast.NotEq | ast.IsNot | ast.Lt | ast.LtE) else sides
 
 
-def _sides_by_remainder(divisor: int, remainder: int) -> Sides:
+def _sides_by_remainder(divisor: int, remainder: object) -> Sides:
     """`rank % 4 == 3`."""
-    if not 0 <= remainder < divisor:
+    if not isinstance(remainder, int) or not 0 <= remainder < divisor:
         return UNDECIDED
     if divisor == 2:  # noqa: PLR2004  these have names
-        sides = _sides("even ranks", "odd ranks")
-        return sides[::-1] if remainder else sides
+        return _sides("odd ranks", "even ranks") if remainder else _sides("even ranks", "odd ranks")
     left = f"ranks with rank % {divisor}"
     return _sides(f"{left} == {remainder}", f"{left} != {remainder}")
 
 
 def _sides_of_membership(op: ast.cmpop, right: ast.expr) -> Sides:
-    """`local_rank in (-1, 0)`: the first rank of a job, or the only one."""
+    """`rank in (1, 2)`; `local_rank in (-1, 0)`: the first rank of a job, or the only one."""
     if not isinstance(right, ast.Tuple | ast.List | ast.Set):
         return _UNKNOWN
-    sides = _sides_of_numbers({constant(node) for node in right.elts} - {-1})
+    values = {constant(node) for node in right.elts} - {-1}
+    numbers = [value for value in values if isinstance(value, int) and 0 <= value <= _HIGHEST_RANK]
+    if not 0 < len(values) == len(numbers) <= _MOST_NUMBERS:
+        return _UNKNOWN
+    sides = _sides_of_numbers(*numbers)
     return sides if isinstance(op, ast.In) else sides[::-1]
 
 
-def _sides_of_numbers(numbers: Collection[object]) -> Sides:
-    ranks = [int(number) for number in numbers if isinstance(number, int)]
-    if not 0 < len(numbers) == len(ranks) <= _MOST_NUMBERS:
-        return _UNKNOWN
-    if min(ranks) < 0 or max(ranks) > _HIGHEST_RANK:
-        return _UNKNOWN
-    words = ", ".join(map(str, sorted(ranks)))
-    return _sides(f"rank{'s' * (len(ranks) > 1)} {words}", f"all ranks but {words}")
+def _sides_of_numbers(*numbers: int) -> Sides:
+    words = ", ".join(map(str, sorted(numbers)))
+    return _sides(f"rank{'s' * (len(numbers) > 1)} {words}", f"all ranks but {words}")
 
 
 def _is_about_the_job(test: ast.expr) -> bool:

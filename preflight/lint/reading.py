@@ -19,12 +19,9 @@ from typing import Final
 
 from msgspec import Struct
 
-from preflight.lint.operations import Ranks
+from preflight.lint.operations import ALL_RANKS, FIRST_RANK, UNKNOWN_RANKS, Ranks
 from preflight.lint.script import (
-    ALL_RANKS,
-    FIRST_RANK,
     LONGEST_NAME,
-    UNKNOWN_RANKS,
     Assign,
     Call,
     Function,

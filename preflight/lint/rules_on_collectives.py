@@ -11,9 +11,14 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
 from preflight.core.statistics import grouped
-from preflight.lint.operations import PartialOperation, operation, operations_of, partial_operations
-from preflight.lint.script import (
+from preflight.lint.operations import (
     FIRST_RANK,
+    PartialOperation,
+    operation,
+    operations_of,
+    partial_operations,
+)
+from preflight.lint.script import (
     Assign,
     Call,
     Mistake,

@@ -35,13 +35,6 @@ class RankSet(NamedTuple):
         return RankSet(self.words_of_others, self.words)
 
 
-ALL_RANKS: Final = RankSet("every rank", "every rank")
-"""Also if the text does not decide it."""
-FIRST_RANK: Final = RankSet("rank 0", "all ranks but 0")
-UNKNOWN_RANKS: Final = RankSet("some ranks", "some ranks")
-"""Some ranks, and only the run shows which."""
-
-
 @dataclass(frozen=True, slots=True)
 class Guard:
     """A condition on the rank around a line, or before it if the other ranks exited early."""
