@@ -181,7 +181,7 @@ def _last_failure(hits: Sequence[Hit], scan: ScanResult) -> float:
         for line in range(error.began, error.place.line + 1)
     }
     has_died = any(
-        hit.symptom.role == "echo"
+        (hit.symptom.role == "echo" and not hit.symptom.retried)
         or hit.symptom.at_end
         or (
             hit.symptom.role == "sign"

@@ -43,7 +43,6 @@ from preflight.hang.explain.explanation import (
     LIKELY,
     Explanation,
     Hit,
-    culprits,
     proofs,
     rank_words,
     with_meanings,
@@ -474,7 +473,6 @@ def _explain_last_words(scan: ScanResult, echo: Hit | None = None) -> Explanatio
     return replace(
         NOTHING,
         category="other",
-        culprits=culprits([echo], echo) if echo else (),
         sentence=f"{ends} ends soon after the first line that reports a failure: {line}",
         advice="correct what that line reports; if that is not enough, give the logs of all "
         "ranks from start to end",
