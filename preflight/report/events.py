@@ -12,7 +12,6 @@ import os
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import cast
 
 import msgspec
 from msgspec import Struct
@@ -158,9 +157,10 @@ def read_events(content: bytes) -> list[Event]:
 
 def _event(line: bytes) -> Event | None:
     try:
-        return cast("Event", _DECODER.decode(line))
+        event: Event = _DECODER.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
+    return event
 
 
 REPORT = "report.json"

@@ -60,7 +60,8 @@ def last_attempt(scan: ScanResult) -> tuple[ScanResult, str]:
         if before:
             scan.settled_until[source] = again
             alike = before == {_kind_of(failure) for failure in here if failure.order >= again}
-            doubt = doubt if alike else EARLIER if again in certain else of_start
+            if not alike:
+                doubt = EARLIER if again in certain else of_start
     exceptions = [error for error in scan.exceptions if is_unsettled(error, scan)]
     hits = [
         hit
@@ -88,7 +89,7 @@ def last_attempt(scan: ScanResult) -> tuple[ScanResult, str]:
 
 
 def _kind_of(failure: Hit | LoggedException) -> str:
-    """What every start of a script that fails alike has in common."""
+    """Describe a failure so that two starts of a script that fail alike have the same text."""
     rank = failure.speaker.rank
     if isinstance(failure, LoggedException):
         message = _NUMBER.sub("0", failure.message)
@@ -148,10 +149,11 @@ def ended_well(
     server's if it ended no more than requests.
     """
     last = _last_failure(hits, scan)
-    loose = (isinstance(error, LoggedException) and error.loose > error.cut for error in failures)
     if not failures and unfinished_work(scan) is not None:
         return False
-    if all(loose):
+    if all(
+        isinstance(error, LoggedException) and error.loose and not error.cut for error in failures
+    ):
         words = _last_words(scan, {"exit"}) if failures else _last_words(scan)
         return max(scan.end_line, words) > last
     return scan.end_line > last
