@@ -402,7 +402,7 @@ ECHOES = frozenset((
     "GetTimeoutError", "WorkerGroupError", "SockClientClosedError", "MessageRouterClosedError",
     "CancelledError", "CondaError", "CommandNotFoundError", "KilledWorker", "Py4JJavaError",
     "MetadataFetchFailedException", "FetchFailedException", "CommandException",
-    "BucketNotFoundException", "SIGTERMException",
+    "BucketNotFoundException", "SIGTERMException", "CellExecutionError",
 ))  # fmt: skip
 """Exceptions that report the end of another process, or that have their own symptoms."""
 LAUNCHERS = frozenset(("ChildFailedError", "SignalException", "CalledProcessError"))

@@ -44,6 +44,8 @@ _HARMLESS = re.compile(
     rb"|ERROR \| stderr \| INFO: |\bERROR SUMMARY: 0 errors|ACPI BIOS Error \(bug\)"
     rb"|^\s{0,20}Error on total polarization charges = "
     rb"|^[^:]{1,120} not found[.,] {1,2}(?:Generating|Creating|Downloading|Building)\b"
+    rb"|was unable to find any relevant network|Cannot find any patch or group names matching "
+    rb"|^[\s\d.,|%+-]{12,300}[A-Za-z]\w{0,30}\s*$|\b[Ee]rror: -?\d{1,9}\.\d{1,12}e[-+]\d\d\b"
     rb"|nvidia: module verification failed|\bWARN(?:ING)?\b.{0,80}Traceback \(most"
     rb"|\b(?i:relative|absolute|maximum|max|mean|rms|numerical) (?i:error)\b[^:=]{0,40}[=:] {0,20}"
     rb"-?\d"
@@ -55,6 +57,7 @@ _HARMLESS = re.compile(
     rb"|\b0 tests completed and failed|\bBuild settings: |^Configure options: "
     rb"|fatal: [Nn]ot a git repository|git root error: |Error with model (?:object|error)="
     rb"|Worker\w{0,20} pid \d{1,8} died, exit code: -15"  # its engine ended it
+    rb"|slurmstepd: error: (?:common_file_write_uint32s|Unable to move pid|error unlocking cgroup)"
     rb"|\bwandb: ERROR |slurmstepd: error: _is_a_lwp: |UCX  ERROR inotify_add_watch"
     rb"|The caller indicates that this is not a failure"
     rb"|\(errno: 97 - Address family not supported by protocol\)"
