@@ -259,7 +259,7 @@ def _several_places(case: Case, groups: list[tuple[RankState, ...]]) -> Diagnosi
     blamed: tuple[RankState, ...] = ()
     sure = 0.4
     if is_minority and not passing:
-        blamed, sure = minority, 0.45 if rooted else 0.85 if len(minority) == 1 else 0.65
+        blamed, sure = minority, 0.5 if rooted else 0.85 if len(minority) == 1 else 0.65
     elif one_alone:  # a link that carries nothing, or a stage of a pipeline, keeps several
         blamed, sure = single, 0.55
     elif of_two and not passing:

@@ -61,7 +61,7 @@ def test_a_rank_that_may_wait_for_one_that_skipped_its_call_is_not_blamed(op: st
     )
     of_many = diagnose(job(8, where))
     assert of_many.culprits == ("rank 2",)
-    assert of_many.confidence < 0.5
+    assert of_many.confidence == 0.5  # the one is as likely as the other
 
 
 def test_a_pipeline_whose_stages_all_wait_blames_no_stage() -> None:
