@@ -28,7 +28,7 @@ from preflight.hang.diagnose.job_state import (
     describe,
     describe_activity,
     fold_ranks,
-    in_number,
+    in_plural,
     line_of,
     lint_of,
     ranks,
@@ -319,7 +319,7 @@ _ROWS = 12
 def lines(answer: Diagnosis, width: int) -> list[str]:
     """The lines of the answer, wrapped."""
     table = [
-        f"{fold_ranks(row.ranks)}  {in_number(row.what or row.where, len(row.ranks))}"
+        f"{fold_ranks(row.ranks)}  {in_plural(row.what or row.where, len(row.ranks))}"
         for row in answer.standings
     ]
     more = len(table) - _ROWS

@@ -253,11 +253,11 @@ _PLURAL = {"waits": "wait", "is": "are", "has": "have", "computes": "compute", "
 
 def describe_activity(member: RankState, number: int = 1) -> str:
     """`is in its DataLoader at train.py:88`, in the plural for several ranks."""
-    return in_number(_activity(member), number)
+    return in_plural(_activity(member), number)
 
 
-def in_number(activity: str, number: int) -> str:
-    """`are in their DataLoader at train.py:88`: what one rank does, of so many ranks."""
+def in_plural(activity: str, number: int) -> str:
+    """The words for what a rank does, in the plural if several do it: `are in their DataLoader`."""
     if number > 1:
         first, blank, rest = activity.partition(" ")
         rest = rest.replace(" and sleeps", " and sleep").replace(" and waits", " and wait")

@@ -71,7 +71,7 @@ _HAS_DETAILS = re.compile(
 _GOES_ON = re.compile(r"\s|\(\d|\w{0,60}(?:Error|Exception): ")
 """Begins a line that belongs to the message before it."""
 _FIELD = re.compile(r"[a-z][\w.-]{1,80}(?:\[\w{1,60}\])?$")
-_ANY_WORDS = re.compile(r"(?!srun|slurm|wandb|\[|[A-Z]\d{4} |Traceback|File )[A-Za-z]")
+_FIRST_WORDS = re.compile(r"(?!srun|slurm|wandb|\[|[A-Z]\d{4} |Traceback|File )[A-Za-z]")
 """Begins the message of an exception that begins in the line after its kind."""
 _WHY_NOT_YAML = re.compile(r"\s|found |expected |could not ")
 """What the next lines of these two messages begin with."""
@@ -375,7 +375,7 @@ class Tracebacks:
 def _details_of(message: str) -> re.Pattern[str]:
     """Match the line that continues this message."""
     if not message or _WRAPPER.match(message):
-        return _ANY_WORDS
+        return _FIRST_WORDS
     if _OF_FIELDS.match(message):
         return _FIELD
     return _WHY_NOT_YAML if _OF_YAML.match(message) else _GOES_ON

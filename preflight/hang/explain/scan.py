@@ -225,7 +225,7 @@ class _File:
         self.before: list[bytes] = []
         """The lines right before the one that is read."""
         self.last_lines: deque[tuple[int, bytes]] = deque(maxlen=_LAST_LINES)
-        """Their numbers, and the lines, without empty ones."""
+        """The last lines of the file with their numbers, without empty ones."""
         self.candidates: dict[tuple[str, int | None], list[_Candidate]] = {}
         """By label and rank."""
         self._latest: dict[str, int | None] = {}
