@@ -6,7 +6,7 @@ import dataclasses
 import re
 from collections import Counter
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from preflight.core.text import whole
 from preflight.hang.explain import watchdog
@@ -42,14 +42,14 @@ def survived(scan: ScanResult) -> Callable[[Hit], bool]:
     )
 
 
-def last_attempt(scan: ScanResult) -> tuple[ScanResult, str]:
+def last_attempt(scan: ScanResult) -> tuple[ScanResult, Doubt | None]:
     """What is not settled, if it shows why the job failed; otherwise all, perhaps with a doubt."""
     exceptions = [error for error in scan.exceptions if not _is_of_a_tool(error, scan)]
     scan = dataclasses.replace(scan, settled_until=watchdog.settled(scan), exceptions=exceptions)
     grave: list[Hit | LoggedException] = [*own_faults(scan.exceptions, {})]
     grave += [hit for hit in scan.hits if _is_grave(hit)]
     grave = [failure for failure in grave if is_unsettled(failure, scan)]
-    doubt, of_start = "", EARLIER if is_one_process(scan) else AGAIN
+    doubt, of_start = None, EARLIER if is_one_process(scan) else AGAIN
     certain = {hit.order for hit in scan.hits if "new_start" in hit.fields}
     is_over = any(_OF_LAUNCHER.match(error.message) for error in scan.exceptions)
     for source, again in scan.restart_line.items():
@@ -77,14 +77,14 @@ def last_attempt(scan: ScanResult) -> tuple[ScanResult, str]:
     rest = [failure for failure in rest if not is_unsettled(failure, scan)]
     cancels = [hit for hit in hits if "job_cancel" in hit.fields]
     if cancels and all(hit in cancels for hit in hits if hit.symptom.role != "fact"):
-        return dataclasses.replace(scan, hits=hits, exceptions=exceptions), ""
+        return dataclasses.replace(scan, hits=hits, exceptions=exceptions), None
     # A program may print its last steps when it ends, after its exception: a launcher reports that.
     has_died = _last_failure(hits, scan) == inf
     again = any(
         failure.order <= scan.settled_until.get(failure.place.source, 0) for failure in rest
     )
     if not rest or (has_died and not again):
-        return scan, ""
+        return scan, None
     return scan, _LATER if any(map(_reports_end, rest)) else _SURVIVED
 
 
@@ -207,43 +207,58 @@ def _last_failure(hits: Sequence[Hit], scan: ScanResult) -> float:
 
 _OF_LAUNCHER = re.compile(r"Command '\[.{0,300}'--local[_-]rank=\d")
 """The message of the exception by which torch.distributed.launch reports that a rank ended."""
-_SURVIVED = "; but the job goes on after that, and no line shows its end: it may have been caught"
-AGAIN = "; but another failure stands before it, and no time shows whether of another attempt"
-EARLIER = "; an earlier start in this log failed, too"
-_LATER = "; the start after it shows no failure"
-_SEVERAL_TIMES = "; but one process raised it several times, so that it caught it at least once"
-IMPORTED = "; but an import failed before that, and no line shows that it was caught"
-OUTLIVED = (
-    "; but the scheduler ended the job only later: this may be of an earlier start, or other ranks "
-    "waited for this one"
-)
 _SOON = 20
 """Lines after an error in which `Done` says nothing: a shell's script prints it anyway."""
-DOUBTED = 0.45
-"""Confidence of a failure after which the job seems to go on."""
-BEFORE = "; an import of the same script failed before that"
-CONFIDENCE = {EARLIER: 0.65, _LATER: 0.65, BEFORE: 0.65, OUTLIVED: 0.6}
-"""Of one of several starts: two unlabelled ranks could have failed differently."""
+
+
+class Doubt(NamedTuple):
+    """Why the first failure in a log may not be what ended the job."""
+
+    words: str
+    """Added to the sentence of the answer."""
+    confidence: float = 0.45
+    """Of an answer with this doubt, at most."""
+    survived: bool = False
+    """Whether the job went on after its last failure."""
+
+
+_SURVIVED = Doubt("the job goes on after that, and no line shows its end", survived=True)
+_LATER = Doubt("; the start after it shows no failure", 0.65)
+AGAIN = Doubt(
+    "; but another failure stands before it, and no time shows whether of another attempt"
+)
+"""Two unlabelled ranks could have failed differently."""
+EARLIER = Doubt("; an earlier start in this log failed, too", 0.65)
+IMPORTED = Doubt("; but an import failed before that, and no line shows that it was caught")
+BEFORE = Doubt("; an import of the same script failed before that", 0.65)
+OUTLIVED = Doubt(
+    "; but the scheduler ended the job only later: this may be of an earlier start, or other ranks "
+    "waited for this one",
+    0.6,
+)
 _GOES_ON, _FEW = 100, 3
 """Lines after an exception: more than a program prints that ends by it, or by a failed import."""
 
 
-def perhaps_survived(hits: Sequence[Hit], scan: ScanResult) -> str:
-    """How the log goes on after its last failure, if no process is known to have died; or ''."""
+def perhaps_survived(hits: Sequence[Hit], scan: ScanResult) -> Doubt | None:
+    """How the log goes on after its last failure, if no process is known to have died."""
     last = _last_failure(hits, scan)
     if _last_words(scan) > last:
-        return "; but a later line reports the end of the work: it may have been caught"
+        return Doubt("a later line reports the end of the work", survived=True)
     sources = {hit.place.source for hit in scan.hits}
     sources |= {error.place.source for error in scan.exceptions}
     after = scan.line_count - last
     few = any(error.kind in IMPORTS for error in scan.exceptions)
     if scan.exceptions and len(sources) == 1 and after > (_FEW if few else _GOES_ON):
-        return f"; but {after:g} lines follow, and none reports an end: it may have been caught"
+        return Doubt(f"{after:g} lines follow, and none reports an end", survived=True)
     counts = Counter(
         (error.speaker.pid, error.kind, error.file, error.line) for error in scan.exceptions
     )
     often = any(times > _FEW for (pid, *_), times in counts.items() if pid is not None)
-    return _SEVERAL_TIMES if often and last < inf else ""
+    several = Doubt(
+        "one process raised it several times, so that it caught it at least once", survived=True
+    )
+    return several if often and last < inf else None
 
 
 _NUMBER = re.compile(r"\d+")

@@ -68,6 +68,8 @@ class Hit(Struct, frozen=True, kw_only=True):
     """The number of the line among all lines read."""
     tried_again: bool = False
     """Whether the line itself says so."""
+    before: tuple[Place, ...] = ()
+    """The lines right before it, if it reports the end of a process."""
 
     @property
     def retried(self) -> bool:

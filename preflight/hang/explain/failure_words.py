@@ -46,6 +46,7 @@ _HARMLESS = re.compile(
     rb"|^[^:]{1,120} not found[.,] {1,2}(?:Generating|Creating|Downloading|Building)\b"
     rb"|was unable to find any relevant network|Cannot find any patch or group names matching "
     rb"|^[\s\d.,|%+-]{12,300}[A-Za-z]\w{0,30}\s*$|\b[Ee]rror: -?\d{1,9}\.\d{1,12}e[-+]\d\d\b"
+    rb"|^GROMACS reminds you: |\baudit: type=\d"
     rb"|nvidia: module verification failed|\bWARN(?:ING)?\b.{0,80}Traceback \(most"
     rb"|\b(?i:relative|absolute|maximum|max|mean|rms|numerical) (?i:error)\b[^:=]{0,40}[=:] {0,20}"
     rb"-?\d"
@@ -64,7 +65,7 @@ _HARMLESS = re.compile(
     rb"|\bras/\w{1,40}\.cc:"  # NCCL's own diagnosis, without which it goes on
     rb"|NCCL WARN NET/OFI (?:Failed to init|Initializing plugin failed|aws-ofi-nccl init)"
     rb"|COLL-ML ml_discover_hierarchy exited with error|failed to bind memory$"
-    rb"|Call to ibv_open_device failed|NET/IB : Unable to open device|^deadlocks and crashes\.$"
+    rb"|Call to ibv_open_device failed|NET/IB : Unable to open device|NET/Plugin *:|^deadlocks and crashes\.$"
     rb"|Cannot use FA version|accepting this combination|NCCL WARN Missing \""
     rb"|Ignoring this choice|dependency resolver does not|(?i:\b(?:errors?|xids?): (?:none|0)\b)"
     rb"|\bError is 0\.0|unable to parse websocket frame|\bI tensorflow/"
@@ -267,3 +268,35 @@ def may_be_last(line: str, lines_after: int) -> bool:
     """Whether a line of failure near the end of a log may report why it ends there."""
     most = _LAST_LINES if _GRAVE_LEVEL.search(line.encode()) else AT_END
     return lines_after <= most and is_grave(line)
+
+
+_NOTICE_OR_PROGRESS = re.compile(
+    r"(?i)\b(?:info|debug|warn(?:ing)?|note)\b|\d%\|"
+    r"|\b(?:step|iter(?:ation)?|epoch|batch|loss)s?\W{1,6}\d"
+    r"|^\W{0,4}(?:slurmstepd|srun|mpirun|mpiexec|prterun|jsrun|\w{1,20}run): |launch\.py"
+    r"|^[^a-zA-Z]*$"
+)
+_ONLY_AN_END = re.compile(
+    r"(?i)\bexit(?:ed|s|ing)?[ _]?(?:code|status)|\bexit(?:ed|s)? with\b|\bnon-?zero\b|MPI_ABORT"
+    r"|\bsignal\b|\bpossible (?:cause|reason)s?\b|\bwill re-?start\b|pg_status"
+)
+"""A launcher's words about the end of a process, which do not show why it ended."""
+_SUMMARY = re.compile(
+    r"(?i)^(?:\w{1,20} ){0,3}(?:time|duration|elapsed|date|memory|hours)\b"
+    r"|^\W{0,8}\w[\w ]{0,40}[:|=]?(?: {1,20}[|]? ?-?\d[\d.eE+s-]{0,20}){1,9}\s*$"
+)
+
+
+def is_message(line: str) -> bool:
+    """Whether a line may be the reason that a program prints: no progress, notice or launcher."""
+    return not (_NOTICE_OR_PROGRESS.search(line) or _HARMLESS.search(line.encode()))
+
+
+def is_summary(line: str) -> bool:
+    """Whether a line at the end of a log shows only numbers: times, counts, a row of a table."""
+    return not is_message(line) or _SUMMARY.match(line) is not None
+
+
+def is_last_word(line: str) -> bool:
+    """Whether a line may be the failure that ended a job; no report of an end, and no retry."""
+    return reports_failure(line) and not (_ONLY_AN_END.search(line) or TRIED_AGAIN.search(line))

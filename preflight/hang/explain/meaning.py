@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from preflight.core.text import whole
 from preflight.facts.boards import GRADES, xid_info
-from preflight.hang.explain.attempts import DOUBTED, exit_code
+from preflight.hang.explain.attempts import exit_code
 from preflight.hang.explain.explanation import (
     Explanation,
     Speaker,
@@ -199,10 +199,12 @@ def explain_hit(hit: Hit, hits: Sequence[Hit], scan: ScanResult) -> Explanation:
         advice=xid.advice if xid is not None and xid.source else here.advice or symptom.advice,
         next=symptom.check,
         evidence=proofs(other.place for other in same),
-        confidence=min(here.confidence, DOUBTED) if hit.tried_again else here.confidence,
+        confidence=min(here.confidence, _TRIED_AGAIN) if hit.tried_again else here.confidence,
     )
 
 
+_TRIED_AGAIN = 0.45
+"""Confidence at most of a failure after which the program tries again."""
 _BY_LAUNCHER = -15
 _OF_ONE = ("speaker", "rank", "rank_words", "local_rank", "pid")
 _ALIKE = "; {} ended alike, so that no single one is at fault: the cause is common to them"

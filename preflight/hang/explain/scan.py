@@ -75,6 +75,8 @@ _RISES = 3
 """Steps that rise again from a lower one: more than ranks that are late print of one step."""
 _PAUSE_S = 60
 """After a launcher's report of an end: what other ranks of that attempt print comes sooner."""
+_BEFORE = 8
+"""Lines before a report of an end that may show why: those that the process wrote last."""
 _LAST_LINES = 5
 """Lines at the end of a file that may show how far the job came."""
 _STILL_S = 1800
@@ -183,6 +185,16 @@ class _Candidate:
     texts: list[str]
     place: Place
     order: int
+    before: list[bytes]
+    """The lines right before it."""
+
+    def places_before(self) -> tuple[Place, ...]:
+        """The lines right before it, with their numbers."""
+        first = self.place.line - len(self.before)
+        return tuple(
+            Place(self.place.source, at, text_of(line)[:_SHOWN])
+            for at, line in enumerate(self.before, first)
+        )
 
 
 @dataclass
@@ -348,7 +360,7 @@ class Scanner:
                         continue
                 is_step = shape is STEP
                 if not (idle and is_step) and not repeats.skips(shape, line, order, idle=idle):
-                    file.before = lines[max(at - 2, 0) : at]
+                    file.before = lines[max(at - _BEFORE, 0) : at]
                     self._line(file, text_of(line), order - before, order, shape.begins(line))
                     idle = file.idle
                 if is_step:
@@ -414,7 +426,7 @@ class Scanner:
         for symptom in began:
             if ignored and symptom.role != "fact":
                 continue
-            candidate = _Candidate(symptom, line, [line.text], place, order)
+            candidate = _Candidate(symptom, line, [line.text], place, order, file.before)
             if symptom.span:
                 file.begin(candidate)
             else:
@@ -534,6 +546,7 @@ class Scanner:
             order=candidate.order,
             tried_again=symptom.role != "fact"
             and TRIED_AGAIN.search(candidate.texts[0]) is not None,
+            before=candidate.places_before() if "code" in fields else (),
         )
         result.hits.append(hit)
         if symptom.reads in ("summary", "end"):  # a launcher, which is no rank itself
@@ -561,7 +574,7 @@ class Scanner:
         progress.is_cancelled |= any("*** JOB " in text for text in candidate.texts)
         if reports or any("CANCELLED AT" in text for text in candidate.texts):
             own = time_of(fields.get("time", candidate.line.text), candidate.line.when)
-            before = (line for line in file.before if not line.startswith((b"slurm", b"srun")))
+            before = (line for line in file.before[-2:] if not line.startswith((b"slurm", b"srun")))
             times = map(self._time_of, (progress.line, *before))
             last = max(filter(None, times), default=None)
             progress.ended_s = (own or last or inf) + _PAUSE_S

@@ -14,11 +14,10 @@ from preflight.hang.explain import watchdog
 from preflight.hang.explain.attempts import (
     AGAIN,
     BEFORE,
-    CONFIDENCE,
-    DOUBTED,
     EARLIER,
     IMPORTED,
     OUTLIVED,
+    Doubt,
     ended_well,
     exit_code,
     is_one_process,
@@ -47,7 +46,14 @@ from preflight.hang.explain.explanation import (
     rank_words,
     with_meanings,
 )
-from preflight.hang.explain.failure_words import AT_END, may_be_last
+from preflight.hang.explain.failure_words import (
+    AT_END,
+    is_last_word,
+    is_message,
+    is_summary,
+    may_be_last,
+    reports_failure,
+)
 from preflight.hang.explain.meaning import (
     circumstance,
     ended_as,
@@ -71,6 +77,7 @@ from preflight.hang.explain.symptom import RANKING, next_commands
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from preflight.hang.explain.explanation import Place
     from preflight.hang.explain.scan import ScanResult
 
 
@@ -106,6 +113,11 @@ ENDED = Explanation(
 )
 
 
+_CORRECT = (
+    "correct what that line reports; if that is not enough, give the logs of all ranks from start "
+    "to end"
+)
+_SHOWN_BEFORE, _RULES = 3, " +-=|*#"
 _SAYS_LITTLE = 0.2
 """Confidence of an echo that shows only that something had failed."""
 _ALTERNATIVES = 3
@@ -160,8 +172,7 @@ def explain(scan: ScanResult) -> Explanation:
     evidence, doubt = _evidence(scan)
     answer, doubt = _answer(evidence, doubt)
     if doubt and answer.category != "no_failure":
-        sure = min(answer.confidence, CONFIDENCE.get(doubt, DOUBTED))
-        answer = replace(answer, sentence=answer.sentence + doubt, confidence=sure)
+        answer = _with_doubt(answer, doubt, scan)
     answer = replace(
         answer,
         consequences=_consequences(answer, evidence.hits),
@@ -170,7 +181,31 @@ def explain(scan: ScanResult) -> Explanation:
     return _with_alternatives(answer, others, evidence.scan)
 
 
-def _evidence(scan: ScanResult) -> tuple[_Evidence, str]:
+def _with_doubt(answer: Explanation, doubt: Doubt, scan: ScanResult) -> Explanation:
+    """The answer, less sure; or that nothing failed, if the job went on after its failure."""
+    words = doubt.words
+    if doubt.survived and _is_over(answer, scan):
+        return _explain_no_failure(scan, answer, words)
+    if doubt.survived:
+        words = f"; but {words}: it may have been caught"
+    sure = min(answer.confidence, doubt.confidence)
+    return replace(answer, sentence=answer.sentence + words, confidence=sure)
+
+
+def _is_over(answer: Explanation, scan: ScanResult) -> bool:
+    """Whether what the job survived has left no broken part, and no failure at the end."""
+    last_lines = scan.last_lines[-AT_END:]
+    lines_after = scan.last_lines[-1].line - max(place.line for place in answer.evidence)
+    return (
+        answer.category not in ("gpu_hardware", "nic_or_ib_link")
+        and len(scan.lines_before) == 1
+        and not scan.troubles
+        and lines_after > AT_END
+        and not any(reports_failure(place.text) for place in last_lines)
+    )
+
+
+def _evidence(scan: ScanResult) -> tuple[_Evidence, Doubt | None]:
     """What counts, and the doubt that earlier attempts and failed imports leave."""
     earlier_errors = own_faults(scan.exceptions, {})
     scan, doubt = last_attempt(scan)
@@ -211,7 +246,7 @@ def _evidence(scan: ScanResult) -> tuple[_Evidence, str]:
     return evidence, doubt
 
 
-def _answer(evidence: _Evidence, doubt: str) -> tuple[Explanation, str]:
+def _answer(evidence: _Evidence, doubt: Doubt | None) -> tuple[Explanation, Doubt | None]:
     """The answer that the evidence gives, and what makes it less sure, if anything."""
     scan, hits, stall = evidence.scan, evidence.hits, evidence.stall
     causes, errors, first_errors = evidence.causes, evidence.errors, evidence.first_errors
@@ -222,7 +257,7 @@ def _answer(evidence: _Evidence, doubt: str) -> tuple[Explanation, str]:
     failures = [failure for failure in failures if is_unsettled(failure, scan)]
     answer: Explanation
     if ended_well(hits, failures, scan):
-        return _explain_hints(hits, scan) or ENDED, ""
+        return _explain_hints(hits, scan) or ENDED, None
     if preparation := _explain_preparation(evidence):
         answer = preparation
     elif causes:
@@ -242,7 +277,7 @@ def _answer(evidence: _Evidence, doubt: str) -> tuple[Explanation, str]:
         signs = [hit for hit in evidence.signs if not _is_passed_over(hit, last_cancel, scan)]
         best = strong_signs or own_signs
         answer = _explain_signs(best, signs, hits, scan) or _explain_rest(hits, scan)
-    return answer, doubt or (perhaps_survived(hits, scan) if failures else "")
+    return answer, doubt or (perhaps_survived(hits, scan) if failures else None)
 
 
 def _causes_and_signs(
@@ -358,25 +393,25 @@ def _doubt_of_imports(
     errors: Sequence[LoggedException],
     causes: Sequence[Hit],
     scan: ScanResult,
-) -> str:
-    """The doubt that imports leave which failed before another exception; "" without any."""
+) -> Doubt | None:
+    """The doubt that imports leave which failed before another exception."""
     is_reported = reports_ends(scan) and {*map(_line, causes)} & {*map(_line, left_out)}
     of_ranks = errors and all(error.speaker.rank is not None for error in errors)
     beside = of_ranks and all(error.speaker.rank is None for error in left_out)
     if not left_out or is_reported or beside:
-        return ""
+        return None
     scripts = {error.script for error in errors} - {""}
     return BEFORE if scripts.issuperset(error.script for error in left_out) else IMPORTED
 
 
-def _doubt_of_later_end(hits: Sequence[Hit], errors: Sequence[LoggedException]) -> str:
+def _doubt_of_later_end(hits: Sequence[Hit], errors: Sequence[LoggedException]) -> Doubt | None:
     """The doubt if a job's scheduler ended it after exceptions of no known rank."""
     last = max(error.order for error in errors)
     ends = (hit.symptom.phase == "job_end" or "job_cancel" in hit.fields for hit in hits)
     is_ended = any(end and hit.order > last for end, hit in zip(ends, hits, strict=True))
     is_launched = any(hit.symptom.role == "echo" and "code" in hit.fields for hit in hits)
     unknown = all(error.speaker.rank is None for error in errors)
-    return OUTLIVED if is_ended and unknown and not is_launched else ""
+    return OUTLIVED if is_ended and unknown and not is_launched else None
 
 
 def _is_passed_over(sign: Hit, last_cancel: int, scan: ScanResult) -> bool:
@@ -441,7 +476,7 @@ def _explain_rest(hits: Sequence[Hit], scan: ScanResult) -> Explanation:
     if echoes:
         strong = [hit for hit in echoes if hit.symptom.confidence > _SAYS_LITTLE]
         first = in_order_of_time(strong or echoes)[0]
-        return _explain_last_words(scan, first) or explain_hit(first, hits, scan)
+        return _explain_last_words(scan, first) or _explain_end(first, echoes, scan)
     hints = [hit for hit in hits if _is_relevant_hint(hit, scan)]
     answer = explain_members(scan)
     if answer is not None or hints:
@@ -452,9 +487,58 @@ def _explain_rest(hits: Sequence[Hit], scan: ScanResult) -> Explanation:
         return NOTHING
     if last := _explain_last_words(scan):
         return last
-    line = proofs((scan.first_failure,))[0].text
+    return _explain_unknown(scan, scan.first_failure)
+
+
+def _explain_unknown(scan: ScanResult, first: Place) -> Explanation:
+    """The first line with words of failure: the cause, if the log ends with such words too."""
+    line = proofs((first,))[0].text
     sentence = f"no known cause; the first line that reports a failure is: {line}"
-    return replace(NOTHING, sentence=sentence, evidence=(scan.first_failure,), confidence=0.2)
+    written = [place for place in scan.last_lines if not is_summary(place.text)]
+    is_of_ranks = scan.exceptions or scan.failed_rank is not None
+    if is_of_ranks or not written or not is_last_word(written[-1].text):
+        return replace(NOTHING, sentence=sentence, evidence=(first,), confidence=0.2)
+    (last,) = proofs(written[-1:])
+    return replace(
+        NOTHING,
+        category="other",
+        sentence=sentence + f"; the log ends with: {last.text}" * (last.text != line),
+        advice=_CORRECT,
+        evidence=proofs((first, last)),
+        confidence=LIKELY,
+    )
+
+
+def _explain_end(echo: Hit, hits: Sequence[Hit], scan: ScanResult) -> Explanation:
+    """The end of a process, with the lines right before it: a program prints its reason last."""
+    answer = explain_hit(echo, hits, scan)
+    is_first = not scan.exceptions and all(hit.order >= echo.order for hit in hits)
+    words = _words_before(echo)
+    if not (is_first and words and 0 < exit_code(echo) < _SIGNAL):
+        return answer
+    quoted = " / ".join(place.text.strip(_RULES) for place in proofs(words))
+    return replace(
+        answer,
+        category="other",
+        sentence=f"{answer.sentence}; right before it: {quoted}",
+        advice=_CORRECT,
+        evidence=proofs((*words, *answer.evidence)),
+        confidence=LIKELY,
+    )
+
+
+def _words_before(echo: Hit) -> list[Place]:
+    """The last few lines before a report of an end, if they are no progress and no notice."""
+    words: list[Place] = []
+    for place in reversed(echo.before):
+        if not place.text.strip():
+            if words:
+                break
+            continue
+        if not is_message(place.text) or len(words) == _SHOWN_BEFORE:
+            break
+        words.insert(0, place)
+    return words
 
 
 def _explain_last_words(scan: ScanResult, echo: Hit | None = None) -> Explanation | None:
@@ -474,24 +558,32 @@ def _explain_last_words(scan: ScanResult, echo: Hit | None = None) -> Explanatio
         NOTHING,
         category="other",
         sentence=f"{ends} ends soon after the first line that reports a failure: {line}",
-        advice="correct what that line reports; if that is not enough, give the logs of all "
-        "ranks from start to end",
+        advice=_CORRECT,
         evidence=proofs((place, echo.place)) if echo else (place,),
         confidence=LIKELY,
     )
 
 
-def _explain_no_failure(scan: ScanResult) -> Explanation:
-    """Where the log stops, if it is a single one: a killed process writes nothing about its end."""
+def _explain_no_failure(
+    scan: ScanResult, caught: Explanation = NO_FAILURE, goes_on: str = ""
+) -> Explanation:
+    """Where the log stops, if it is a single one: a killed process writes nothing about its end.
+
+    `caught`: the last failure, if the job went on after it; `goes_on`: how.
+    """
     if len(scan.lines_before) > 1 or not scan.last_lines:
         return NO_FAILURE
+    sentence, last, advice = NO_FAILURE.sentence, scan.last_lines[-1], NO_FAILURE.advice
+    if goes_on:
+        sentence += f" that ended the job: {caught.sentence}; but {goes_on}"
     if unfinished := unfinished_work(scan):
-        place, share = unfinished
-        sentence = f"{NO_FAILURE.sentence}; where the log stops, its last count is {share}"
-        return replace(NO_FAILURE, sentence=sentence, advice=_STOPPED, evidence=proofs((place,)))
-    (last,) = proofs(scan.last_lines[-1:])
-    sentence = f"{NO_FAILURE.sentence}; its last line is: {last.text}"
-    return replace(NO_FAILURE, sentence=sentence, evidence=(last,))
+        last, share = unfinished
+        sentence += f"; where the log stops, its last count is {share}"
+        advice = _STOPPED
+    else:
+        sentence += f"; its last line is: {proofs((last,))[0].text}"
+    shown = proofs((*caught.evidence, last))
+    return replace(NO_FAILURE, sentence=sentence, advice=advice, evidence=shown)
 
 
 def _explain_hints(hits: Sequence[Hit], scan: ScanResult) -> Explanation | None:

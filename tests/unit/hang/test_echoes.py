@@ -524,15 +524,19 @@ def test_an_exit_code_after_the_last_words_counts(tmp_path: Path, ended: str) ->
     assert "ended normally" in explained(tmp_path, _CAUGHT + end + zero).sentence
 
 
-def test_an_exception_after_which_the_program_goes_on_is_unclear(tmp_path: Path) -> None:
-    """It was perhaps caught; where a process is reported to end, or few lines follow, it was not.
+def test_an_exception_after_which_the_program_goes_on_did_not_end_it(tmp_path: Path) -> None:
+    """It was caught, and the answer quotes it.
 
-    With several files none shows which of them go on.
+    It was not, where a process is reported to end, or few lines follow. With several files none
+    shows which of them go on.
     """
     ended = "srun: error: gpu003: task 3: Exited with exit code 1\n"
     answer = explained(tmp_path, _CAUGHT + 60 * _STEPS)
-    assert (answer.category, answer.confidence) == ("other", 0.45)
+    assert (answer.category, answer.confidence) == ("no_failure", 0.0)
     assert "120 lines follow, and none reports an end" in answer.sentence
+    assert "ended the job: a rank got an error from the file system" in answer.sentence
+    again = explained(tmp_path, _CAUGHT + 60 * _STEPS + "mytool: failed to open the device\n")
+    assert (again.category, again.confidence) == ("other", 0.45)
     for text in (_CAUGHT + 20 * _STEPS, _CAUGHT + 60 * _STEPS + ended, 60 * _STEPS + _CAUGHT):
         assert explained(tmp_path, text).confidence == 0.8
 

@@ -520,7 +520,6 @@ def test_a_line_that_reports_health_is_no_failure(tmp_path: Path, log: str) -> N
     "line",
     [
         "  exitcode  : 1 (pid: 81)",
-        "runc: initialization error: load library failed: libcuda.so.1: no such file",
         "MPI_ABORT was invoked on rank 3 in communicator MPI_COMM_WORLD",
         "Command exited with non-zero status 1",
         "rank 5: loss is NaN at step 10. Aborting.",
@@ -528,9 +527,34 @@ def test_a_line_that_reports_health_is_no_failure(tmp_path: Path, log: str) -> N
     ],
 )
 def test_a_failure_that_no_symptom_knows_is_unclear(tmp_path: Path, line: str) -> None:
-    """A torchrun summary whose beginning is cut off; words of a container, of MPI, of a script."""
+    """A torchrun summary whose beginning is cut off; words of MPI, of a script."""
     answer = explained(tmp_path, f"{line}\n")
     assert (answer.category, answer.confidence) == ("unknown", 0.2)
+
+
+def test_a_log_that_ends_with_an_unknown_failure_names_it(tmp_path: Path) -> None:
+    """Numbers after it are no other work; what follows a retry, or is of a rank, is unclear."""
+    failed = "runc: initialization error: load library failed: libcuda.so.1: no such file\n"
+    answer = explained(tmp_path, failed + "Total execution time: 1300.77 seconds\n")
+    assert (answer.category, answer.confidence) == ("other", 0.5)
+    assert "libcuda.so.1: no such file" in answer.sentence
+    earlier = "cp: cannot stat 'a.txt': No such file or directory\n" + 9 * "copied b.txt\n"
+    answer = explained(tmp_path, earlier + failed)
+    assert (answer.category, answer.confidence) == ("other", 0.5)
+    assert "the log ends with: runc: initialization error" in answer.sentence
+    for unclear in (f"[rank0]: {failed}", failed + 9 * "copied b.txt\n", f"retrying: {failed}"):
+        assert explained(tmp_path, unclear).confidence < 0.5
+
+
+def test_the_lines_before_an_unexplained_end_are_quoted(tmp_path: Path) -> None:
+    """A program prints its reason last, in words that no symptom knows; progress is no reason."""
+    ended = "srun: error: n1: task 0: Exited with exit code 2\n"
+    answer = explained(tmp_path, f'Field "l2_cache_size" is not a valid field.\n\n{ended}')
+    assert (answer.category, answer.confidence) == ("other", 0.5)
+    assert 'right before it: Field "l2_cache_size" is not a valid field.' in answer.sentence
+    assert answer.culprits == ("node n1",)
+    for before in ("epoch 3 loss 2.1", "12:00:01 INFO saved a.pt", "+-----+", ""):
+        assert explained(tmp_path, f"{before}\n{ended}").confidence == 0.3
 
 
 @pytest.mark.parametrize(
