@@ -49,7 +49,7 @@ def last_attempt(scan: ScanResult) -> tuple[ScanResult, Doubt | None]:
     grave: list[Hit | LoggedException] = [*own_faults(scan.exceptions, {})]
     grave += [hit for hit in scan.hits if _is_grave(hit)]
     grave = [failure for failure in grave if is_unsettled(failure, scan)]
-    doubt, of_start = None, EARLIER if is_one_process(scan) else AGAIN
+    doubt, of_start = None, doubt_of_start(scan)
     certain = {hit.order for hit in scan.hits if "new_start" in hit.fields}
     is_over = any(_OF_LAUNCHER.match(error.message) for error in scan.exceptions)
     for source, again in scan.restart_line.items():
@@ -103,7 +103,15 @@ def _is_of_a_tool(error: LoggedException, scan: ScanResult) -> bool:
     return error.is_of_tool and error.order < scan.first_step_line.get(error.place.source, 0)
 
 
-def is_one_process(scan: ScanResult) -> bool:
+def doubt_of_start(scan: ScanResult) -> Doubt:
+    """The doubt that a failure before the last one leaves: of an earlier start, or another rank."""
+    if _is_one_process(scan):
+        return EARLIER
+    has_ranks = any(error.speaker.rank is not None for error in scan.exceptions)
+    return AGAIN if has_ranks else AGAIN._replace(confidence=0.5)
+
+
+def _is_one_process(scan: ScanResult) -> bool:
     """Whether all exceptions are of scripts without ranks, so that each ended a start."""
     own = own_faults(scan.exceptions, {})
     speakers = {error.speaker for error in scan.exceptions}

@@ -65,7 +65,8 @@ _HARMLESS = re.compile(
     rb"|\bras/\w{1,40}\.cc:"  # NCCL's own diagnosis, without which it goes on
     rb"|NCCL WARN NET/OFI (?:Failed to init|Initializing plugin failed|aws-ofi-nccl init)"
     rb"|COLL-ML ml_discover_hierarchy exited with error|failed to bind memory$"
-    rb"|Call to ibv_open_device failed|NET/IB : Unable to open device|NET/Plugin *:|^deadlocks and crashes\.$"
+    rb"|Call to ibv_open_device failed|NET/IB : Unable to open device|NET/Plugin *:"
+    rb"|^deadlocks and crashes\.$"
     rb"|Cannot use FA version|accepting this combination|NCCL WARN Missing \""
     rb"|Ignoring this choice|dependency resolver does not|(?i:\b(?:errors?|xids?): (?:none|0)\b)"
     rb"|\bError is 0\.0|unable to parse websocket frame|\bI tensorflow/"

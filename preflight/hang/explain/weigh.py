@@ -12,15 +12,13 @@ from msgspec.structs import replace
 from preflight.hang.answer_text import Alternative
 from preflight.hang.explain import watchdog
 from preflight.hang.explain.attempts import (
-    AGAIN,
     BEFORE,
-    EARLIER,
     IMPORTED,
     OUTLIVED,
     Doubt,
+    doubt_of_start,
     ended_well,
     exit_code,
-    is_one_process,
     is_unsettled,
     last_attempt,
     perhaps_survived,
@@ -268,7 +266,7 @@ def _answer(evidence: _Evidence, doubt: Doubt | None) -> tuple[Explanation, Doub
         roots = evidence.roots if first_errors == errors else of_first
         answer = explain_exceptions(errors, roots, {*ended_as(scan, (1,))})
         if evidence.is_restarted and not doubt:
-            doubt = EARLIER if is_one_process(scan) else AGAIN
+            doubt = doubt_of_start(scan)
         doubt = doubt or _doubt_of_later_end(hits, errors)
     elif stall is not None and stall.kind in ODD and not _follows(stall.proofs[0], _first(rivals)):
         answer = explain_dead_rank(stall, strong_signs, hits, scan) or explain_stall(stall)
