@@ -85,7 +85,7 @@ def last_attempt(scan: ScanResult) -> tuple[ScanResult, Doubt | None]:
     )
     if not rest or (has_died and not again):
         return scan, None
-    return scan, _LATER if any(map(_reports_end, rest)) else _SURVIVED
+    return scan, _LATER if any(map(_reports_end, rest)) else SURVIVED
 
 
 def _kind_of(failure: Hit | LoggedException) -> str:
@@ -226,11 +226,12 @@ class Doubt(NamedTuple):
     """Added to the sentence of the answer."""
     confidence: float = 0.45
     """Of an answer with this doubt, at most."""
-    survived: bool = False
-    """Whether the job went on after its last failure."""
 
 
-_SURVIVED = Doubt("the job goes on after that, and no line shows its end", survived=True)
+SURVIVED = Doubt("; but the job goes on after that, and no line shows its end")
+_SEVERAL_TIMES = Doubt(
+    "; but one process raised it several times, so that it caught it at least once"
+)
 _LATER = Doubt("; the start after it shows no failure", 0.65)
 AGAIN = Doubt(
     "; but another failure stands before it, and no time shows whether of another attempt"
@@ -252,21 +253,20 @@ def perhaps_survived(hits: Sequence[Hit], scan: ScanResult) -> Doubt | None:
     """How the log goes on after its last failure, if no process is known to have died."""
     last = _last_failure(hits, scan)
     if _last_words(scan) > last:
-        return Doubt("a later line reports the end of the work", survived=True)
+        return Doubt("; but a later line reports the end of the work: it may have been caught")
     sources = {hit.place.source for hit in scan.hits}
     sources |= {error.place.source for error in scan.exceptions}
     after = scan.line_count - last
     few = any(error.kind in IMPORTS for error in scan.exceptions)
     if scan.exceptions and len(sources) == 1 and after > (_FEW if few else _GOES_ON):
-        return Doubt(f"{after:g} lines follow, and none reports an end", survived=True)
+        return Doubt(
+            f"; but {after:g} lines follow, and none reports an end: it may have been caught"
+        )
     counts = Counter(
         (error.speaker.pid, error.kind, error.file, error.line) for error in scan.exceptions
     )
     often = any(times > _FEW for (pid, *_), times in counts.items() if pid is not None)
-    several = Doubt(
-        "one process raised it several times, so that it caught it at least once", survived=True
-    )
-    return several if often and last < inf else None
+    return _SEVERAL_TIMES if often and last < inf else None
 
 
 _NUMBER = re.compile(r"\d+")

@@ -466,8 +466,10 @@ class Scanner:
         if line.endswith(_REJECTED):
             file.tracebacks.rejects(order)
         else:
-            file.progress.answer_lines.append(order)
-            self._forget_failure(file, file.progress.answer_lines)
+            answers = file.progress.answer_lines
+            answers.append(order)
+            if self._forget_failure(file, answers):
+                self._result.progress_line[file.source] = answers[0]
 
     def _forget_failure(self, file: _File, orders: deque[int]) -> bool:
         """Whether so much work follows that an unknown failure before it ended nothing."""

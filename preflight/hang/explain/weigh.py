@@ -15,10 +15,10 @@ from preflight.hang.explain.attempts import (
     BEFORE,
     IMPORTED,
     OUTLIVED,
+    SURVIVED,
     Doubt,
     doubt_of_start,
     ended_well,
-    exit_code,
     is_unsettled,
     last_attempt,
     perhaps_survived,
@@ -40,20 +40,11 @@ from preflight.hang.explain.explanation import (
     LIKELY,
     Explanation,
     Hit,
-    proofs,
     rank_words,
     with_meanings,
 )
-from preflight.hang.explain.failure_words import (
-    AT_END,
-    is_last_word,
-    is_message,
-    is_summary,
-    may_be_last,
-    reports_failure,
-)
+from preflight.hang.explain.failure_words import AT_END, reports_failure
 from preflight.hang.explain.meaning import (
-    circumstance,
     ended_as,
     explain_hit,
     gravest_first,
@@ -64,37 +55,20 @@ from preflight.hang.explain.missing_ranks import (
     explain_dead_rank,
     explain_ended_before,
     explain_first_end,
-    explain_members,
     explain_only_absent,
     explain_stall,
     explain_time_out,
     name_ranks,
 )
 from preflight.hang.explain.symptom import RANKING, next_commands
+from preflight.hang.explain.unexplained import explain_hints, explain_no_failure, explain_rest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from preflight.hang.explain.explanation import Place
     from preflight.hang.explain.scan import ScanResult
 
 
-NOTHING = Explanation(
-    sentence="these lines show no failure that preflight knows",
-    advice="give the logs of all ranks from start to end; collect more in the next run: "
-    "preflight watch -- torchrun --log-dir DIR --redirects 3 ...",
-)
-NO_FAILURE = Explanation(
-    category="no_failure",
-    sentence="no line shows a failure",
-    advice="if the job hangs: preflight diagnose, on its nodes; if it died: give the logs of all "
-    "ranks, from start to end",
-)
-_STOPPED = (
-    "if the job still runs, or hangs: preflight diagnose, on its nodes; if it died there, "
-    "something outside ended it: look in the scheduler's log of that time (sacct, kubectl get "
-    "events) and in dmesg, and give the logs of all ranks, with standard error"
-)
 EMPTY = Explanation(
     sentence="the given logs are empty",
     advice="find where the output went (srun --output, torchrun --log-dir, kubectl logs "
@@ -111,16 +85,7 @@ ENDED = Explanation(
 )
 
 
-_CORRECT = (
-    "correct what that line reports; if that is not enough, give the logs of all ranks from start "
-    "to end"
-)
-_SHOWN_BEFORE, _RULES = 3, " +-=|*#"
-_SAYS_LITTLE = 0.2
-"""Confidence of an echo that shows only that something had failed."""
 _ALTERNATIVES = 3
-_SIGNAL = 128
-"""Shells add it to the number of the signal that ended a process."""
 _LACKS = re.compile(
     r"ModuleNotFoundError:|ImportError: No module named|FileNotFoundError:|OSError: CUDA_HOME"
     r"|DatasetNotFoundError:"
@@ -181,25 +146,36 @@ def explain(scan: ScanResult) -> Explanation:
 
 def _with_doubt(answer: Explanation, doubt: Doubt, scan: ScanResult) -> Explanation:
     """The answer, less sure; or that nothing failed, if the job went on after its failure."""
-    words = doubt.words
-    if doubt.survived and _is_over(answer, scan):
-        return _explain_no_failure(scan, answer, words)
-    if doubt.survived:
-        words = f"; but {words}: it may have been caught"
+    words, is_survived = doubt.words, doubt is SURVIVED
+    if is_survived and _is_over(answer, scan):
+        return explain_no_failure(scan, answer, words)
+    words += ": it may have been caught" * is_survived
     sure = min(answer.confidence, doubt.confidence)
     return replace(answer, sentence=answer.sentence + words, confidence=sure)
 
 
+_LASTING = re.compile(
+    r"(?i)CUDA error|illegal memory|device-side assert|launch fail|CU(?:DNN|BLAS)_STATUS"
+    r"|Errno (?:5|13|28|30|116|122)\b|file system|PermissionError|No space left|quota"
+)
+"""A failure that comes again: of a process that cannot use its GPU, of a disk."""
+_NO_NUMBER = re.compile(r"(?i)\b(?:nan|inf)\b")
+
+
 def _is_over(answer: Explanation, scan: ScanResult) -> bool:
-    """Whether what the job survived has left no broken part, and no failure at the end."""
-    last_lines = scan.last_lines[-AT_END:]
+    """Whether what the job survived ended no program, and has left no broken part."""
     lines_after = scan.last_lines[-1].line - max(place.line for place in answer.evidence)
+    messages = " ".join([answer.sentence, *(error.message for error in scan.exceptions)])
     return (
         answer.category not in ("gpu_hardware", "nic_or_ib_link")
         and len(scan.lines_before) == 1
         and not scan.troubles
         and lines_after > AT_END
-        and not any(reports_failure(place.text) for place in last_lines)
+        and not any(error.script for error in scan.exceptions)
+        and not _LASTING.search(messages)
+        and not any(_NO_NUMBER.search(place.text) for place in scan.last_lines)
+        and not any(reports_failure(place.text) for place in scan.last_lines[-AT_END:])
+        and unfinished_work(scan) is None
     )
 
 
@@ -255,7 +231,7 @@ def _answer(evidence: _Evidence, doubt: Doubt | None) -> tuple[Explanation, Doub
     failures = [failure for failure in failures if is_unsettled(failure, scan)]
     answer: Explanation
     if ended_well(hits, failures, scan):
-        return _explain_hints(hits, scan) or ENDED, None
+        return explain_hints(hits, scan) or ENDED, None
     if preparation := _explain_preparation(evidence):
         answer = preparation
     elif causes:
@@ -274,7 +250,7 @@ def _answer(evidence: _Evidence, doubt: Doubt | None) -> tuple[Explanation, Doub
         last_cancel = max((hit.order for hit in hits if "job_cancel" in hit.fields), default=0)
         signs = [hit for hit in evidence.signs if not _is_passed_over(hit, last_cancel, scan)]
         best = strong_signs or own_signs
-        answer = _explain_signs(best, signs, hits, scan) or _explain_rest(hits, scan)
+        answer = _explain_signs(best, signs, hits, scan) or explain_rest(hits, scan)
     return answer, doubt or (perhaps_survived(hits, scan) if failures else None)
 
 
@@ -466,136 +442,6 @@ def _consequences(answer: Explanation, hits: Sequence[Hit]) -> tuple[str, ...]:
         who = f"{rank_words(ranks)}: " if ranks else ""
         sentences.append(f"{who}{same[0].symptom.sentence(with_meanings(same[0]))}")
     return tuple(sentences[:_MOST_CONSEQUENCES]) if answer.confidence >= LIKELY else ()
-
-
-def _explain_rest(hits: Sequence[Hit], scan: ScanResult) -> Explanation:
-    """The answer if these lines show no failure, or only echoes of one."""
-    echoes = [hit for hit in hits if hit.symptom.role == "echo"]
-    if echoes:
-        strong = [hit for hit in echoes if hit.symptom.confidence > _SAYS_LITTLE]
-        first = in_order_of_time(strong or echoes)[0]
-        return _explain_last_words(scan, first) or _explain_end(first, echoes, scan)
-    hints = [hit for hit in hits if _is_relevant_hint(hit, scan)]
-    answer = explain_members(scan)
-    if answer is not None or hints:
-        return answer or explain_hit(in_order_of_time(hints)[0], hits, scan)
-    if scan.first_failure is None and not scan.troubles:
-        return _explain_no_failure(scan)
-    if scan.first_failure is None:
-        return NOTHING
-    if last := _explain_last_words(scan):
-        return last
-    return _explain_unknown(scan, scan.first_failure)
-
-
-def _explain_unknown(scan: ScanResult, first: Place) -> Explanation:
-    """The first line with words of failure: the cause, if the log ends with such words too."""
-    line = proofs((first,))[0].text
-    sentence = f"no known cause; the first line that reports a failure is: {line}"
-    written = [place for place in scan.last_lines if not is_summary(place.text)]
-    is_of_ranks = scan.exceptions or scan.failed_rank is not None
-    if is_of_ranks or not written or not is_last_word(written[-1].text):
-        return replace(NOTHING, sentence=sentence, evidence=(first,), confidence=0.2)
-    (last,) = proofs(written[-1:])
-    return replace(
-        NOTHING,
-        category="other",
-        sentence=sentence + f"; the log ends with: {last.text}" * (last.text != line),
-        advice=_CORRECT,
-        evidence=proofs((first, last)),
-        confidence=LIKELY,
-    )
-
-
-def _explain_end(echo: Hit, hits: Sequence[Hit], scan: ScanResult) -> Explanation:
-    """The end of a process, with the lines right before it: a program prints its reason last."""
-    answer = explain_hit(echo, hits, scan)
-    is_first = not scan.exceptions and all(hit.order >= echo.order for hit in hits)
-    words = _words_before(echo)
-    if not (is_first and words and 0 < exit_code(echo) < _SIGNAL):
-        return answer
-    quoted = " / ".join(place.text.strip(_RULES) for place in proofs(words))
-    return replace(
-        answer,
-        category="other",
-        sentence=f"{answer.sentence}; right before it: {quoted}",
-        advice=_CORRECT,
-        evidence=proofs((*words, *answer.evidence)),
-        confidence=LIKELY,
-    )
-
-
-def _words_before(echo: Hit) -> list[Place]:
-    """The last few lines before a report of an end, if they are no progress and no notice."""
-    words: list[Place] = []
-    for place in reversed(echo.before):
-        if not place.text.strip():
-            if words:
-                break
-            continue
-        if not is_message(place.text) or len(words) == _SHOWN_BEFORE:
-            break
-        words.insert(0, place)
-    return words
-
-
-def _explain_last_words(scan: ScanResult, echo: Hit | None = None) -> Explanation | None:
-    """The first line of a failure, if the log, or the job as a launcher reports, soon ends."""
-    if (place := scan.first_failure) is None:
-        return None
-    line, lines_after = proofs((place,))[0].text, scan.line_count - place.line
-    if echo is not None:
-        lines_after = echo.place.line - place.line
-        is_of_it = echo.place.source == place.source and 0 < lines_after <= AT_END
-        if not is_of_it or scan.failed_rank is not None or not 0 < exit_code(echo) < _SIGNAL:
-            return None
-    if not may_be_last(line, lines_after):
-        return None
-    ends = "the log" if echo is None else "the job"
-    return replace(
-        NOTHING,
-        category="other",
-        sentence=f"{ends} ends soon after the first line that reports a failure: {line}",
-        advice=_CORRECT,
-        evidence=proofs((place, echo.place)) if echo else (place,),
-        confidence=LIKELY,
-    )
-
-
-def _explain_no_failure(
-    scan: ScanResult, caught: Explanation = NO_FAILURE, goes_on: str = ""
-) -> Explanation:
-    """Where the log stops, if it is a single one: a killed process writes nothing about its end.
-
-    `caught`: the last failure, if the job went on after it; `goes_on`: how.
-    """
-    if len(scan.lines_before) > 1 or not scan.last_lines:
-        return NO_FAILURE
-    sentence, last, advice = NO_FAILURE.sentence, scan.last_lines[-1], NO_FAILURE.advice
-    if goes_on:
-        sentence += f" that ended the job: {caught.sentence}; but {goes_on}"
-    if unfinished := unfinished_work(scan):
-        last, share = unfinished
-        sentence += f"; where the log stops, its last count is {share}"
-        advice = _STOPPED
-    else:
-        sentence += f"; its last line is: {proofs((last,))[0].text}"
-    shown = proofs((*caught.evidence, last))
-    return replace(NO_FAILURE, sentence=sentence, advice=advice, evidence=shown)
-
-
-def _explain_hints(hits: Sequence[Hit], scan: ScanResult) -> Explanation | None:
-    """What may have slowed a job that ended normally; None if it is only a guess."""
-    sure = [
-        hit for hit in hits if _is_relevant_hint(hit, scan) and hit.symptom.confidence >= LIKELY
-    ]
-    return explain_hit(in_order_of_time(sure)[0], hits, scan) if sure else None
-
-
-def _is_relevant_hint(hit: Hit, scan: ScanResult) -> bool:
-    """Whether it is a hint that matters here."""
-    here = circumstance(hit, scan)
-    return hit.symptom.role == "hint" and not (here is not None and here.moot)
 
 
 def _first(failures: Sequence[Hit | LoggedException]) -> tuple[float, float, float]:

@@ -547,14 +547,22 @@ def test_a_log_that_ends_with_an_unknown_failure_names_it(tmp_path: Path) -> Non
 
 
 def test_the_lines_before_an_unexplained_end_are_quoted(tmp_path: Path) -> None:
-    """A program prints its reason last, in words that no symptom knows; progress is no reason."""
+    """A program prints its reason last, in words that no symptom knows.
+
+    Noise after it is passed over; lines without a reason are shown, and the answer is unclear.
+    """
     ended = "srun: error: n1: task 0: Exited with exit code 2\n"
     answer = explained(tmp_path, f'Field "l2_cache_size" is not a valid field.\n\n{ended}')
     assert (answer.category, answer.confidence) == ("other", 0.5)
     assert 'right before it: Field "l2_cache_size" is not a valid field.' in answer.sentence
     assert answer.culprits == ("node n1",)
-    for before in ("epoch 3 loss 2.1", "12:00:01 INFO saved a.pt", "+-----+", ""):
+    noise = "wandb: Synced 5 files\nreal 0m3.2s\n"
+    answer = explained(tmp_path, f"--data-dir must be a folder\n{noise}{ended}")
+    assert "right before it: --data-dir must be a folder" in answer.sentence
+    for before in ("epoch 3 loss 2.1", "12:00:01 INFO saved a.pt", "+-----+", "Found 4 GPUs", ""):
         assert explained(tmp_path, f"{before}\n{ended}").confidence == 0.3
+    goes_on = "no ib0, eth0 is used\n" + ended + "step 1 loss 2\nstep 2 loss 2\n"
+    assert explained(tmp_path, goes_on).confidence < 0.5
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from preflight.errors import UsageError
 from preflight.hang.explain import symptom as symptom_files
 from preflight.hang.explain.scan import Scanner
 from preflight.hang.explain.symptom import FOLDER, Reads, load_symptoms, shipped
-from preflight.hang.explain.weigh import NOTHING
+from preflight.hang.explain.unexplained import NOTHING
 
 if TYPE_CHECKING:
     from pathlib import Path
