@@ -24,14 +24,14 @@ from msgspec import Struct
 from preflight.core.files import UNPACK_RATIO, open_stream, unpacked_limit
 from preflight.core.text import cut_long_numbers
 from preflight.errors import UsageError
-from preflight.hang.watch.evidence import LEFT, files_of
+from preflight.hang.watch.evidence import COPIES, LEFT, TEES, files_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
 
-_OUTPUT = ("output.log", "errors.log", "stdout.log", "stderr.log")
+_OUTPUT = (*COPIES, *TEES)
 """Output of the launch, or of one rank under torchrun; read first."""
 _RANK = ("error.json", "stdout.log", "stderr.log")
 """Files that torchrun writes for each rank in RUN/attempt_0/LOCAL_RANK."""

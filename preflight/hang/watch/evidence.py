@@ -32,6 +32,10 @@ NCCL_FOLDER, RECORDER_FOLDER, TORCHRUN_FOLDER = "nccl", "recorder", "torchrun"
 FOLDERS = (NCCL_FOLDER, RECORDER_FOLDER, TORCHRUN_FOLDER)
 LEFT = ("torchrun/**/error.json", "torchrun/**/*.log", "nccl/*.log")
 """Files of torchrun and NCCL in the folder of a watched launch."""
+COPIES, TEES = ("output.log", "errors.log"), ("stdout.log", "stderr.log")
+"""The launch's standard output and error: copied from the files where they went, or by `--tee`."""
+RECORD, DIAGNOSIS = "watch.json", "diagnosis-{}.json"
+"""Files of the watch itself in that folder: the launch, and why it hung the Nth time."""
 
 
 def files_of(folder: Path, patterns: Iterable[str]) -> dict[Path, int]:
@@ -376,7 +380,7 @@ class Record:
         """Write the file; OSError if that fails."""
         if self._folder is not None:
             text = json.dumps(self._content, indent=1) + "\n"
-            write(self._folder / "watch.json", text)
+            write(self._folder / RECORD, text)
 
     def write_samples(self, rows: Iterable[tuple[object, ...]]) -> None:
         """Write the samples, a line for each look at each rank. OSError as above."""

@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from preflight.core.text import plain_json, printable
 from preflight.errors import PreflightError, UsageError
-from preflight.hang.watch.evidence import FOUND, NO_RANKS, PROGRESSES, UNKNOWN, write
+from preflight.hang.watch.evidence import DIAGNOSIS, FOUND, NO_RANKS, PROGRESSES, UNKNOWN, write
 from preflight.hang.watch.progress import ranks_of
 
 if TYPE_CHECKING:
@@ -83,8 +83,9 @@ def _why_it_hangs(launch: int, number: str, folder: str, request: Sequence[str])
     if not folder:
         return FOUND
     try:
-        write(Path(folder, f"diagnosis-{number}.txt"), text)
-        write(Path(folder, f"diagnosis-{number}.json"), plain_json(diagnosis, indent=2))
+        file = Path(folder, DIAGNOSIS.format(number))
+        write(file.with_suffix(".txt"), text)
+        write(file, plain_json(diagnosis, indent=2))
         write(Path(folder, f"state-{number}.json"), plain_json(state, indent=2))
     except OSError as error:
         place = printable(folder)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from preflight.core.files import open_new
 from preflight.hang.watch import signals
-from preflight.hang.watch.evidence import LEFT, files_of
+from preflight.hang.watch.evidence import COPIES, LEFT, TEES, files_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -36,8 +36,6 @@ _TEE_ENDS_S = 5.0
 """How long a `tee` may run after the launch: another process may hold its pipe for ever."""
 
 _BLOCK = 1 << 20
-_NAMES = {1: "output.log", 2: "errors.log"}
-"""Names of the copies; if both go to one file, only the first exists."""
 
 
 class Source(NamedTuple):
@@ -58,7 +56,7 @@ class Output:
     def tee(self, children: Children, folder: Path) -> list[tuple[Any, ...]]:
         """Start a `tee` for each; return the file actions for the launch. OSError if that fails."""
         actions: list[tuple[Any, ...]] = []
-        for number, name in ((1, "stdout.log"), (2, "stderr.log")):
+        for number, name in enumerate(TEES, 1):
             read_end, write_end = os.pipe()
             self._pipes += [read_end, write_end]
             os.close(open_new(folder / name))  # tee itself would let every user read it
@@ -88,15 +86,18 @@ class Output:
             signals.wait(until - time.monotonic())
 
     def keep(self, folder: Path) -> list[Path]:
-        """Copy the end of the launch's output so far; return the copies' paths."""
+        """Copy the end of the launch's output so far; return the copies' paths.
+
+        If both streams go to one file, only the first copy exists.
+        """
         copies = []
         for source in self._sources:
-            path = folder / _NAMES[source.descriptor]
+            path = folder / COPIES[source.descriptor - 1]
             if text := _read_end(source):
                 path.write_bytes(text)
                 copies.append(path)
-        return copies + [path for path in (folder / "stdout.log", folder / "stderr.log")
-                         if path.is_file() and path.stat().st_size]  # fmt: skip
+        tees = [folder / name for name in TEES]
+        return copies + [path for path in tees if path.is_file() and path.stat().st_size]
 
 
 def _regular_outputs() -> tuple[Source, ...]:

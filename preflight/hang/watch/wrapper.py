@@ -13,6 +13,7 @@ from typing import NamedTuple
 from preflight.core.text import sanitize, whole
 from preflight.hang.watch import signals
 from preflight.hang.watch.evidence import (
+    DIAGNOSIS,
     FOUND,
     NO_RANKS,
     PROGRESSES,
@@ -364,7 +365,7 @@ class Watcher:
         if code == FOUND:
             self.stalls += 1
             self._report(output)
-            self.record.stall(f"diagnosis-{self.stalls}.json")
+            self.record.stall(DIAGNOSIS.format(self.stalls))
             self.keep_samples()
             return
         why = f"it took over {EXAMINE_S:g} s" if code < 0 else output.strip() or f"exit {code}"
