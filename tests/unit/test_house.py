@@ -26,12 +26,12 @@ MOST_FLOORS = 10
 MOST_SHARED_NAMES = 2
 MOST_FILES = {
     "checks": 52, "commands": 22, "core": 9, "fabric": 32, "facts": 12, "fleet": 14, "burn": 4,
-    "captured": 14, "hang": 42, "history": 7, "hook": 12, "lint": 7, "payload": 50, "report": 18,
+    "captured": 14, "hang": 44, "history": 7, "hook": 12, "lint": 7, "payload": 50, "report": 18,
     "run": 10, "session": 10, "transport": 16,
 }  # fmt: skip
 """Python files of each room, subfolders included. The room hang has had 33: five of its files were
 longer than 500 lines, and told several stories each; then 41, while a command read the folder that
-this room writes."""
+this room writes, and one file of 719 lines followed tracebacks, judged them, and read summaries."""
 
 
 def _files(room: str) -> list[Path]:

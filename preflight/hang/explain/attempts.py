@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from preflight.core.text import whole
 from preflight.hang.explain import watchdog
-from preflight.hang.explain.exceptions import IMPORTS, LoggedException, own_faults
+from preflight.hang.explain.exceptions import IMPORTS, own_faults
 from preflight.hang.explain.explanation import Hit, Speaker, number_of
 from preflight.hang.explain.failure_words import AT_END, is_grave
+from preflight.hang.explain.tracebacks import LoggedException
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence

@@ -9,7 +9,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
-from preflight.hang.explain.exceptions import ANNOUNCES, ENDS
+from preflight.hang.explain.tracebacks import ANNOUNCES, ENDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from preflight.core.text import whole
-from preflight.hang.explain.exceptions import ANNOUNCES, ENDS, FAR, Summaries, Tracebacks
 from preflight.hang.explain.explanation import Hit, Place, Speaker
 from preflight.hang.explain.failure_words import (
     AT_END,
@@ -41,13 +40,15 @@ from preflight.hang.explain.repeats import (
     Shape,
     any_of,
 )
+from preflight.hang.explain.summaries import Summaries
+from preflight.hang.explain.tracebacks import ANNOUNCES, ENDS, FAR, Tracebacks
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
     from pathlib import Path
 
-    from preflight.hang.explain.exceptions import LoggedException
     from preflight.hang.explain.symptom import Symptom
+    from preflight.hang.explain.tracebacks import LoggedException
 
 
 _SHOWN = 400

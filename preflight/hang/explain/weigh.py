@@ -28,7 +28,6 @@ from preflight.hang.explain.attempts import (
 )
 from preflight.hang.explain.exceptions import (
     IMPORTS,
-    LoggedException,
     errors_of_last_start,
     explain_exceptions,
     in_order_of_time,
@@ -67,6 +66,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from preflight.hang.explain.scan import ScanResult
+    from preflight.hang.explain.tracebacks import LoggedException
 
 
 EMPTY = Explanation(
