@@ -18,7 +18,7 @@ from preflight.core.statistics import grouped
 from preflight.hang.wrong_call import Collective, Group, UsualCalls, call_words, sides
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from preflight.hang.flight_recorder import Call, Recording
 
@@ -459,38 +459,29 @@ def _is_world(group: Group) -> bool:
 
 
 def _components(edges: Mapping[int | Spot, Sequence[int | Spot]]) -> list[set[int | Spot]]:
-    """Tarjan's algorithm, without recursion: a chain of waits can have thousands of ranks."""
-    order: dict[int | Spot, int] = {}
-    low: dict[int | Spot, int] = {}
-    stack: list[int | Spot] = []
-    on_stack: set[int | Spot] = set()
-    components = []
-    for start in edges:
-        if start in order:
-            continue
-        path = [(start, iter(edges[start]))]
-        order[start] = low[start] = len(order)
-        stack.append(start)
-        on_stack.add(start)
+    """Kosaraju's algorithm; a component comes after those to which it leads."""
+    back = grouped((target, node) for node, targets in edges.items() for target in targets)
+    order, visited = [*_in_postorder(edges, edges, set())], set[int | Spot]()
+    components = ({*_in_postorder((node,), back, visited)} for node in reversed(order))
+    return [component for component in components if component][::-1]
+
+
+def _in_postorder(
+    starts: Iterable[int | Spot],
+    edges: Mapping[int | Spot, Sequence[int | Spot]],
+    visited: set[int | Spot],
+) -> Iterator[int | Spot]:
+    """Visit what is reached from these; no recursion: a chain may have thousands of ranks."""
+    for start in starts:
+        path = [] if start in visited else [(start, iter(edges.get(start, ())))]
+        visited.add(start)
         while path:
             node, targets = path[-1]
             for target in targets:
-                if target not in order:
-                    order[target] = low[target] = len(order)
-                    stack.append(target)
-                    on_stack.add(target)
+                if target not in visited:
+                    visited.add(target)
                     path.append((target, iter(edges.get(target, ()))))
                     break
-                if target in on_stack:
-                    low[node] = min(low[node], order[target])
             else:
                 path.pop()
-                if path:
-                    low[path[-1][0]] = min(low[path[-1][0]], low[node])
-                if low[node] == order[node]:
-                    component = set()
-                    while node not in component:
-                        component.add(stack.pop())
-                    on_stack -= component
-                    components.append(component)
-    return components
+                yield node
