@@ -16,6 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from preflight.core.text import whole
+from preflight.facts.job import Frame
 from preflight.hang.plain_pickle import (
     MOST_BYTES,
     Allowance,
@@ -48,14 +49,6 @@ _UNFINISHED = 512
 """The oldest unfinished calls that are always read."""
 
 
-class Line(Struct, frozen=True):
-    """One call of the stack that led into a collective."""
-
-    function: str
-    file: str
-    line: int
-
-
 class Call(Struct, frozen=True, kw_only=True):
     """One collective, as this rank called it."""
 
@@ -82,7 +75,7 @@ class Call(Struct, frozen=True, kw_only=True):
     """When it was called, Unix time in ns."""
     place: int = 0
     """How many calls the rank had made before it, in all groups; 0 if unknown."""
-    frames: tuple[Line, ...] = ()
+    frames: tuple[Frame, ...] = ()
     """Innermost first; none if the recorder is set to omit them."""
     backend: str = ""
     parts: tuple[str, ...] = ()
@@ -339,7 +332,7 @@ def _call(entry: dict[Any, Any], shared: _SharedValues) -> Call | None:
         retired=retired if isinstance(retired, bool) else None,
         begun_ns=_number(entry.get("time_created_ns")) or 0,
         place=_number(entry.get("record_id")) or 0,
-        frames=shared(_lines, entry.get("frames")),
+        frames=shared(_frames, entry.get("frames")),
         backend=backend,
     )
 
@@ -354,13 +347,13 @@ def _types(value: Any, _: _SharedValues) -> tuple[str, ...]:
     return tuple(_text(dtype) for dtype in _list(value, _TENSORS))
 
 
-def _lines(value: Any, shared: _SharedValues) -> tuple[Line, ...]:
-    return tuple(shared(_line, frame) for frame in _list(value, _FRAMES))
+def _frames(value: Any, shared: _SharedValues) -> tuple[Frame, ...]:
+    return tuple(shared(_frame, frame) for frame in _list(value, _FRAMES))
 
 
-def _line(frame: Any, _: _SharedValues) -> Line:
+def _frame(frame: Any, _: _SharedValues) -> Frame:
     fields = frame if isinstance(frame, dict) else {}
-    return Line(
+    return Frame(
         _text(fields.get("name")), _text(fields.get("filename")), _number(fields.get("line")) or 0
     )
 

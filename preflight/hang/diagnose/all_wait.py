@@ -22,6 +22,7 @@ from preflight.hang.diagnose.job_state import (
     ranks,
     verb,
 )
+from preflight.hang.diagnose.places import short
 from preflight.hang.flight_recorder import Recording, open_dump
 from preflight.hang.plain_pickle import Allowance
 
@@ -402,17 +403,17 @@ def recordings(case: Case) -> dict[int, Recording]:
     """Each rank's recording, if it is from this process and this moment."""
     ages = {node: look.time_s for node, look in case.state.looks.items()}
     fresh = [
-        (member, member.look.dump.written_s)
+        (member, dump)
         for member in case.members
-        if member.look.dump is not None
-        and member.look.dump.written_s >= ages[member.node] - member.look.age_s - 1
+        if (dump := member.look.dump) is not None
+        and dump.written_s >= ages[member.node] - member.look.age_s - 1
     ]
-    newest = max((written_s for _, written_s in fresh), default=0.0)
+    newest = max((dump.written_s for _, dump in fresh), default=0.0)
     by_rank = {}
     allowances: dict[str, Allowance] = defaultdict(Allowance)
-    for member, written_s in fresh:
-        if member.look.dump is not None and written_s >= newest - _APART_S:
-            recording = open_dump(member.look.dump, allowances[member.node])
+    for member, dump in fresh:
+        if dump.written_s >= newest - _APART_S:
+            recording = open_dump(dump, allowances[member.node])
             if isinstance(recording, Recording):
                 by_rank[member.rank] = recording
     return by_rank
@@ -424,9 +425,6 @@ def _frames(calls: Mapping[int, Recording], culprits: Iterable[int], number: int
     for rank in list(culprits)[:3]:
         call = next((call for call in calls[rank].calls if call.number == number), None)
         if call is not None and call.frames:
-            path = " < ".join(
-                f"{frame.function} ({frame.file.rpartition('/')[2]}:{frame.line})"
-                for frame in call.frames[:5]
-            )
+            path = " < ".join(f"{frame.function} ({short(frame)})" for frame in call.frames[:5])
             lines.append(f"rank {rank}: {path}")
     return lines

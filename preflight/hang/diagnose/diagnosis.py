@@ -41,7 +41,7 @@ _NO_STACK = "no stack was read"
 _GRANT = "run this as the job's user or as root"
 
 
-def diagnose_no_ranks(state: JobState) -> Diagnosis:
+def _without_ranks(state: JobState) -> Diagnosis:
     """No rank was found: no job, no permission to read it, or no node that answers."""
     unanswered = state.unanswered
     looks = state.looks.values()
@@ -130,14 +130,6 @@ def _hidden_words(hidden: int) -> str:
 def _jobs_running(jobs: tuple[str, ...]) -> str:
     names = ", ".join(job or "(without a name)" for job in jobs[:6])
     return f"{count(len(jobs), 'job')} {verb(len(jobs), 'runs', 'run')} on these nodes: {names}"
-
-
-def diagnose_several_jobs(jobs: tuple[str, ...]) -> Diagnosis:
-    """Several jobs run on these nodes."""
-    return Diagnosis(
-        sentence=_jobs_running(jobs),
-        advice="choose one: --job=NAME",
-    )
 
 
 def unknown(case: Case) -> Diagnosis:
@@ -241,9 +233,9 @@ def _with_the_rest(answer: Diagnosis) -> tuple[Alternative, ...]:
 def _judge(state: JobState) -> Diagnosis:
     jobs = jobs_of(state)
     if not jobs:
-        return diagnose_no_ranks(state)
+        return _without_ranks(state)
     if len(jobs) > 1:
-        return diagnose_several_jobs(jobs)
+        return Diagnosis(sentence=_jobs_running(jobs), advice="choose one: --job=NAME")
     case = case_of(state, jobs[0])
     answers = (judge(case) for judge in _JUDGES)
     first = next((answer for answer in answers if answer is not None), None) or unknown(case)

@@ -148,19 +148,13 @@ class Case:
     def unreadable(self) -> tuple[RankState, ...]:
         """Ranks that exist but show no stack."""
         return tuple(
-            member
-            for member in self.members
-            if member.place is None and member.look.state != "disk"
+            member for member in self.members if member.place is None and not member.in_kernel
         )
 
     @cached_property
     def in_kernel(self) -> tuple[RankState, ...]:
-        """Ranks that hang in the kernel, where no stack can be read."""
-        return tuple(
-            member
-            for member in self.members
-            if member.place is None and member.look.state == "disk"
-        )
+        """Ranks that hang in the kernel."""
+        return tuple(member for member in self.members if member.in_kernel)
 
     @cached_property
     def ended(self) -> tuple[RankState, ...]:
@@ -278,7 +272,7 @@ def _where_and_what(member: RankState) -> tuple[str, str]:
         "gone": "is gone",
     }
     state = states.get(member.look.state, "")
-    if member.place is None and member.look.state == "disk":
+    if member.in_kernel:
         return member.look.wait_channel or "disk", describe_activity(member)
     if member.place is None:
         return member.look.wait_channel or member.look.state, state or "no stack"

@@ -141,6 +141,11 @@ class RankState(Struct, frozen=True, kw_only=True):
         return self.look.main_cpu_s / self.look.look_s if self.look.look_s > 0 else 0.0
 
     @property
+    def in_kernel(self) -> bool:
+        """Whether it hangs in the kernel, where no stack can be read."""
+        return self.place is None and self.look.state == "disk"
+
+    @property
     def waits(self) -> bool:
         """Whether it waits for other ranks or for its GPU."""
         place = self.place
@@ -235,7 +240,12 @@ def _user_frame(members: Iterable[RankState]) -> Frame | None:
 def lint_of(members: Iterable[RankState]) -> str:
     """The command that checks the script of the first rank with a known line."""
     user = _user_frame(members)
-    return f"preflight lint {shlex.quote(user.file) if user else 'SCRIPT'}"
+    return lint_command(user.file if user else "")
+
+
+def lint_command(script: str) -> str:
+    """`preflight lint train.py`; with the word SCRIPT if it is not known."""
+    return f"preflight lint {shlex.quote(script) if script else 'SCRIPT'}"
 
 
 def line_of(members: Iterable[RankState]) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 import os
 import re
-import shlex
 import signal
 import stat
 import zlib
@@ -23,7 +22,7 @@ from preflight.core.files import open_stream
 from preflight.errors import UsageError
 from preflight.hang.answer_text import Alternative
 from preflight.hang.call_waits import Kind, Root, Waits, follow
-from preflight.hang.diagnose.job_state import fold_ranks, ranks, verb
+from preflight.hang.diagnose.job_state import fold_ranks, line_words, lint_command, ranks, verb
 from preflight.hang.diagnose.places import is_plumbing
 from preflight.hang.explain.explanation import Explanation
 from preflight.hang.explain.log_lines import blocks
@@ -279,7 +278,7 @@ def _of_named(roots: Sequence[Root], recordings: Mapping[int, Recording]) -> Exp
         sentence="; ".join(_sentence(root) for root in ordered[:_MOST]),
         cause=_CAUSES[main.kind],
         advice=_ADVICE[main.kind],
-        next="gpu.xid, gpu.ecc" if main.kind == "stalled" else _lint(line),
+        next="gpu.xid, gpu.ecc" if main.kind == "stalled" else lint_command(line.partition(":")[0]),
         line=line,
         confidence=round(sure, 2),
     )
@@ -400,14 +399,7 @@ def _line(recording: Recording, root: Root) -> str:
         else []
     )
     frames = next((call.frames for call in reversed(calls or recording.calls) if call.frames), ())
-    own = next((frame for frame in frames if not is_plumbing(frame.file)), None)
-    return f"{own.file}:{own.line} in {own.function}" if own else ""
-
-
-def _lint(line: str) -> str:
-    return (
-        f"preflight lint {shlex.quote(line.partition(':')[0])}" if line else "preflight lint SCRIPT"
-    )
+    return line_words(next((frame for frame in frames if not is_plumbing(frame.file)), None))
 
 
 def _unseen(dumps: Dumps) -> Iterator[str]:

@@ -38,9 +38,7 @@ _RANK = ("error.json", "stdout.log", "stderr.log")
 _WAYS_OUT = "give log files, or a folder from preflight watch or torchrun --log-dir"
 
 
-def logs_of(
-    paths: Sequence[Path], beside: Iterable[Path] = (), empty: list[str] | None = None
-) -> Iterator[Path]:
+def logs_of(paths: Sequence[Path], beside: Iterable[Path], empty: list[str]) -> Iterator[Path]:
     """The given files, and the logs in given folders (only non-empty ones, if there are any).
 
     `beside`: dumps, which are no logs. A folder with neither is added to `empty` if anything else
@@ -62,7 +60,7 @@ def logs_of(
             raise UsageError(f"cannot read {path}: {error.strerror}; {_WAYS_OUT}") from error
         logs = {log: size for log, size in logs.items() if log not in dumps}
         if not logs and not any(path in dump.parents for dump in dumps):
-            if empty is None or len(paths) + len(dumps) == 1:
+            if len(paths) + len(dumps) == 1:
                 raise UsageError(
                     f"no log of a job in {path}: give log files, as in {shlex.quote(str(path))}/*, "
                     "or a folder from preflight watch or torchrun --log-dir, which holds "

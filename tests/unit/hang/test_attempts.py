@@ -128,7 +128,7 @@ def test_torchrun_s_folder_shows_its_last_attempt(tmp_path: Path) -> None:
         folder = tmp_path / name
         folder.mkdir(parents=True)
         (folder / "stderr.log").write_text(log)
-    answer = explain(Scanner(shipped()).read(logs_of([tmp_path])))
+    answer = explain(Scanner(shipped()).read(logs_of([tmp_path], (), [])))
     assert (answer.category, answer.culprits) == ("other", ("rank 3",))
 
 
