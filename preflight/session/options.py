@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from preflight.check import Stage
+    from preflight.check import Stage, Tier
     from preflight.fabric.planner import Extent
     from preflight.fabric.schedule import Planned
     from preflight.fleet.model import Fleet
@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from preflight.run.estimate import Workload
     from preflight.run.measured import Measured
     from preflight.session.stored_run import HistorySession
-    from preflight.transport.torchrun_ranks import JobRanks
 
 
 LARGEST_SEED = (1 << 32) - 1
@@ -185,38 +184,14 @@ def read_options(config: pytest.Config) -> Choices:
     if replay is not None:
         with suppress(UsageError):
             past_report = reread(replay.parent)
-    need = config.getoption("preflight_need")
-    settings = Settings(
-        tier=config.getoption("preflight_tier") or (past_report.tier if past_report else "quick"),
-        # With --preflight-need all nodes are judged before the ready ones are counted.
-        fail_fast=config.getoption("preflight_fail_fast") or ("stage" if need is None else "never"),
-        budget_s=config.getoption("preflight_budget"),
-        even_if_busy=config.getoption("preflight_even_if_busy"),
-        sections=() if handoff else ask_sections(config),
-        at_most=config.getoption("preflight_at_once") or SETUP_AT_MOST,
-        kernel_log_since_s=parse_age(config.getoption("preflight_kernel_log_since")),
-        catch_rate=config.getoption("preflight_catch_rate"),
-        keep_nccl_logs=config.getoption("preflight_keep_nccl_logs"),
-    )
-    outputs = Outputs.for_run(
-        config.invocation_params.dir, config.getoption("preflight_report"), began_s
-    )
-    outputs.exclude_file = _output_file(config, "preflight_exclude_file")
-    outputs.metrics = _output_file(config, "preflight_prometheus")
-    if (keep := config.getoption("preflight_keep")) is not None:
-        outputs.keep = keep
+    settings = _read_settings(config, handoff, past_report.tier if past_report else "quick")
+    outputs = _read_outputs(config, began_s)
     if not config.option.collectonly and not handoff:
         refuse_small_limits()
         outputs.refuse_unusable()
-    rank_0 = rank_0_plugin(config)
-    is_fleet_typed = "PREFLIGHT_NODES" in os.environ or any(
-        config.getoption(f"preflight_{how}") is not None for how in ("nodes", "inventory")
-    )
-    site_nodes = handoff.site_nodes if handoff else None
-    if not (handoff or rank_0 or is_fleet_typed):
-        site_nodes = ask_nodes(config)
-    fleet = resolve(_fleet_request(config, site_nodes, rank_0.ranks if rank_0 else None))
+    fleet, site_nodes = _find_fleet(config, handoff)
     refuse_unknown_checks(fleet.mentioned_checks, [entry.check.id for entry in registry])
+    need = config.getoption("preflight_need")
     if need is not None and need > len(fleet.hosts):
         nodes = count(len(fleet.hosts), "node")
         raise UsageError(f"--preflight-need={need}: the fleet has only {nodes}")
@@ -248,6 +223,32 @@ def read_options(config: pytest.Config) -> Choices:
         need=need,
         began_s=began_s,
     )
+
+
+def _read_settings(config: pytest.Config, handoff: Handoff | None, usual_tier: Tier) -> Settings:
+    need = config.getoption("preflight_need")
+    return Settings(
+        tier=config.getoption("preflight_tier") or usual_tier,
+        # With --preflight-need all nodes are judged before the ready ones are counted.
+        fail_fast=config.getoption("preflight_fail_fast") or ("stage" if need is None else "never"),
+        budget_s=config.getoption("preflight_budget"),
+        even_if_busy=config.getoption("preflight_even_if_busy"),
+        sections=() if handoff else ask_sections(config),
+        at_most=config.getoption("preflight_at_once") or SETUP_AT_MOST,
+        kernel_log_since_s=parse_age(config.getoption("preflight_kernel_log_since")),
+        catch_rate=config.getoption("preflight_catch_rate"),
+        keep_nccl_logs=config.getoption("preflight_keep_nccl_logs"),
+    )
+
+
+def _read_outputs(config: pytest.Config, began_s: float) -> Outputs:
+    folder = config.invocation_params.dir
+    outputs = Outputs.for_run(folder, config.getoption("preflight_report"), began_s)
+    outputs.exclude_file = _output_file(config, "preflight_exclude_file")
+    outputs.metrics = _output_file(config, "preflight_prometheus")
+    if (keep := config.getoption("preflight_keep")) is not None:
+        outputs.keep = keep
+    return outputs
 
 
 _RANGES: Mapping[str, tuple[float, float, str]] = {
@@ -297,10 +298,17 @@ _FLEET_OPTIONS = (
 """Options that describe the fleet."""
 
 
-def _fleet_request(
-    config: pytest.Config, site_nodes: SiteNodes | None, ranks: JobRanks | None
-) -> FleetRequest:
-    return FleetRequest(
+def _find_fleet(config: pytest.Config, handoff: Handoff | None) -> tuple[Fleet, SiteNodes | None]:
+    """The fleet, and the nodes that a hook of the site named where nothing else does."""
+    rank_0 = rank_0_plugin(config)
+    ranks = rank_0.ranks if rank_0 else None
+    is_typed = "PREFLIGHT_NODES" in os.environ or any(
+        config.getoption(f"preflight_{how}") is not None for how in ("nodes", "inventory")
+    )
+    site_nodes = handoff.site_nodes if handoff else None
+    if not (handoff or rank_0 or is_typed):
+        site_nodes = ask_nodes(config)
+    request = FleetRequest(
         **{name: config.getoption(f"preflight_{name}") for name in _FLEET_OPTIONS},
         ask_slurm=not is_worker(config),
         logs_in=config.getoption("preflight_replay") is None,
@@ -310,6 +318,7 @@ def _fleet_request(
         environ=dict(os.environ),
         ranked=ranks.ranked() if ranks else None,
     )
+    return resolve(request), site_nodes
 
 
 def _replay_file(config: pytest.Config) -> Path | None:
