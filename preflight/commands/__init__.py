@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
     from preflight.fleet.model import Fleet
 
-_TARGETS = ("nodes", "inventory", "exclude", "transport", "python")
+TARGETS = ("nodes", "inventory", "exclude", "transport", "python")
+"""The options of `add_targets`."""
 
 EXIT_CODES = """\
 exit codes, the same in every verb:
@@ -102,7 +103,7 @@ def fleet_of(arguments: argparse.Namespace) -> Fleet:
 
             raise UsageError("nodes are given twice: as NODES and as --nodes; give them once")
         arguments.nodes = ",".join(arguments.words)
-    targets = {name: getattr(arguments, name) for name in _TARGETS}
+    targets = {name: getattr(arguments, name) for name in TARGETS}
     return resolve(FleetRequest(**targets, environ=dict(os.environ)))
 
 

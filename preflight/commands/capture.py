@@ -24,7 +24,7 @@ from msgspec.structs import replace
 
 from preflight import __version__
 from preflight.captured.archive import LARGEST, MANIFEST, Manifest, Part, pack
-from preflight.commands import add_json, add_targets, fleet_of, remark
+from preflight.commands import TARGETS, add_json, add_targets, fleet_of, remark
 from preflight.core.command_line import (
     FINE,
     FOUND,
@@ -275,8 +275,7 @@ def _add_run(archive: ArchiveParts, arguments: argparse.Namespace, names: list[s
 
 
 def _measure(arguments: argparse.Namespace, folder: Path) -> int | None:
-    options = {name: getattr(arguments, name) for name in ("nodes", "inventory", "exclude",
-             "transport", "python", "budget", "tier")}  # fmt: skip
+    options = {name: getattr(arguments, name) for name in (*TARGETS, "budget", "tier")}
     words = [f"--preflight-{name}={value}" for name, value in options.items() if value is not None]
     words += [f"--preflight-report={folder}", "--preflight-fail-fast=never"]
     program = [sys.executable, "-I", "-m", "preflight", "check", "--keep-nccl-logs"]

@@ -37,6 +37,7 @@ from preflight.hook.hook_values import load_config
 from preflight.report.terminal import labelled
 
 PROLOG, HEALTHCHECK, SETTINGS = "prolog.d/50-preflight", "healthcheck", "hook.toml"
+_PROGRAM = Path(sys.executable).with_name("preflight")
 _LARGEST = 64 << 10
 _LONGEST_S = 90.0
 _SAFE_PATH = re.compile(r"/[\w./+@-]*")
@@ -100,7 +101,7 @@ def run(arguments: argparse.Namespace) -> int:
     files = _plan(arguments)
     changes = [file for file in files if file.action in _CHANGES]
     if not arguments.prefix:
-        _refuse_untrusted(files, Path(sys.executable).with_name("preflight"))
+        _refuse_untrusted(files)
     if not arguments.json:
         sys.stdout.writelines(f"{line}\n" for line in _file_lines(files, arguments))
         sys.stdout.flush()  # what will be written is shown first
@@ -120,7 +121,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _plan(arguments: argparse.Namespace) -> tuple[HookFile, ...]:
     """Compare each file with what should be in it."""
-    program = str(Path(sys.executable).with_name("preflight"))
+    program = str(_PROGRAM)
     for path in (program, arguments.slurm_dir, arguments.config_dir):
         if not _SAFE_PATH.fullmatch(path):
             raise UsageError(f"{path!a} cannot stand in a script: give a plain absolute path")
@@ -172,7 +173,7 @@ def _action(path: Path, content: str, arguments: argparse.Namespace) -> Action:
     return "replace" if arguments.force and path.name != SETTINGS else "keep"
 
 
-def _refuse_untrusted(files: Sequence[HookFile], program: Path) -> None:
+def _refuse_untrusted(files: Sequence[HookFile]) -> None:
     """Refuse files that another user could change, and folders that this user cannot write."""
     for file in files:
         folder = next(parent for parent in Path(file.path).parents if parent.exists())
@@ -181,9 +182,9 @@ def _refuse_untrusted(files: Sequence[HookFile], program: Path) -> None:
                              "--config-dir")  # fmt: skip
     if os.geteuid() != 0:
         return
-    for path in (program, *(Path(file.path) for file in files)):
+    for path in (_PROGRAM, *(Path(file.path) for file in files)):
         # Slurm's own user may own its folder: it can start programs as root on every node anyway.
-        if risk := who_may_change(path, and_slurm=path.name != SETTINGS and path != program):
+        if risk := who_may_change(path, and_slurm=path.name != SETTINGS and path != _PROGRAM):
             raise UsageError(
                 f"root would run or read {path}, and {risk}; chown root: and chmod go-w it, with "
                 "the folders above"
@@ -210,8 +211,7 @@ def _try_installed(arguments: argparse.Namespace) -> Trial:
     try:
         observes = not load_config(config).enforce
         script = _call([f"{arguments.slurm_dir}/{PROLOG}"], environ) if observes else None
-        program = Path(sys.executable).with_name("preflight")
-        words = [str(program), "healthcheck", "--plain", "--json", f"--config={config}"]
+        words = [str(_PROGRAM), "healthcheck", "--plain", "--json", f"--config={config}"]
         answer = _call(words, environ)
     except (UsageError, OSError, subprocess.TimeoutExpired) as error:
         return Trial(prolog_exit=None, healthcheck_exit=UNJUDGED, found=(), trouble=str(error))
