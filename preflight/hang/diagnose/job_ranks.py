@@ -264,21 +264,19 @@ def moved(member: RankState) -> bool:
     return member.went_on or member.computes
 
 
+_STATE_WORDS = {
+    "stopped": "is stopped",
+    "traced": "is held by a debugger",
+    "zombie": "is dead",
+    "gone": "is gone",
+}
+
+
 def _where_and_what(member: RankState) -> tuple[str, str]:
-    states = {
-        "stopped": "is stopped",
-        "traced": "is held by a debugger",
-        "zombie": "is dead",
-        "gone": "is gone",
-    }
-    state = states.get(member.look.state, "")
-    if member.in_kernel:
-        return member.look.wait_channel or "disk", describe_activity(member)
-    if member.place is None:
-        return member.look.wait_channel or member.look.state, state or "no stack"
-    if state:
-        return member.place.where, state
-    return member.place.where, describe_activity(member)
+    place, look = member.place, member.look
+    where = place.where if place else look.wait_channel or look.state
+    seen = describe_activity(member) if place or member.in_kernel else "no stack"
+    return where, _STATE_WORDS.get(look.state, seen)
 
 
 def jobs_of(state: JobState) -> tuple[str, ...]:

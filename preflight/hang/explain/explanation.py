@@ -139,11 +139,11 @@ def culprits(same: Sequence[Hit], first: Hit) -> tuple[str, ...]:
     ]
     all_names = {name: None for of_hit in of_hits for name in of_hit}
     shared = [name for name in all_names if all(name in of_hit for of_hit in of_hits)]
-    if len({hit.speaker.node for hit in [first, *same]}) > 1:  # each node has such an HCA
+    nodes = {hit.speaker.node for hit in [first, *same]}
+    if len(nodes) > 1:  # each node has such an HCA
         shared = [name for name in shared if not name.startswith("hca ")]
     if {"peer", "rank2"} & {*fields} and shared:
         return tuple(shared)
-    nodes = {hit.speaker.node for hit in [first, *same]}
     telling = first.symptom.culprits and first.symptom.role in ("cause", "sign")
     if not all_names and telling and len(nodes) == 1:
         return tuple(f"node {node}" for node in nodes if node)

@@ -406,9 +406,7 @@ def _whole(lines: list[bytes]) -> list[bytes]:
         lines = [line.lstrip(b"# ") for line in lines]
     lengths = list(map(len, lines))
     longest = max(lengths, default=0)
-    if not _NARROW <= longest <= _WIDE:
-        return lines
-    if lengths.count(longest) < _SOME:
+    if not _NARROW <= longest <= _WIDE or lengths.count(longest) < _SOME:
         return lines
     after = set(compress(range(1, len(lines)), map(longest.__eq__, lengths)))
     rests = _unknown_beginnings(lines, after)

@@ -46,12 +46,10 @@ def explain_members(scan: ScanResult) -> Explanation | None:
     if not missing or scan.line_count - max(hit.order for hit in facts) > _LATER:
         return None
     words = ", ".join(map(str, missing[:8])) + " ..." * (len(missing) > 8)  # noqa: PLR2004
-    sentence = (
-        f"{len(members)} of {max(sizes)} ranks joined, and the log ends there; missing: {words}"
-    )
     return Explanation(
         category="timeout_rank_missing",
-        sentence=sentence,
+        sentence=f"{len(members)} of {max(sizes)} ranks joined, and the log ends there; missing: "
+        f"{words}",
         cause="a node did not start its processes, or they cannot reach the first one",
         advice="check that the other nodes' processes run, their NODE_RANK and MASTER_ADDR, and "
         "the network path to that port",
@@ -63,15 +61,13 @@ def explain_members(scan: ScanResult) -> Explanation | None:
 
 def explain_stall(stall: watchdog.Stall) -> Explanation:
     """Which ranks the timeouts show to be odd."""
-    category: Category = (
-        "collective_mismatch" if stall.kind == "mismatch" else "timeout_rank_missing"
-    )
+    category: Category = "timeout_rank_missing"
+    cause = "that rank was elsewhere: in its data loader, in saving, dead, or stopped"
+    advice = "check that rank's log, and its node at that time"
     if stall.kind == "mismatch":
+        category = "collective_mismatch"
         cause = "the ranks' code took different paths: a branch by rank, data that ends on one rank"
         advice = "compare what these ranks do at that step; TORCH_DISTRIBUTED_DEBUG=DETAIL names it"
-    else:
-        cause = "that rank was elsewhere: in its data loader, in saving, dead, or stopped"
-        advice = "check that rank's log, and its node at that time"
     return Explanation(
         category=category,
         culprits=tuple(f"rank {rank}" for rank in stall.ranks),

@@ -241,11 +241,9 @@ class Symptom(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             _LEFT_S[self.file, pattern] = left[0]
 
     def sentence(self, fields: Mapping[str, str]) -> str:
-        """Format the first sentence whose fields are all known."""
-        for sentence in self.sentences:
-            if all(name in fields for name in _names(sentence)):
-                return sentence.format_map(dict(fields))
-        return self.sentences[-1]
+        """Format the first sentence whose fields are all known; the last one has none."""
+        known = (words for words in self.sentences if fields.keys() >= {*_names(words)})
+        return next(known).format_map(fields)
 
 
 class _TooSlowError(Exception):
