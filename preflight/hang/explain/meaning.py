@@ -130,12 +130,10 @@ def _memory(hit: Hit, same: Sequence[Hit], scan: ScanResult) -> Meaning:
         remark = f"; all {everyone} ranks did: the work does not fit these GPUs"
         return Meaning("other", 0.85, remark)
     if tried and total and tried >= _WHOLE * total:
-        remark = "; nearly a whole GPU at once: it would fail on any rank"
-        return Meaning("other", 0.55, remark)
-    if own and total and free is not None and total - own - free >= _FOREIGN * total:
-        foreign = total - own - free
-        remark = f"; {foreign:.1f} GiB of it belongs to other processes"
-        return Meaning("oom_one_rank", 0.9, remark)
+        return Meaning("other", 0.55, "; nearly a whole GPU at once: it would fail on any rank")
+    foreign = total - own - free if own and total and free is not None else 0.0
+    if total and foreign >= _FOREIGN * total:
+        return Meaning("oom_one_rank", 0.9, f"; {foreign:.1f} GiB of it belongs to other processes")
     if own and total and "allocated" in hit.fields and own - _pooled(hit) >= _FOREIGN * total:
         remark = f"; {own - _pooled(hit):.1f} GiB of its own memory is not PyTorch's"
         return Meaning("oom_one_rank", 0.9, remark, _OTHER_LIBRARY, _LIMIT_IT)

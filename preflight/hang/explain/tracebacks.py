@@ -131,7 +131,13 @@ class LoggedException(Struct, frozen=True, kw_only=True):
     """It was raised by pip or the like."""
 
 
+_Key = tuple[int | None, str]
+"""The rank that writes a traceback, and its launcher's label."""
+
+
 class _Running:
+    """A traceback that has begun and not ended."""
+
     def __init__(self, speaker: Speaker, line: Line, number: int, *, ignored: bool = False) -> None:
         self.speaker = speaker
         self.number = number
@@ -183,10 +189,10 @@ class Tracebacks:
 
     def __init__(self, whose: Speaker) -> None:
         self._whose = whose
-        self._running: dict[tuple[int | None, str], _Running] = {}
-        self._ignored: set[tuple[int | None, str]] = set()
+        self._running: dict[_Key, _Running] = {}
+        self._ignored: set[_Key] = set()
         """Whose next traceback is of an exception that Python ignored."""
-        self._handled: dict[tuple[int | None, str], bool] = {}
+        self._handled: dict[_Key, bool] = {}
         """Whose next traceback is of an exception that was raised while another was handled."""
         self._announced: tuple[int, Speaker] = (0, Speaker())
         """The line before a traceback without a rank, and the speaker that it shows."""
@@ -254,9 +260,7 @@ class Tracebacks:
             running.take_source(line)
         return running.ignored
 
-    def _begin(
-        self, key: tuple[int | None, str], speaker: Speaker, line: Line, place: Place
-    ) -> None:
+    def _begin(self, key: _Key, speaker: Speaker, line: Line, place: Place) -> None:
         """Begin a traceback, of which the lines before it may say what it is."""
         self._running.pop(key, None)
         whose = speaker
@@ -264,14 +268,15 @@ class Tracebacks:
             whose = self._announced[1].joined(speaker)
         elif gathered := _GATHERED.search(line.text):
             whose = Speaker(rank=int(gathered[1]))
-        self._running[key] = _Running(whose, line, place.line, ignored=key in self._ignored)
-        self._running[key].chained = key in self._handled
-        self._running[key].handled = self._handled.pop(key, False)
-        self._running[key].loose = place.line - self._loose <= _BLANK
+        running = _Running(whose, line, place.line, ignored=key in self._ignored)
+        running.chained = key in self._handled
+        running.handled = self._handled.pop(key, False)
+        running.loose = place.line - self._loose <= _BLANK
         if self._quotes_the_next(line, speaker, place):
             outer = self.exceptions.pop()  # of a worker or a thread; what follows has its cause
             self._ended = 0, Speaker()
-            self._running[key].script, self._running[key].number = outer.script, outer.began
+            running.script, running.number = outer.script, outer.began
+        self._running[key] = running
         self._ignored.discard(key)
 
     def _read_after(self, line: Line, speaker: Speaker, place: Place) -> None:
@@ -303,7 +308,7 @@ class Tracebacks:
         most = _NEAR if last.message.endswith("in a subprocess:") else _BLANK
         return (quoted and after == 1) or (last.message.endswith(":") and after <= most)
 
-    def _outside(self, key: tuple[int | None, str], line: Line, place: Place, order: int) -> bool:
+    def _outside(self, key: _Key, line: Line, place: Place, order: int) -> bool:
         """Take a line of no traceback: an end whose beginning is cut off (`KeyError: 'x'`)."""
         if spawned := _OF_SPAWNED.match(line.bare):
             self._announced = place.line, Speaker(rank=int(spawned[1]))

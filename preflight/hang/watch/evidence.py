@@ -391,6 +391,11 @@ class Record:
         write(self._folder / "samples.tsv", "\n".join(lines) + "\n")
 
 
+def end_words(code: int) -> str:
+    """How a launch ended: `with exit code 1`; `by signal 9` for -9."""
+    return f"with exit code {code}" if code >= 0 else f"by signal {-code}"
+
+
 def write(path: Path, text: str) -> None:
     """Write a file into the folder, whole or not at all; OSError if that fails."""
     write_typed(path, text.encode("utf-8", "replace"))

@@ -16,7 +16,7 @@ from preflight.core.text import percent
 from preflight.hang.answer_text import Alternative
 from preflight.hang.diagnose.job_state import Diagnosis
 from preflight.hang.explain.explanation import Explanation, Place
-from preflight.hang.watch.evidence import DIAGNOSIS, RECORD
+from preflight.hang.watch.evidence import DIAGNOSIS, RECORD, end_words
 
 if TYPE_CHECKING:
     from preflight.hang.explain.symptom import Category
@@ -84,7 +84,7 @@ def with_launch(answer: Explanation, launch: WatchedLaunch) -> Explanation:
     """Add how the launch ended; if it hung to its end, why it hung is the answer."""
     ending, hang = launch.ending, launch.hang
     if answer.category == "no_failure" and (ending.signal or ending.exit):
-        how = f"by signal {ending.signal}" if ending.signal else f"with exit code {ending.exit}"
+        how = end_words(-ending.signal or ending.exit)
         sentence = f"the launch ended {how}; {answer.sentence}"
         answer = replace(answer, category="unknown", sentence=sentence)
     if hang is None:

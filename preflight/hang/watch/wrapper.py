@@ -22,6 +22,7 @@ from preflight.hang.watch.evidence import (
     Record,
     ask_for_dumps,
     discard,
+    end_words,
     make_folder,
     makes_pipes,
     new_folders,
@@ -95,38 +96,44 @@ def watch(options: Options) -> int:
     relay = Relay(launch, children, witness)
     writes_logs = folder is not None and (options.debug or options.tee)
     trimmer = Trimmer(folder, Cap(options.cap_mib << 20)) if folder and writes_logs else None
-    guard = Once().guard
-    guard(record.write)
+    once = Once()
+    once.guard(record.write)
     if variables.left:
         names = ", ".join(dict.fromkeys(variable.settled_by for variable in variables.left))
         report(f"left as you set it: {names}")
-    look_s = trim_s = time.monotonic()
-    while True:
-        children.reap()
-        status = children.status(launch)
-        if status is not None:
-            break
-        now = time.monotonic()
-        if now >= look_s:
-            guard(watcher.look)
-            look_s = time.monotonic() + watcher.every_s
-        if trimmer and now >= trim_s:
-            guard(trimmer.sweep)
-            trim_s = time.monotonic() + trimmer.every_s
-        received = signals.wait((min(look_s, trim_s) if trimmer else look_s) - time.monotonic())
-        if received is not None and received.number in signals.PASSED:
-            relay.take(received)
+    status = _wait_for_end(launch, watcher, trimmer, relay, once)
     witness.dismiss()
-    guard(watcher.end)
+    once.guard(watcher.end)
     output.finish(children)
     if folder is not None:
         failed = status != 0 and not relay.asked_to_end
-        guard(
+        once.guard(
             lambda: _keep_or_discard(
                 options, folder, output, watcher, status, trimmer=trimmer, failed=failed, made=made
             )
         )
     return end_as(status)
+
+
+def _wait_for_end(
+    launch: int, watcher: Watcher, trimmer: Trimmer | None, relay: Relay, once: Once
+) -> int:
+    """Look at the ranks, limit the logs and pass signals on until the launch ends; its status."""
+    look_s = trim_s = time.monotonic()
+    while True:
+        watcher.children.reap()
+        if (status := watcher.children.status(launch)) is not None:
+            return status
+        now = time.monotonic()
+        if now >= look_s:
+            once.guard(watcher.look)
+            look_s = time.monotonic() + watcher.every_s
+        if trimmer and now >= trim_s:
+            once.guard(trimmer.sweep)
+            trim_s = time.monotonic() + trimmer.every_s
+        received = signals.wait((min(look_s, trim_s) if trimmer else look_s) - time.monotonic())
+        if received is not None and received.number in signals.PASSED:
+            relay.take(received)
 
 
 def _plan_variables(options: Options, folder: Path | None) -> Plan:
@@ -198,11 +205,11 @@ def _keep_or_discard(
             why = _explained(watcher.children, folder, files)
         else:
             why = "its output was not captured: rerun with --tee to explain it"
-        ended, see = f"the launch ended {_status_words(status)}", f"see {folder}"
+        ended, see = end_words(os.waitstatus_to_exitcode(status)), f"see {folder}"
         if is_echo:
-            report(f"{ended}, after the stall reported above; {see}")
+            report(f"the launch ended {ended}, after the stall reported above; {see}")
         else:
-            report(f"{ended}; {see}\n{why}".rstrip())
+            report(f"the launch ended {ended}; {see}\n{why}".rstrip())
     tidy(folder)
 
 
@@ -215,12 +222,6 @@ def _explained(children: Children, folder: Path, files: list[Path]) -> str:
             break
     code, output = run.conclude()
     return output.rstrip() if code == FOUND else ""
-
-
-def _status_words(status: int) -> str:
-    if os.WIFSIGNALED(status):
-        return f"by signal {os.WTERMSIG(status)}"
-    return f"with exit code {os.waitstatus_to_exitcode(status)}"
 
 
 ANSWER_S = 2.5
