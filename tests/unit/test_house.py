@@ -26,7 +26,7 @@ MOST_FLOORS = 10
 MOST_SHARED_NAMES = 2
 MOST_FILES = {
     "checks": 52, "commands": 22, "core": 9, "fabric": 32, "facts": 12, "fleet": 14, "burn": 4,
-    "captured": 14, "hang": 44, "history": 7, "hook": 12, "lint": 7, "payload": 50, "report": 18,
+    "captured": 14, "hang": 45, "history": 7, "hook": 12, "lint": 7, "payload": 50, "report": 18,
     "run": 10, "session": 10, "transport": 16,
 }  # fmt: skip
 """Python files of each room, subfolders included. The room hang has had 33: five of its files were
