@@ -170,8 +170,8 @@ _STATE = re.compile(r"\breason[\"']?: [\"']?$")
 """Stands before the reason for which a container of Kubernetes ended."""
 _OF_LOG = re.compile(r"[\"'](?:errno|level\w{0,4}|severity|time|timestamp|ts|asctime)[\"']\s?:")
 """In an object of a structured log, and in torchrun's and gRPC's report of an error."""
-_ITEM = re.compile(r"\s{0,20}- [\"']?[A-Za-z.: ]{0,24}")
-"""Begins an item of a list."""
+_ITEM = re.compile(r"\s{0,20}- (?!(?:ERROR|FATAL|CRITICAL)\b)[\"']?[A-Za-z.: ]{0,24}")
+"""Begins an item of a list, not the level of a message behind its time."""
 _OPEN_QUOTE = re.compile(
     rf"(?P<reports>\b{_REPORT}[\"']?\s?[:=]\s?|(?:Error|Exception)\("
     r"|\b(?i:error(?:message)?|failure|failed)\b[^\"']{0,30})?"
