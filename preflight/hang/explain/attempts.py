@@ -52,6 +52,7 @@ def last_attempt(scan: ScanResult) -> tuple[ScanResult, Doubt | None]:
     grave = [failure for failure in grave if is_unsettled(failure, scan)]
     doubt, of_start = None, doubt_of_start(scan)
     certain = {hit.order for hit in scan.hits if "new_start" in hit.fields}
+    _note_starts(scan, grave)
     is_over = any(_OF_LAUNCHER.match(error.message) for error in scan.exceptions)
     for source, again in scan.restart_line.items():
         if is_over and again >= scan.line_count - AT_END:  # a launcher's banner, printed at its end
@@ -87,6 +88,16 @@ def last_attempt(scan: ScanResult) -> tuple[ScanResult, Doubt | None]:
     if not rest or (has_died and not again):
         return scan, None
     return scan, _LATER if any(map(_reports_end, rest)) else SURVIVED
+
+
+def _note_starts(scan: ScanResult, grave: Sequence[Hit | LoggedException]) -> None:
+    """Note starts that repeated first lines show, if no rank is named and some lines follow."""
+    if any(one.speaker.rank is not None for one in grave):
+        return
+    for source, start in scan.start_line.items():
+        fails = any(one.order >= start for one in grave if one.place.source == source)
+        if fails or scan.line_count - start >= _OF_START:
+            scan.restart_line[source] = max(start, scan.restart_line.get(source, 0))
 
 
 def _kind_of(failure: Hit | LoggedException) -> str:
@@ -246,6 +257,8 @@ OUTLIVED = Doubt(
     "waited for this one",
     0.6,
 )
+_OF_START = 20
+"""Lines of a start, at least: a scheduler may print the first lines once more at the end."""
 _GOES_ON, _FEW = 100, 3
 """Lines after an exception: more than a program prints that ends by it, or by a failed import."""
 

@@ -250,6 +250,11 @@ def reports_failure(line: str) -> bool:
     return match is not None and not _is_supposed(text.decode("latin-1"), *match.span())
 
 
+def mentions_failure(line: bytes) -> bool:
+    """Whether a line has any word of failure, whatever it says of it."""
+    return _FAILURE.search(line) is not None
+
+
 _GRAVE_LEVEL = re.compile(rb"\b(?:ERROR|FATAL|CRITICAL)\b")
 _GRAVE_WORD = re.compile(
     rb"^(?:\(\w[^)]{1,80}\) )?[\W_]{0,8}(?:[\w./-]{1,40}: )?"

@@ -9,6 +9,8 @@ from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
+from preflight.hang.explain.failure_words import mentions_failure, reports_failure
+from preflight.hang.explain.log_lines import text_of
 from preflight.hang.explain.tracebacks import ANNOUNCES, ENDS
 
 if TYPE_CHECKING:
@@ -165,3 +167,51 @@ class Repeats:
             return 0
         self.tracebacks[content] = order, lines[at : end + 1]
         return end - at
+
+
+_HEADER, _AMONG, _NEEDED = 8, 60, 3
+"""The first lines of a log that are remembered, among how many of the first they stand, and how
+many of them show a start."""
+_LETTERS, _TELLING = re.compile(rb"[A-Za-z]"), 10
+"""Such a line has so many letters at least: a rule of dashes is printed anywhere."""
+_APART = 40
+"""Lines at most between two of them in one start."""
+
+
+class Starts:
+    """Where a program starts again: it prints the first lines of its log once more, in order."""
+
+    def __init__(self) -> None:
+        self._header: dict[bytes, int] | None = None
+        self._block: list[tuple[int, int]] = []
+        """Of the start that is being read, the numbers of its lines and which first lines they
+        repeat."""
+
+    def begun(self, lines: list[bytes], shapes: list[bytes], before: int) -> list[int]:
+        """The first lines of the starts in a part of a log; `before`: how many lines precede it."""
+        if self._header is None:
+            self._header = _header_of(lines[:_AMONG], shapes)
+        header, found = self._header, list[int]()
+        if len(header) < _NEEDED or header.keys().isdisjoint(shapes):
+            return found
+        for number, shape in enumerate(shapes, before + 1):
+            if (place := header.get(shape)) is None:
+                continue
+            last = self._block[-1] if self._block else (number, -1)
+            if number - last[0] > _APART or place <= last[1]:
+                self._block = []
+            self._block.append((number, place))
+            if len(self._block) == _NEEDED:
+                found.append(self._block[0][0])
+        return found
+
+
+def _header_of(lines: list[bytes], shapes: list[bytes]) -> dict[bytes, int]:
+    """The shapes of the first lines that tell something, up to a failure, in their order."""
+    header: dict[bytes, int] = {}
+    for line, shape in zip(lines, shapes, strict=False):
+        if reports_failure(text_of(line)) or len(header) == _HEADER:
+            break
+        if len(_LETTERS.findall(line)) >= _TELLING and not mentions_failure(line):
+            header.setdefault(shape, len(header))
+    return header

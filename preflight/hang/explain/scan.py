@@ -38,6 +38,7 @@ from preflight.hang.explain.repeats import (
     STEP,
     Repeats,
     Shape,
+    Starts,
     any_of,
 )
 from preflight.hang.explain.summaries import Summaries
@@ -122,6 +123,9 @@ class ScanResult:
     """By file, the line of the first step."""
     restart_line: dict[str, int] = field(default_factory=dict)
     """By file, the last line that may be of another attempt, or of another rank: it has no time."""
+    start_line: dict[str, int] = field(default_factory=dict)
+    """By file, the last line in which its program starts again after a failure, as its first lines
+    show, which it repeats."""
     world_size: int = 0
     """The largest number of ranks in any line of the last attempt; 0 if none."""
     node_by_rank: dict[int, str] = field(default_factory=dict)
@@ -154,7 +158,8 @@ class ScanResult:
 
     def attempt(self, source: str) -> tuple[float, int]:
         """The key of an attempt of the job in a file."""
-        return self.settled_until.get(source, 0), self.restart_line.get(source, 0)
+        again = max(self.restart_line.get(source, 0), self.start_line.get(source, 0))
+        return self.settled_until.get(source, 0), again
 
     def count_lines(self, lines: int, ends: bytes) -> None:
         """Add lines that were read, which end so."""
@@ -235,6 +240,9 @@ class _File:
         self.tracebacks = Tracebacks(self.whose)
         self.progress = _Progress()
         self.repeats = Repeats()
+        self.starts = Starts()
+        self.starts_before_failure = self.starts_after_failure = 0
+        self.has_failed = False
         self.before: list[bytes] = []
         """The lines right before the one that is read."""
         self.last_lines: deque[tuple[int, bytes]] = deque(maxlen=_LAST_LINES)
@@ -338,34 +346,15 @@ class Scanner:
 
     def _file(self, path: Path) -> None:
         file, result, by_key = _File(path), self._result, self._shapes
-        before, repeats = result.line_count, file.repeats
+        before = result.line_count
         result.lines_before.setdefault(file.source, before)
         for lines, ends in chunks(path, result.troubles):
             text = b"\n".join(lines)
             shapes = text.translate(ALIKE).split(b"\n")
-            if len(by_key) + len(repeats.seen) > _SHAPES:
+            if len(by_key) + len(file.repeats.seen) > _SHAPES:
                 by_key.clear()
-                repeats.seen.clear()
-            idle, rows = file.idle, zip(count(), lines, shapes, strict=False)
-            for at, line, key in rows:
-                shape = by_key.get(key) or self._learn_shape(key, line)
-                if (idle and (shape is QUIET or repeats.has_read(shape, line))) or (
-                    shape is not STEP and among_settings(lines, at)
-                ):
-                    continue
-                order = result.line_count + 1 + at
-                if idle and shape.begins_traceback and not file.tracebacks.awaited:
-                    rest = repeats.of_traceback(lines, shapes, at, order)
-                    if rest:
-                        next(islice(rows, rest - 1, None))
-                        continue
-                is_step = shape is STEP
-                if not (idle and is_step) and not repeats.skips(shape, line, order, idle=idle):
-                    file.before = lines[max(at - _BEFORE, 0) : at]
-                    self._line(file, text_of(line), order - before, order, shape.begins(line))
-                    idle = file.idle
-                if is_step:
-                    self._take_step(file, line, order)
+                file.repeats.seen.clear()
+            self._lines(file, lines, shapes, before)
             begin = int(max(result.attempt(file.source))) - result.line_count
             text = b"\n".join(lines[begin - 1 :]) if begin > 1 else text
             file.note_writers(text)
@@ -383,6 +372,35 @@ class Scanner:
             Place(file.source, number, text_of(line)) for number, line in file.last_lines
         ]
         result.exceptions += file.tracebacks.exceptions
+
+    def _lines(self, file: _File, lines: list[bytes], shapes: list[bytes], before: int) -> None:
+        """Read a part of a file; `before`: how many lines of other files precede it."""
+        repeats, by_key, lines_before = file.repeats, self._shapes, self._result.line_count
+        starts, first = iter(file.starts.begun(lines, shapes, lines_before)), lines_before + 1
+        next_start = next(starts, inf)
+        idle, rows = file.idle, zip(count(), lines, shapes, strict=False)
+        for at, line, key in rows:
+            if first + at >= next_start:
+                self._start_again(file, first + at)
+                next_start = next(starts, inf)
+            shape = by_key.get(key) or self._learn_shape(key, line)
+            if (idle and (shape is QUIET or repeats.has_read(shape, line))) or (
+                shape is not STEP and among_settings(lines, at)
+            ):
+                continue
+            order = first + at
+            if idle and shape.begins_traceback and not file.tracebacks.awaited:
+                rest = repeats.of_traceback(lines, shapes, at, order)
+                if rest:
+                    next(islice(rows, rest - 1, None))
+                    continue
+            is_step = shape is STEP
+            if not (idle and is_step) and not repeats.skips(shape, line, order, idle=idle):
+                file.before = lines[max(at - _BEFORE, 0) : at]
+                self._line(file, text_of(line), order - before, order, shape.begins(line))
+                idle = file.idle
+            if is_step:
+                self._take_step(file, line, order)
 
     def _repeat(self, file: _File, before: int) -> None:
         """Read the last of the lines with the same content."""
@@ -432,6 +450,20 @@ class Scanner:
                 file.begin(candidate)
             else:
                 self._close(candidate, file)
+
+    def _start_again(self, file: _File, order: int) -> None:
+        """Note a start after a failure.
+
+        Processes of one start print its first lines as often as there are processes: fewer follow
+        a failure of one of them.
+        """
+        has_failed = file.has_failed or bool(file.tracebacks.exceptions)
+        file.starts_before_failure += not has_failed
+        file.starts_after_failure += has_failed
+        is_full = file.starts_after_failure >= file.starts_before_failure
+        if has_failed and is_full:
+            self._result.start_line[file.source] = order
+            file.repeats.seen.clear()
 
     def _take_step(self, file: _File, line: bytes, order: int) -> None:
         """Take a line that reports a step."""
@@ -552,6 +584,7 @@ class Scanner:
             before=candidate.places_before() if "code" in fields else (),
         )
         result.hits.append(hit)
+        file.has_failed |= symptom.role in ("cause", "sign") and not hit.retried
         if symptom.reads in ("summary", "end"):  # a launcher, which is no rank itself
             self._origins.reports(speaker, int(fields["rank"]))
         self._summaries.take(hit)

@@ -50,7 +50,7 @@ _CORRECT = (
     "to end"
 )
 _SHOWN_BEFORE = 3
-_RULE = re.compile(r"^[-+=|*#]{3,200} *|[ |]+$")
+_RULE = re.compile(r"[-+=|*#]{3,200} {0,20}")
 _RANK = re.compile(r"\W{0,2}(?i:rank|task)?[ _]?(\d{1,6})[\]:]")
 _SAYS_LITTLE = 0.2
 """Confidence of an echo that shows only that something had failed."""
@@ -107,7 +107,7 @@ def _explain_end(echo: Hit, hits: Sequence[Hit], scan: ScanResult) -> Explanatio
     words = _words_before(echo)
     if not words or not is_first or later_work > echo.order or not 0 < exit_code(echo) < _TIMED_OUT:
         return answer
-    quoted = " / ".join(_RULE.sub("", place.text) for place in proofs(words))
+    quoted = " / ".join(_RULE.sub("", place.text, count=1) for place in proofs(words))
     answer = replace(
         answer,
         sentence=f"{answer.sentence}; right before it: {quoted}",

@@ -283,3 +283,34 @@ def test_an_import_that_failed_before_another_exception_was_caught_or_led_to_it(
         "a rank raised ImportError: x",
         0.8,
     )
+
+
+_HEADER = (
+    "tool 1.2 starts on host n1\nLoading the configuration file config.yaml\nreading the data\n"
+)
+
+
+def test_a_program_that_prints_its_first_lines_again_has_started_again(tmp_path: Path) -> None:
+    """The last start counts: its own failure, or that it shows none."""
+    first = _HEADER + "work\n" + _raised("KeyError: 'kappa'")
+    answer = explained(tmp_path, first + _HEADER + _raised("OSError: quota"))
+    assert "OSError: quota" in answer.sentence
+    assert answer.confidence <= 0.65
+    answer = explained(tmp_path, first + _HEADER + 30 * "item is done\n")
+    assert (answer.category, answer.confidence) == ("no_failure", 0.0)
+    assert "ended the job: a rank raised KeyError: 'kappa'" in answer.sentence
+    alike = explained(tmp_path, 3 * first)
+    assert (alike.confidence, [place.line for place in alike.evidence]) == (0.8, [21])
+
+
+def test_first_lines_that_others_print_late_are_no_start(tmp_path: Path) -> None:
+    """Other processes of the same start, a scheduler's last words, and ranks with names."""
+    failed = _raised("KeyError: 'kappa'")
+    for log in (
+        3 * _HEADER + failed + 2 * _HEADER + 30 * "item is done\n",
+        _HEADER + failed + _HEADER + "bye\n",
+        _HEADER + _raised("KeyError: 'kappa'", rank=3) + _HEADER + 30 * "item is done\n",
+    ):
+        answer = explained(tmp_path, log)
+        assert "KeyError: 'kappa'" in answer.sentence
+        assert answer.confidence == 0.8
