@@ -22,11 +22,16 @@ _DAEMONS: Final = (
     "nvsm_core", "dcgm-exporter", "dcgmi", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server",
     "nvidia-device-plugin", "nvidia-gpu-device-plugin", "k8s-device-plugin",
     "gpu-feature-discovery", "nvidia-mig-manager",
-    "nvidia-smi", "nvtop", "nvitop", "gpustat",
+    "nvidia-imex", "nvidia-vgpu-mgr", "nvidia-vgpud", "nvidia-powerd",
+    "slurmd", "slurmstepd",
+    "nvidia-smi", "nvtop", "nvitop", "gpustat", "nvidia_gpu_exporter", "telegraf", "gpud",
     "Xorg", "Xwayland", "gnome-shell", "gnome-session-binary", "kwin_x11", "kwin_wayland",
     "plasmashell", "compiz", "sddm-greeter",
 )  # fmt: skip
-"""Driver daemons, monitors and desktops: they hold a GPU by design."""
+"""Driver daemons, monitors and desktops: they hold a GPU by design.
+
+So do Slurm's own, where AutoDetect=nvml opens the driver in them.
+"""
 
 _REAPERS: Final = re.compile(
     r"init|systemd|tini|dumb-init|docker-init|catatonit|s6-svscan|pause|conmon|sshd"
@@ -199,7 +204,10 @@ def _jobless(processes: Iterable[Process], scheduler: str, *, with_nvml: bool) -
             if proc.job and proc.job_alive is None:
                 continue
             sentence = f"{name_process(proc)} {ended}{_holdings([proc]) or ', has a GPU open'}"
-            yield Stale(sentence, kill_command([proc.pid]), (proc,), grave=holds_memory(proc))
+            advice, grave = kill_command([proc.pid]), holds_memory(proc)
+            # Without memory on it, it may be a monitor that is not known here.
+            advice = advice if grave or proc.job else f"if it is not needed: {advice}"
+            yield Stale(sentence, advice, (proc,), grave=grave)
         elif scheduler != "slurm" and (holds_memory(proc) or not with_nvml) and proc.rank is None:
             sentence = f"{name_process(proc)} uses a GPU{_holdings([proc])}"
             advice = f"if it is not needed: {kill_command([proc.pid])}"

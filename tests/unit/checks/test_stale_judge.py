@@ -165,6 +165,8 @@ def test_d_state() -> None:
         ({"command": "nvidia-cuda-mps"}, "ok", "nothing stale"),
         ({"command": "/usr/bin/nvidia-persistenced --verbose"}, "ok", "nothing stale"),
         ({"command": "/usr/lib/xorg/Xorg :0"}, "ok", "nothing stale"),
+        ({"command": "/usr/sbin/slurmd -D", "user": "root", "gpu_mib": None}, "ok", "nothing"),
+        ({"command": "/usr/bin/nvidia-imex -c /etc/nvidia-imex/config.cfg"}, "ok", "nothing stale"),
         ({"command": "nvidia-smi", "gpu_mib": 39424}, "fail", "outside any job, holds 38.5 GiB"),
         ({"command": "nv-hostengine", "gpu_mib": 39424, "user": "root"}, "ok", "nothing stale"),
     ],
@@ -176,6 +178,13 @@ def test_gpu_memory_outside_a_running_slurm_job(
     verdict = left(holder(6114, 3072, **changes), scheduler="slurm")
     assert verdict.outcome == outcome
     assert words in verdict.sentence
+
+
+def test_a_monitor_that_is_not_known_is_not_killed() -> None:
+    """It has a GPU open and no memory on it: that it is not needed is for its owner to say."""
+    monitor = process(10, user="root", command="/opt/gpu-metrics", holds_gpu=True)
+    assert left(monitor, scheduler="slurm").advice.startswith("if it is not needed: kill 10")
+    assert left(holder(11, 3072), scheduler="slurm").advice.startswith("kill 11")
 
 
 def test_without_a_scheduler_a_gpu_user_is_a_warning() -> None:
