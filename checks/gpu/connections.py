@@ -10,16 +10,18 @@ many dead links as one GPU has, the missing GPU is at the other end of these lin
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import combinations
 from typing import Final, TypeVar
 
 from preflight.checks.deviations import Deviation, on_most
 from preflight.facts.boards import (
     Codes,
+    among,
     board,
     fewer_links_than_board,
     gpu_codes,
+    gpu_models,
     has_switch,
     link_counts,
     link_ends,
@@ -76,9 +78,18 @@ RESEAT: Final = "drain; look for NVLink errors in dmesg, reseat or reset the GPU
 COMPARE_BUILD: Final = "compare slots, BIOS and switch settings (ACS, NPS) with a healthy node"
 
 
-def usual_gpus(group: Group) -> Usual | None:
-    """The GPUs that most nodes of a group have: by PCI address, else by number."""
-    return decided(group.majority(_bus_ids)) or group.majority(_count)
+def usual_gpus(group: Group, models: frozenset[str] = frozenset()) -> Usual | None:
+    """The GPUs that most nodes of a group have: by PCI address, else by number.
+
+    `models`: only nodes with these GPUs are peers.
+    """
+    by_address = decided(group.majority(among(_bus_ids, models)))
+    return by_address or group.majority(among(_count, models))
+
+
+def _vote(read: Callable[[Facts], T | None], facts: Facts, group: Group) -> Majority[T] | None:
+    """What most nodes of the group with the same GPUs have; None where nothing decides."""
+    return decided(group.majority(among(read, gpu_models(facts))))
 
 
 def _bus_ids(facts: Facts) -> tuple[str, ...] | None:
@@ -92,7 +103,7 @@ def _count(facts: Facts) -> int | None:
 def missing_links(facts: Facts, by_inventory: int | None, group: Group) -> Iterator[Deviation]:
     """GPUs with fewer live NVLinks than expected, than the group's, or than most of their peers."""
     gpus = facts.gpus or ()
-    vote = decided(group.majority(link_counts))
+    vote = _vote(link_counts, facts, group)
     if vote is None and (missing := missing_gpu(gpus)):
         yield Deviation(missing, _FIND_GPU)
         return
@@ -191,9 +202,9 @@ def _without_peers(pairs: Sequence[GpuPair]) -> tuple[int, str] | None:
     return (min(isolated), pairs_without[0].p2p_read) if isolated else None
 
 
-def unusual_codes(codes: Codes | None, group: Group) -> Iterator[Deviation]:
+def unusual_codes(facts: Facts, group: Group) -> Iterator[Deviation]:
     """Pairs that are joined differently on most nodes of the group."""
-    vote = decided(group.majority(gpu_codes))
+    vote, codes = _vote(gpu_codes, facts, group), gpu_codes(facts)
     if vote is None or codes is None or codes == vote.value:
         return
     usual = {(a, b): code for a, b, code in vote.value}
@@ -215,7 +226,7 @@ def far_rails(facts: Facts, group: Group) -> Iterator[Deviation]:
     distances = nic_distances(facts)
     if distances is None:
         return
-    vote = decided(group.majority(nic_distances))
+    vote = _vote(nic_distances, facts, group)
     usual, origin = _all_but_one(distances), "for every other GPU here"
     if vote is not None:
         # With another number of GPUs, no rail has a counterpart in the group: none deviates.
@@ -231,7 +242,7 @@ def far_rails(facts: Facts, group: Group) -> Iterator[Deviation]:
 
 def unusual_numa(facts: Facts, group: Group) -> Iterator[Deviation]:
     """GPUs that are at another NUMA node than on most nodes of the group."""
-    vote, numas = decided(group.majority(numa_nodes)), numa_nodes(facts)
+    vote, numas = _vote(numa_nodes, facts, group), numa_nodes(facts)
     if vote is None or numas is None or len(numas) != len(vote.value):
         return
     for gpu, numa, usual_numa in zip(facts.gpus or (), numas, vote.value, strict=True):

@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from preflight.checks.deviations import on_most
 from preflight.core.text import count, first_finding
-from preflight.facts.boards import board
+from preflight.facts.boards import among, board, gpu_models
 from preflight.facts.gpu import GpuHealth, driver_too_old
 from preflight.facts.model import Facts, Gpu, read_once
 from preflight.facts.node import Group, Node, decided, most
@@ -51,7 +51,8 @@ def expected_value(
     """
     if expectation is not None:
         return Expectation(expectation, "expected", "expectation")
-    vote = decided(group.majority(reader(name)))
+    peers: frozenset[str] = frozenset() if name == "name" else gpu_models(facts)
+    vote = decided(group.majority(among(reader(name), peers)))
     if vote is not None:
         return Expectation(vote.value, on_most(vote, group), "group")
     values = _values(facts, name)

@@ -22,7 +22,7 @@ from preflight.checks.gpu.readings import (
 from preflight.core.text import and_more, count
 from preflight.core.thresholds import Thresholds
 from preflight.facts import Driver, Facts, Gpu, Node
-from preflight.facts.boards import board
+from preflight.facts.boards import board, gpu_models
 from preflight.verdict import Conclude, Outcome, Verdict, fail, not_run, ok, unknown, warn
 
 CHECKS = (
@@ -171,7 +171,8 @@ def open_errors(facts: Facts) -> tuple[str, ...]:
 
 def test_gpu_count(node: Node, conclude: Conclude) -> None:
     """Every node answers with the GPUs that the inventory expects of its group."""
-    facts, usual, missing = node.facts, usual_gpus(node.group), missing_slots(node.facts)
+    facts, missing = node.facts, missing_slots(node.facts)
+    usual = usual_gpus(node.group, gpu_models(facts))
     gpus, counted, errors = facts.gpus, facts.driver.counted, open_errors(facts)
     if lost_gpus := [gpu for gpu in gpus or () if _is_lost(gpu)]:
         gpus, counted = tuple(gpu for gpu in gpus or () if gpu not in lost_gpus), len(gpus or ())

@@ -40,7 +40,7 @@ from preflight.checks.gpu.readings import (
 from preflight.core.text import count, first_finding
 from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Group, Node
-from preflight.facts.boards import Codes, board, gpu_codes, up_links
+from preflight.facts.boards import Codes, among, board, gpu_codes, gpu_models, up_links
 from preflight.facts.gpu import GpuHealth, LinkErrors
 from preflight.facts.model import Gpu, read_once
 from preflight.facts.node import decided, most
@@ -193,7 +193,7 @@ def nvlink_troubles(
     model: str | None, facts: Facts, group: Group, limit: Thresholds
 ) -> Iterator[Trouble]:
     """NVLinks that run slower than the others, retrain, or resend broken packets."""
-    usual = decided(group.majority(link_speed))
+    usual = decided(group.majority(among(link_speed, gpu_models(facts))))
     speed, origin = link_speed(facts), "on the other links of this node"
     if usual is not None:
         speed, origin = usual.value, on_most(usual, group)
@@ -405,7 +405,7 @@ def deviations(
         *missing_links(facts, expected.nvlinks_per_gpu, group),
         *asymmetric_links(facts.gpus or ()),
     ]
-    pairs = [] if links else [*peers_without_access(facts, codes), *unusual_codes(codes, group)]
+    pairs = [] if links else [*peers_without_access(facts, codes), *unusual_codes(facts, group)]
     return [*links, *pairs, *far_rails(facts, group), *unusual_numa(facts, group)]
 
 

@@ -10,6 +10,7 @@ from preflight.checks.host.test_host_log import faults
 from preflight.core.text import age, count, memory
 from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Node
+from preflight.facts.boards import among, gpu_models
 from preflight.facts.machine import Edac, Memory
 from preflight.verdict import Conclude, Outcome, Verdict, fail, not_run, ok, unknown, warn
 
@@ -116,7 +117,8 @@ def judge_memory(facts: Facts, usual_mib: float | None = None, *, limit: Thresho
 
 def test_host_memory(node: Node, conclude: Conclude) -> None:
     """Memory that others hold, or that swaps, is missing to the ranks: the kernel kills one of them."""  # noqa: E501  `preflight list-checks` prints it
-    conclude(judge_memory(node.facts, node.group.median(available_mib), limit=node.limit))
+    usual = node.group.median(among(available_mib, gpu_models(node.facts)))
+    conclude(judge_memory(node.facts, usual, limit=node.limit))
 
 
 REPLACE_DIMM = "drain, replace the DIMM, then recheck; see ras-mc-ctl --errors, ipmitool sel list"
@@ -163,7 +165,8 @@ def ecc_verdict(facts: Facts, edac: Edac, limit: Thresholds) -> Verdict | None:
 
 def test_host_dimms(node: Node, conclude: Conclude) -> None:
     """A DIMM that failed at boot or loses bits takes memory, speed and, in the end, the job."""
-    usual, number = node.group.median(total_mib), 0
+    total_of_peers = among(total_mib, gpu_models(node.facts))
+    usual, number = node.group.median(total_of_peers), 0
     if usual is not None:
-        number = node.group.count_at_least(total_mib, min_complete_mib(usual, node.limit))
+        number = node.group.count_at_least(total_of_peers, min_complete_mib(usual, node.limit))
     conclude(judge_dimms(node.facts, (number, usual), limit=node.limit))

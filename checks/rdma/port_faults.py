@@ -28,6 +28,7 @@ from preflight.checks.rdma.ports import (
 )
 from preflight.core.statistics import nearest_rank
 from preflight.core.thresholds import Thresholds
+from preflight.facts.boards import among, gpu_models
 from preflight.facts.model import Facts
 from preflight.facts.node import Group, decided
 from preflight.facts.node_network import Interface
@@ -66,7 +67,7 @@ def idle_everywhere(facts: Facts, group: Group) -> bool:
     """Whether most nodes of a group, and enough of them, have no port that is up now."""
     if not facts.time_s:  # saved texts come mostly from nodes that fail
         return False
-    vote = decided(group.majority(active_ports))
+    vote = decided(group.majority(among(active_ports, gpu_models(facts))))
     return vote is not None and vote.votes >= ENOUGH_ALIKE and not vote.value
 
 
@@ -145,7 +146,7 @@ def _down_port(
     if expected.hcas is not None and port.nic.name in expected.hcas:
         rail = expected.hcas.index(port.nic.name)
         return Deviation(f"{port.seen}, expected as rail {rail}", advice)
-    vote = decided(group.majority(active_ports))
+    vote = decided(group.majority(among(active_ports, gpu_models(facts))))
     if vote is not None and set(vote.value) & {p.name for p in ports}:
         if port.name not in vote.value:
             return None

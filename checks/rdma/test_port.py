@@ -33,6 +33,7 @@ from preflight.core.statistics import grouped
 from preflight.core.text import count, natural
 from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Group, Majority, Nic, Node
+from preflight.facts.boards import among, gpu_models
 from preflight.facts.node import decided
 from preflight.fleet.model import Expected
 from preflight.verdict import Conclude, Verdict, fail, not_run, ok, unknown
@@ -129,7 +130,8 @@ def _is_counted(nic: Nic, expected: Expected) -> bool:
 
 def test_ib_count(node: Node, conclude: Conclude) -> None:
     """Every node has the RDMA devices that the inventory expects of its group."""
-    conclude(judge_count(node.expected, node.facts.nics, node.group.majority(nic_names)))
+    usual = node.group.majority(among(nic_names, gpu_models(node.facts)))
+    conclude(judge_count(node.expected, node.facts.nics, usual))
 
 
 _RETRAIN: Final = "reseat or replace its cable, check the switch port's speed; drain, recheck"
@@ -141,7 +143,7 @@ def slow_ports(
     active: Sequence[Port], expected: Expected, facts: Facts, group: Group
 ) -> Iterator[Deviation]:
     """Active ports slower than the inventory, the group, their peers or their interface says."""
-    vote = decided(group.majority(rates))
+    vote = decided(group.majority(among(rates, gpu_models(facts))))
     by_group = dict(vote.value) if vote is not None else {}
     gbits = grouped((port.kind, port.gbits) for port in active)
     peers = {kind: most_common(values) for kind, values in gbits.items()}

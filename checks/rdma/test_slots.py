@@ -16,6 +16,7 @@ from preflight.checks.deviations import Deviation, conclude_deviations, on_most
 from preflight.checks.net.test_nic_log import logged_events
 from preflight.checks.rdma.ports import Port, most_common, ports_of
 from preflight.facts import Facts, Group, Node
+from preflight.facts.boards import among, gpu_models
 from preflight.facts.model import Nic
 from preflight.facts.node import decided
 from preflight.verdict import Conclude, Verdict, fail, not_run, ok, unknown, warn
@@ -42,7 +43,8 @@ def slot_deviations(facts: Facts, group: Group) -> Iterator[Deviation]:
     """NICs with fewer lanes or a lower generation than they should have, or than ports need."""
     nics = [nic for nic in facts.nics or () if nic.pcie is not None and nic.pcie.width]
     for nic in nics:
-        if deviation := _below_usual(nic, nics, group) or _below_port_rate(nic, facts):
+        usual = _below_usual(nic, nics, group, gpu_models(facts))
+        if deviation := usual or _below_port_rate(nic, facts):
             yield deviation
     yield from _log_deviations(facts, {bus for nic in nics if (bus := _bus(nic))})
 
@@ -62,11 +64,13 @@ def link_reader(name: str) -> Callable[[Facts], tuple[float, int] | None]:
     return read_link
 
 
-def _below_usual(nic: Nic, nics: list[Nic], group: Group) -> Deviation | None:
+def _below_usual(
+    nic: Nic, nics: list[Nic], group: Group, models: frozenset[str]
+) -> Deviation | None:
     own_link = _link(nic)
     if own_link is None or nic.pcie is None:
         return None
-    vote = decided(group.majority(link_reader(nic.name)))
+    vote = decided(group.majority(among(link_reader(nic.name), models)))
     if vote is not None:
         grave, expected, origin = True, vote.value, on_most(vote, group)
     elif peers_link := most_common(link for n in nics if n.kind == nic.kind and (link := _link(n))):

@@ -10,10 +10,10 @@ Each reader is a named function of the facts, so that a group can vote on it
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import date
 from functools import cache
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
@@ -21,6 +21,8 @@ from preflight.core.files import shipped_table
 from preflight.core.text import natural, whole
 from preflight.facts.model import Facts, Gpu, Nic, read_once
 from preflight.facts.node import DISTANCES, Distance, pci_distance
+
+T = TypeVar("T")
 
 _MAKER: Final = r"(?:NVIDIA |Tesla )*"
 
@@ -260,6 +262,21 @@ def nic_distances(facts: Facts) -> tuple[Distance, ...] | None:
         return None  # it could not be read, and may be the nearest one
     distances = tuple(_shortest(_distances(gpu, facts.nics or ())) for gpu in facts.gpus or ())
     return distances if distances and "unknown" not in distances else None
+
+
+@read_once
+def gpu_models(facts: Facts) -> frozenset[str]:
+    """The models of a node's GPUs."""
+    return frozenset(gpu.name for gpu in facts.gpus or () if gpu.name)
+
+
+@cache
+def among(read: Callable[[Facts], T | None], models: frozenset[str]) -> Callable[[Facts], T | None]:
+    """The reader by which only nodes with GPUs of these models vote: a group may have several.
+
+    Without a model, as on a node that lost all of its GPUs, every node votes.
+    """
+    return lambda facts: read(facts) if not models or gpu_models(facts) == models else None
 
 
 def numa_nodes(facts: Facts) -> tuple[int | None, ...] | None:
