@@ -159,6 +159,8 @@ def _down_port(
 def _without_names(
     port: Port, expected: Expected, ports: Sequence[Port], facts: Facts, group: Group
 ) -> Deviation | None:
+    if _is_spare_function(port, ports):
+        return None
     if port.of_fabric:
         sentence = f"{port.seen}: no other end; its link is lost, or it has no cable"
         return Deviation(sentence, _EMPTY, grave=False)
@@ -210,6 +212,18 @@ def _board_known(port: Port) -> bool:
     return port.nic.kind != port.nic.name
 
 
+_FUNCTIONS: Final = frozenset(f"MT{device}" for device in range(4114, 4127, 2))
+"""Virtual functions of mlx5: the PCI IDs in Linux, drivers/net/ethernet/mellanox/mlx5/core/main.c.
+
+One that no virtual machine uses is DOWN, and has the link of its card.
+"""
+
+
+def _is_spare_function(port: Port, ports: Sequence[Port]) -> bool:
+    unused = (port.state, port.physical) == ("DOWN", "LINKUP") and port.nic.hca_type in _FUNCTIONS
+    return unused and any(p.active and p.nic.hca_type not in _FUNCTIONS for p in ports)
+
+
 def _unconfigured(port: Port) -> bool:
     return port.layer == "infiniband" and port.physical == "LINKUP" and not port.active
 
@@ -259,6 +273,11 @@ Source: NVSentinel's nic-health-monitor, which calls any increase of these fatal
 rnr_nak_retry_err among them: NVIDIA's list of mlx5 counters says that those are RNR NAKs that were
 received and tried again, as any program makes that receives before it has posted.
 """
+
+
+_MOST_COUNTED: Final = {"symbol_error": 65535, "port_rcv_errors": 65535,
+                        "link_error_recovery": 255, "link_downed": 255}  # fmt: skip
+"""Where InfiniBand's counters stop counting: PortCounters have 16 and 8 bits for these."""
 
 
 def port_errors(facts: Facts, limit: Thresholds) -> Iterator[Deviation]:
@@ -314,6 +333,10 @@ def _high_rates(port: Port, up_s: float, limit: Thresholds) -> Iterator[Deviatio
             measure = f"{port.name}: {rate:.3g} {counter.name}/{rule.unit} ({since})"
             sentence = f"{measure}, at most {max_rate:g}/{rule.unit}"
             yield Deviation(sentence, rule.advice.format(port.name), grave=rule.grave)
+        elif counter.value == _MOST_COUNTED.get(counter.name):
+            sentence = f"{port.name}: {counter.name} {counter.value}, which is all that its counter"
+            advice = "reset the counters (perfquery -R), recheck after an hour"
+            yield Deviation(f"{sentence} can hold: how many came is not known", advice, grave=False)
 
 
 def _above_peers(port: Port, facts: Facts, limit: Thresholds) -> Iterator[Deviation]:

@@ -220,6 +220,10 @@ def _expected_rate(
         layer = most_common(p.layer for p in active)
         if layer is not None and port.layer != layer:
             return None, ""
+    least = expected.nic_gbits * _TOLERANCE
+    fast = sum(is_rail(p, expected) and (p.gbits or 0.0) >= least for p in active)
+    if expected.hcas is None and expected.nics is not None and fast >= expected.nics:
+        return None, ""  # all rails are that fast: a slower port is for storage, or a front end
     return float(expected.nic_gbits), "expected"
 
 
@@ -263,6 +267,9 @@ def judge_errors(facts: Facts, limit: Thresholds) -> Verdict:
     ports = [port for port in ports_of(facts) if port.active or not port.state]
     if not ports:
         return not_run("no active RDMA port here")
+    ports = [port for port in ports if port.layer != "unspecified"]
+    if not ports:
+        return not_run("neither InfiniBand nor Ethernet (as EFA): no counter is known of it")
     if verdict := conclude_deviations(port_errors(facts, limit)):
         return replace(verdict, cause=counted_cause(facts, limit))
     unreported = [port.name for port in ports if port.port.counters is None]

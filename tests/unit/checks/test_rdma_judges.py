@@ -271,6 +271,19 @@ def test_an_unread_port_may_be_the_one_that_is_up(unread: dict[str, Any] | None)
     assert "6 of 8 expected ports are ACTIVE" in port(worse, Expected(nics=8)).sentence
 
 
+def test_virtual_functions_that_no_machine_uses() -> None:
+    """They are DOWN behind a link that is up; in a virtual machine they are the rails."""
+    unused = (rdma_port(state="1: DOWN", phys_state="5: LinkUp"),)
+    spare = tuple(replace(nic(0), name=f"mlx5_{at}", hca_type="MT4126", ports=unused)
+                  for at in range(8, 10))  # fmt: skip
+    whole = facts().nics or ()
+    assert port(facts(nics=whole + spare)).outcome is Outcome.OK
+    assert port(node(3, base=facts(nics=whole + spare), **STUCK)).sentence.startswith("mlx5_3/1 is")
+    assert port(facts(nics=spare)).outcome is Outcome.FAIL
+    stuck = node(3, state="1: DOWN", phys_state="5: LinkUp")
+    assert port(stuck).outcome is Outcome.FAIL
+
+
 HALF: dict[str, Any] = {"rate": "200 Gb/sec (2X NDR)"}
 
 
@@ -290,6 +303,17 @@ def test_a_slow_port(expected: Expected, others: int, words: str) -> None:
     verdict = rate(node(3, **HALF), expected, *(facts(f"h{at}") for at in range(2, 2 + others)))
     assert verdict.outcome is Outcome.FAIL
     assert words in verdict.sentence
+
+
+def test_a_slower_adapter_for_storage() -> None:
+    """All eight rails are at full rate, so a ninth port is none; if one is slow, it is named."""
+    storage = replace(nic(8 % 4), name="mlx5_8", board="MT_0000000224", ports=(rdma_port(**HALF),))
+    expected = Expected(nics=8, nic_gbits=400, nic_link="ib")
+    whole = facts(nics=(*(facts().nics or ()), storage))
+    assert rate(whole, expected).outcome is Outcome.OK
+    verdict = rate(node(3, base=whole, **HALF), expected)
+    assert verdict.outcome is Outcome.FAIL
+    assert verdict.sentence.startswith("mlx5_3/1 runs at 200 Gb/sec (2X NDR), 400 expected")
 
 
 @pytest.mark.proves("ib.rate", passes="eight ports at 400 Gb/s beside a slower front end")
@@ -380,6 +404,8 @@ def _counted(up_s: float, *counters: Counter) -> Facts:
         (10, Counter("carrier_downs", 60), "fail", "6 carrier_downs/d"),
         (10, Counter("port_rcv_errors", 96_000), "warn", "400 port_rcv_errors/h"),
         (1, Counter("local_ack_timeout_err", 172_800), "warn", "2 local_ack_timeout_err/s"),
+        (100, Counter("symbol_error", 65535), "warn", "symbol_error 65535, which is all that its"),
+        (100, Counter("link_downed", 255), "warn", "can hold: how many came is not known"),
     ],
 )  # fmt: skip
 def test_errors(up_d: float, counter: Counter, outcome: str, words: str) -> None:
@@ -405,6 +431,12 @@ def test_errors_that_are_none(up_d: float, counter: Counter) -> None:
     verdict = judge_errors(_counted(up_d * DAY_S, counter), limit=SHIPPED)
     assert verdict.outcome is Outcome.OK
     assert verdict.evidence["totals"] == {f"mlx5_3/1 {counter.name}": counter.value}
+
+
+def test_a_fabric_adapter_without_these_counters() -> None:
+    """EFA is neither InfiniBand nor Ethernet: it counts nothing that the check knows."""
+    efa = node(*range(8), link_layer="Unspecified", counters=None)
+    assert judge_errors(efa, limit=SHIPPED).outcome is Outcome.NOT_RUN
 
 
 @pytest.mark.proves("ib.errors", unknown="no counters, or totals of unknown age")
