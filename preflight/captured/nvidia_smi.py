@@ -300,7 +300,8 @@ def read(text: str) -> Iterator[Captured]:
         outputs = [_captured("nvidia-smi", empty)]
     if not outputs and error:  # it shows the driver's state
         driver = Driver("error", error=error)
-        yield captured("nvidia-smi", ("host.driver_hung",), error, driver=driver)
+        advice = "look for NVRM in dmesg; reload the driver or reboot, then recheck"
+        yield captured("nvidia-smi", ("host.driver_hung",), error, advice=advice, driver=driver)
     elif not outputs and only_processes(text):
         message = "only its table of processes is there"
         yield _captured("nvidia-smi", Listing((), damaged=message))

@@ -243,6 +243,7 @@ _REASON: Final = re.compile(
 )
 _NOT_GPU: Final = ("mig_device", "module_power_readings/", "gpu_memory_power_readings/")
 _PREFIX: Final = re.compile(r"^clocks_(?:throttle|event)_reason_")
+_BITS: Final = re.compile(r"0x([0-9a-fA-F]{1,16})")
 _RETIRED: Final = re.compile(
     r"retired_pages/(?:single|double)_bit_ecc$|_retirement/retired_count$"
     r"|^retired_pages\.(?:single_bit_ecc\.count|double_bit\.count|sbe|dbe)$"
@@ -394,6 +395,9 @@ def _clock_reasons(readings: Readings, pairs: Pairs) -> None:
     for path, value in pairs:
         match = _REASON.search(path)
         name = _PREFIX.sub("", match[1].rpartition("/")[2]) if match else ""
+        if name == "active" and (bits := _BITS.fullmatch(value.strip())):
+            has_state, on_bits = True, int(bits[1], 16)
+            reasons += [word for at, word in enumerate(table()["reason_bits"]) if on_bits >> at & 1]
         reason = table()["clock_reasons"].get(name)
         if reason is None:
             continue

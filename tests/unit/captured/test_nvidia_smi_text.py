@@ -149,6 +149,16 @@ def test_a_query_meets_the_live_judges() -> None:
     assert said["gpu.readings"].outcome == "ok"
 
 
+def test_the_reasons_for_its_clocks_in_bits() -> None:
+    """The column clocks_event_reasons.active has a number: 0x88 is the hardware's power brake."""
+    rows = "index, {}\n0, 0x0000000000000001\n1, {}\n"
+    for column in ("clocks_event_reasons.active", "clocks_throttle_reasons.active"):
+        verdict = verdicts(rows.format(column, "0x0000000000000088"))["gpu.throttle"]
+        assert verdict.outcome == "fail"
+        assert verdict.sentence.startswith("GPU1: the hardware power brake")
+        assert outcomes(rows.format(column, "0x0000000000000004")) == {"gpu.throttle": "ok"}
+
+
 def test_what_is_not_there_and_what_fails_differ() -> None:
     """N/A is not run, an error is a finding, and neither is ok."""
     absent = QUERY.format(action="N/A", idle="N/A", slow="N/A", ecc="N/A")
@@ -519,6 +529,7 @@ def test_a_failure_in_place_of_an_answer(text: str) -> None:
     said = outcomes(text)
     assert set(said) == {"host.driver_hung"}
     assert said["host.driver_hung"] in ("unknown", "fail")
+    assert "reload the driver or reboot" in verdicts(text)["host.driver_hung"].advice
 
 
 def test_a_lost_gpu() -> None:
