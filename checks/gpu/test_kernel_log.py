@@ -39,6 +39,7 @@ CHECKS = (
 )
 
 
+_AGAIN = "watch it; if it comes again: "
 _MAX_GPUS = 4
 _MAX_FAULTS_PER_GPU = 16
 """How many GPUs a sentence names, and how many faults of each."""
@@ -82,10 +83,13 @@ def judge_xid(expected: Expected, facts: Facts, limit: Thresholds) -> Verdict:
         )
     notable = [fault for fault in roots if _notable(fault, facts, limit)]
     if notable:
-        period = ", before the GPU was reset" if all(fault.settled for fault in notable) else ""
+        advice = _advice(notable).replace("drain, ", "").replace("reset the GPU, ", "")
+        period = ""
+        if all(fault.settled for fault in notable):
+            period, advice = ", before the GPU was reset", f"{_AGAIN}{_advice(notable)}"
         return warn(
             f"{_xid_words(notable, graded, facts)}{period}; none needs a reset at once",
-            advice=_advice(notable).replace("drain, ", "").replace("reset the GPU, ", ""),
+            advice=advice,
             user=all(fault.grade == "application" for fault in notable),
             **evidence,
             **_places(notable),

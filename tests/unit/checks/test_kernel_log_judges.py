@@ -300,6 +300,7 @@ def test_an_xid_from_before_the_driver_was_loaded_anew_is_a_warning(since: str) 
     verdict = judge(xid(48), since)
     assert verdict.outcome is Outcome.WARN
     assert "before the GPU was reset; none needs a reset at once" in verdict.sentence
+    assert verdict.advice.startswith("watch it; if it comes again: drain, reset the GPU")
     assert judge(xid(48), since, xid(48)).outcome is Outcome.FAIL
 
 
