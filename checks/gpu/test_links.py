@@ -6,6 +6,7 @@ so a total in it is healthy only if it would be healthy within the shortest time
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Final
@@ -72,7 +73,7 @@ def excess_errors(link: LinkErrors, uptime: float, limit: Thresholds) -> str:
         most = limit(name)
         if uptime and number / hours > most:
             return f"{number} {words}, {number / hours:.0f} an hour; at most {most:.0f} is usual"
-        if not uptime and number in _SATURATED:
+        if number in _SATURATED:
             return f"{number} {words}, which is all that its counter can hold; 0 expected"
     return ""
 
@@ -101,6 +102,9 @@ def _error_counts(link: LinkErrors) -> Iterator[tuple[int, str, str]]:
 _RESEAT_GPU: Final = "drain; reseat the GPU or its riser, compare BIOS settings with a healthy node"
 _NVLINK: Final = "look for Xid 74 in dmesg; drain, reset the GPU, reseat it if it stays"
 _RESTART_MANAGER: Final = "restart nvidia-fabricmanager (its version must be the driver's), recheck"
+_RACK_MANAGER: Final = (
+    "look at the rack's NVLink manager (NMX-C on its switch trays) and at nvidia-imex; recheck"
+)
 _MINUTE_S: Final = 60.0
 
 
@@ -111,6 +115,8 @@ def pcie_troubles(
     best = best_on_a_board(facts)
     widths = expected_of_kind("pcie_width", facts, group, best, expected.pcie_lanes)
     speeds = expected_of_kind("pcie_gen_max", facts, group, best, expected.pcie_generation)
+    usual = decided(group.majority(among(_all_widths, gpu_models(facts))))
+    as_built = usual is not None and usual.value == _all_widths(facts)
     fastest: dict[str, int] = {}
     for gpu, health in healths(facts):
         fastest[gpu.name] = max(health.pcie_gen_max or 0, fastest.get(gpu.name, 0))
@@ -118,7 +124,10 @@ def pcie_troubles(
         width, most = health.pcie_width, health.pcie_width_max
         if widths is not None and width is not None and width < widths.value:
             sentence = f"PCIe x{width}, x{widths.value} {widths.origin}"
-            yield Trouble(gpu, sentence, _RESEAT_GPU)
+            # The slot of a card may be wired so; here only other cards are in wider slots.
+            narrow_slot = width == most and widths.by == "siblings" and board(gpu.name) is None
+            if not (as_built and width == most):
+                yield Trouble(gpu, sentence, _RESEAT_GPU, grave=not narrow_slot)
         elif (
             width
             and most
@@ -141,6 +150,11 @@ def pcie_troubles(
             yield Trouble(gpu, sentence, _RESEAT_GPU, grave=False)
         yield from _generation_troubles(gpu, health, speeds, fastest[gpu.name])
         yield from _replays(gpu, health, uptime_s(facts), limit)
+
+
+def _all_widths(facts: Facts) -> tuple[int | None, ...] | None:
+    """The lanes of each GPU: most nodes of a group may have one slot that is narrower."""
+    return tuple(health.pcie_width for _, health in healths(facts)) or None
 
 
 _SERVERS_GEN: Final = 3
@@ -251,17 +265,18 @@ def fabric_troubles(facts: Facts, group: Group) -> Iterator[Trouble]:
         common, origin = vote.value, on_most(vote, group)
     for gpu, health in healths(facts):
         state, status = health.fabric_state, health.fabric_status
+        manager = _RACK_MANAGER if re.search(r"\bGB\d00\b", gpu.name) else _RESTART_MANAGER
         if state is None:
             continue
         if state != "completed":
             sentence = f"its registration with the NVSwitch fabric is {state}"
-            yield Trouble(gpu, f"{sentence}, completed expected", _RESTART_MANAGER)
+            yield Trouble(gpu, f"{sentence}, completed expected", manager)
         elif status not in (None, "Success"):
             sentence = f"it joined the NVSwitch fabric with {status}, not Success"
-            yield Trouble(gpu, sentence, _RESTART_MANAGER)
+            yield Trouble(gpu, sentence, manager)
         elif health.fabric_domain not in (None, common):
             sentence = f"NVLink clique {health.fabric_domain}, {common} {origin}"
-            yield Trouble(gpu, sentence, _RESTART_MANAGER, grave=False)
+            yield Trouble(gpu, sentence, manager, grave=False)
         elif health.fabric_trouble:
             troubles = ", ".join(health.fabric_trouble)
             advice = "look at the fabric manager's log and the NVSwitches; drain if it stays"

@@ -31,6 +31,9 @@ CLOCK_REASONS = {
 FORCED = ("hw_slowdown", "sw_thermal", "hw_thermal", "hw_power_brake")
 """The reasons that hardware or heat force upon a GPU."""
 
+_DEPRECATED = 26
+"""NVML_ERROR_DEPRECATED, which older pynvml does not name: a driver has given up the reading."""
+
 MOST = 2**53
 """A larger value is no count: a failing driver may answer all ones."""
 
@@ -97,6 +100,7 @@ class Nvml:
             pynvml.NVML_ERROR_NOT_FOUND,
             pynvml.NVML_ERROR_INVALID_ARGUMENT,
             pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
+            _DEPRECATED,
         }
 
     def ask(self, call: Any, *arguments: Any) -> Any:
@@ -231,7 +235,11 @@ class Reader:
         lib = self.nvml.lib
         if code == lib.NVML_ERROR_NO_PERMISSION:
             self._refused["denied"].append(field)
-        elif code in (lib.NVML_ERROR_NOT_SUPPORTED, lib.NVML_ERROR_FUNCTION_NOT_FOUND):
+        elif code in (
+            lib.NVML_ERROR_NOT_SUPPORTED,
+            lib.NVML_ERROR_FUNCTION_NOT_FOUND,
+            _DEPRECATED,
+        ):
             self._refused["lacks"].append(field)
         elif not self.nvml.harmless(code):
             words = clean(str(lib.NVMLError(code)))

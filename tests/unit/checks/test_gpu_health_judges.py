@@ -354,6 +354,13 @@ def test_a_group_that_is_built_so_is_as_it_should_be() -> None:
     assert "H200 expected" in judge("gpu.model", *three, expected=expected).sentence
 
 
+def test_a_rack_has_its_nvlink_manager_on_its_switches() -> None:
+    """On a tray of an NVL72 no fabric manager runs that could be restarted."""
+    tray = judge("gpu.fabric", node(fabric_state="in progress", name="NVIDIA GB200"))
+    assert "NMX-C" in tray.advice
+    assert "nvidia-fabricmanager" in judge("gpu.fabric", node(fabric_state="in progress")).advice
+
+
 def test_alone_a_whole_node_with_half_its_lanes_is_worth_a_look() -> None:
     """Without other nodes the wiring is not known: a warning, with the board's own width."""
     verdict = judge("gpu.pcie", node(None, pcie_width=8))

@@ -12,6 +12,7 @@ from preflight.facts.machine import Memory
 from preflight.facts.node import Group, Net, Node, Reach
 from preflight.facts.node_network import PcieLink
 from preflight.fleet.model import Expected, Job
+from tests.unit.checks.gpu_judges import judge
 from tests.unit.facts.builders import links, nic, rdma_port
 from tests.unit.facts.gpu_builders import node
 from tests.unit.facts.gpu_readings import quiet_link
@@ -52,6 +53,27 @@ def test_a_node_with_other_gpus_is_not_drained_for_them() -> None:
     """Its links, lanes, watts and NICs are those of its own kind: only its model is a finding."""
     assert failures(dgx_a100("h0"), *[node()] * 3) == {"gpu.model"}
     assert failures(node(), *[dgx_a100("h1")] * 3) == {"gpu.model"}
+
+
+def cards(width: int, most: int) -> Facts:
+    """Eight cards, the third in a slot of these lanes."""
+    one = node(name="NVIDIA L40S", links=(), pcie_gen=4, pcie_gen_max=4)
+    lanes = {"pcie_width": width, "pcie_width_max": most}
+    gpus = [
+        replace(gpu, health=replace(gpu.health, **lanes)) if gpu.health and gpu.index == 2 else gpu
+        for gpu in one.gpus or ()
+    ]
+    return replace(one, gpus=tuple(gpus))
+
+
+def test_a_slot_that_is_narrower_on_every_node() -> None:
+    """So the machines are built; what only this node has, or what the slot could do, is a fault."""
+    built, whole = cards(8, 8), cards(16, 16)
+    assert judge("gpu.pcie", built, built, built).outcome == "ok"
+    assert judge("gpu.pcie", built, whole, whole).outcome == "fail"
+    assert judge("gpu.pcie", cards(8, 16), built, built).outcome == "fail"
+    assert judge("gpu.pcie", built).outcome == "warn"
+    assert judge("gpu.pcie", cards(8, 16)).outcome == "fail"
 
 
 def test_a_fault_shows_among_nodes_of_its_own_kind() -> None:

@@ -127,6 +127,19 @@ def test_refusals_are_distinguished(machine: Machine, healthy: Scenario, tmp_pat
     assert judge("gpu.ecc", facts).outcome == "unknown"
 
 
+def test_a_reading_that_the_driver_gave_up_is_no_fault(
+    machine: Machine, healthy: Scenario, tmp_path: Path
+) -> None:
+    """A new driver answers "deprecated" for it (26): it lacks the reading, and fails in nothing."""
+    newer = healthy
+    for index in range(8):
+        newer = newer.refused(index, "ecc_uncorrected", 26)
+    facts = facts_of(machine, newer, tmp_path)
+    assert "ecc_volatile_uncorrected" in health(facts, 0).lacks
+    assert judge("gpu.readings", facts).outcome == "ok"
+    assert judge("gpu.ecc", facts).outcome == "not_run"
+
+
 def test_links_that_are_all_down_are_no_missing_reading(
     machine: Machine, healthy: Scenario, tmp_path: Path
 ) -> None:
