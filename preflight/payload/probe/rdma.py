@@ -200,6 +200,7 @@ def read(root: str) -> list[dict[str, Any]]:
     try:
         devices = sorted(os.listdir(folder))[:MOST]
     except FileNotFoundError:
+        os.stat(root + "/class")  # without sysfs, whether there are devices is not known
         return []
     began = time.monotonic()
     before = {name: read_counters(root, f"{folder}/{name}") for name in devices}

@@ -42,6 +42,7 @@ def probe(remote: Remote, **more: object) -> Facts:
 
 def test_a_node_without_gpus_says_so(tmp_path: Path) -> None:
     """No driver library is `absent`, no RDMA folder is no NICs, and neither is a problem."""
+    (tmp_path / "class").mkdir()
     facts = probe(Remote("probe"), sysfs=str(tmp_path))
     assert facts.driver.state == "absent"
     assert (facts.gpus, facts.gpu_pairs, facts.nics, facts.topo_text) == (None, None, (), None)
@@ -65,6 +66,7 @@ def test_the_oldest_python_promised_still_answers(tmp_path: Path) -> None:
     oldest = str(pythons[0]) if pythons else shutil.which("python3.8")
     if oldest is None:
         pytest.skip("no Python 3.8 here")
+    (tmp_path / "class").mkdir()
     facts = probe(Remote("probe", python=oldest), sysfs=str(tmp_path))
     assert facts.python.version.startswith("3.8.")
     assert facts.processes is not None
@@ -150,6 +152,7 @@ def test_processes_of_many_users_that_never_get_through_execve_are_named(
     tmp_path: Path, cleanup: ExitStack
 ) -> None:
     """Each user's holds up the reader once more: after five, no process of the node was known."""
+    (tmp_path / "class").mkdir()
     users = range(60001, 60009)
     stuck = [pid for one in users for pid in cleanup.enter_context(starting_a_program(one))]
     facts = probe(Remote("probe"), sysfs=str(tmp_path), driver_deadline_s=1)

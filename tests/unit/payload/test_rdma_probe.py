@@ -274,3 +274,11 @@ def test_no_value_in_sysfs_makes_the_answer_invalid(
     ):  # fmt: skip
         decode(dumps(read_all(str(root))), type=kind)
     assert "eth1" in [one["name"] for one in network.read(str(root))["interfaces"]]
+
+
+def test_devices_of_a_node_without_sysfs_are_not_known(tmp_path: Path) -> None:
+    """A container may hide /sys: that is no node that lost all of its NICs."""
+    with pytest.raises(FileNotFoundError):
+        rdma.read(str(tmp_path))
+    (tmp_path / "class").mkdir()
+    assert rdma.read(str(tmp_path)) == []
