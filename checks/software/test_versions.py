@@ -99,6 +99,8 @@ def runs_on(archs: tuple[str, ...], compute: str) -> bool:
         if number is None or len(capability) < 2:  # noqa: PLR2004  major and minor
             continue
         built = divmod(int(number[0]), 10)
+        if digits.endswith("a") and built != capability[:2]:
+            continue  # "sm_90a", "compute_90a": for that GPU alone
         if kind == "compute" and built <= capability[:2]:
             return True
         if kind == "sm" and built[0] == capability[0] and built[1] <= capability[1]:

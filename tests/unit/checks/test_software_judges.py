@@ -99,7 +99,8 @@ def test_torch_has_kernels_for_the_gpus() -> None:
     [
         ("sm_90", "9.0", True), ("sm_80", "8.6", True), ("sm_86", "8.0", False),
         ("sm_80", "9.0", False), ("compute_80", "9.0", True), ("compute_90", "8.0", False),
-        ("sm_90a", "9.0", True), ("sm_100", "10.0", True), ("sm_100", "12.0", False),
+        ("sm_90a", "9.0", True), ("sm_100a", "10.3", False), ("compute_90a", "10.0", False),
+        ("sm_100f", "10.3", True), ("sm_100", "10.0", True), ("sm_100", "12.0", False),
         ("compute_120", "12.1", True), ("sm_x", "9.0", False), ("sm_90", "", False),
     ],
 )  # fmt: skip
