@@ -263,7 +263,7 @@ def _expected_limit(
     # The table of nvidia-smi has no default limit: the lowest one of this board stands in.
     if default_w is None and spec and spec.default_w and limit_w < spec.default_w - slack_w:
         default_w, origin = float(spec.default_w), "on its board"
-    if not default_w:
+    if not default_w or limit_w > default_w:  # some boards may be set higher
         return usual
     if usual is not None and (
         usual.by == "expectation" or not usual.value - slack_w <= limit_w < default_w - slack_w

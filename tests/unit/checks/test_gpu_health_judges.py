@@ -361,6 +361,14 @@ def test_a_rack_has_its_nvlink_manager_on_its_switches() -> None:
     assert "nvidia-fabricmanager" in judge("gpu.fabric", node(fabric_state="in progress")).advice
 
 
+def test_a_limit_above_the_boards_default_is_its_owners_choice() -> None:
+    """No number says that it is too high, unless the inventory or the group has a lower one."""
+    one = node(name="NVIDIA GH200 480GB", power_limit_w=1000.0, power_default_w=900.0)
+    alone = replace(one, gpus=(one.gpus or ())[:1])
+    assert judge("gpu.power", alone).outcome == "ok"
+    assert judge("gpu.power", alone, expected=Expected(power_limit_w=900)).outcome == "warn"
+
+
 def test_alone_a_whole_node_with_half_its_lanes_is_worth_a_look() -> None:
     """Without other nodes the wiring is not known: a warning, with the board's own width."""
     verdict = judge("gpu.pcie", node(None, pcie_width=8))
