@@ -385,8 +385,8 @@ class Machine:
     def __init__(self, root: str, stuck: set[int]) -> None:
         self._problems: list[str] = []
         self._files: file_systems.Readers | None = None
-        self._child = guard.spawn(read, root)
         self._of_processes = GuardedSurvey(partial(read_processes, os.getpid()), stuck)
+        self._child = guard.spawn(read, root)
         try:
             self._files = file_systems.Readers(node_files.read())
         except OSError as error:

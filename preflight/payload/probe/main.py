@@ -137,18 +137,20 @@ def run(request: Message, lines: Read, emit: Emit) -> None:
     start_s, driver_s = guard.clock.now(), float(request["driver_deadline_s"])
     soon = min(until, start_s + driver_s)
     calls = guard.Calls()
+    # First those that wait between two looks.
+    sections = {"nics": guard.spawn(rdma.read, root)}
+    machine = host.Machine(root, stuck)
     query = guard.spawn(nvml.survey, root, calls.begin, calls=calls)
-    sections = {
-        "nics": guard.spawn(rdma.read, root),
-        "software": guard.spawn(software.read, request.get("libraries") or []),
-        "network": guard.spawn(network.read, root),
-        "gpudirect": guard.spawn(rdma.survey, root),
-        "nccl_conf": guard.spawn(
+    sections.update(
+        software=guard.spawn(software.read, request.get("libraries") or []),
+        network=guard.spawn(network.read, root),
+        gpudirect=guard.spawn(rdma.survey, root),
+        nccl_conf=guard.spawn(
             software.read_nccl_conf,
             str(request.get("etc", "/etc")),
             str(request.get("nccl_conf_file", "")),
         ),
-    }
+    )
     log_readers = kernel_log.Readers(
         str(request.get("kmsg", kernel_log.LOG)), request.get("kernel_log_since_s")
     )
@@ -159,7 +161,6 @@ def run(request: Message, lines: Read, emit: Emit) -> None:
     lookups = network.start(request.get("names") or [])
     peer = request.get("towards")
     source_child = guard.spawn(network.source_address, str(peer)) if peer else None
-    machine = host.Machine(root, stuck)
     facts.update(_driver(query, calls, driver_s, problems))
     asks_smi = facts["driver"]["state"] == "answered" and not request.get("spare")
     matrix = nvml.start() if asks_smi else None
