@@ -58,7 +58,7 @@ _WRAPS = re.compile(
     r"|\bconnect \[[^\]\s]{1,60}\]:\d{1,5}: Connection refused"
     r"|^cancelled$|Horovod has been shut down|[Ss]ee (?:root cause|stack trace)\b"
     r"|^`Termination signal` is detected|failed to get register_center"  # of Paddle, of verl
-    r"|failed to start \d{1,4} times in a row"  # of Ray Serve
+    r"|failed to start \d{1,4} times in a row|^Executor failed\b"  # of Ray Serve, of vLLM
     r"|ACL stream synchronize failed"  # of HCCL
     r"|^ExecuteUserScriptError:|^CheckpointException ranks:"  # of SageMaker, of torch
     r"|exited is killed by signal: Terminated"  # of Paddle's loader

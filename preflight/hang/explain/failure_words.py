@@ -20,6 +20,7 @@ _FAILURE = re.compile(
     rb"|mismatch|invalid|not found|no such)"
     rb"|[a-z](?:Error|Exception)\b|\bERROR\b|\bCRITICAL\b|NCCL WARN|\[[EF]\d{0,6} |EXCEPTION"
     rb"|\bF\d{4} \d\d:\d\d:\d\d\.\d"  # glog's LOG(FATAL)
+    rb"|^E \d{1,8} \d{1,8}\] "  # an error of Ray's programs, behind its time
 )
 """A log without any of these shows no failure."""
 _NOTICE = re.compile(
@@ -87,6 +88,7 @@ STEMS = (
     "xited with non",
     "s nan",
     "F0000 00:",
+    " E 0",
 )
 """Each line of failure has one of these, in lower or upper case; a first letter may lack."""
 
@@ -287,7 +289,7 @@ _NOISE = re.compile(
     r"|warnings\.warn\(|ResourceWarning|Sending process \d+ closing|Killing subprocess"
     r"|HYDRA_FULL_ERROR|NCCL INFO|UCX  (?:WARN|DIAG)|help message help-|orte_base_help"
     r"|^(?:real|user|sys)\s|elapsed \d+%CPU|pagefaults|^\+ |^Command exited with"
-    r"|^Generat(?:ed|ing)\b|^\W*$|for (?:more information|help)\b|https?://|\bcite\b"
+    r"|^Generated?\b|^Generating\b|^\W*$|for (?:more information|help)\b|https?://|\bcite\b"
     r"|\b(?:wall-?clock|elapsed|runtime)\b"
 )
 _REASON = re.compile(
