@@ -232,24 +232,21 @@ class _Start(NamedTuple):
 Known: TypeAlias = dict[int, _Start]
 
 
-def ranks_of(
-    launch: int, given: Mapping[str, str] | None = None, known: Known | None = None
-) -> list[RankProcess]:
+def ranks_of(launch: int, known: Known | None = None) -> list[RankProcess]:
     """Every rank below the launch on this node; empty while it waits for other nodes, for example.
 
-    `given`: the launch's environment. If it has a rank, the launch may itself be that rank: `srun
-    preflight watch -- python train.py`. `known`: results of an earlier search.
+    The launch may itself be a rank: `srun preflight watch -- python train.py`. `known`: results of
+    an earlier search.
     """
-    environ = os.environ if given is None else given
-    return _read_in_thread(lambda: _ranks_of(launch, environ, {} if known is None else known))
+    return _read_in_thread(lambda: _ranks_of(launch, {} if known is None else known))
 
 
-def _ranks_of(launch: int, environ: Mapping[str, str], starts: Known) -> list[RankProcess]:
-    search = _Search(environ, starts)
+def _ranks_of(launch: int, starts: Known) -> list[RankProcess]:
+    search = _Search(launch, starts)
     search.below(launch, 0)
     if search.found:
         return search.found
-    rank, python = rank_in(environ), search.behind_wrappers(launch)
+    rank, python = search.facts_of(launch).rank, search.behind_wrappers(launch)
     if rank is None or any(word in search.facts_of(python).command for word in _LAUNCHERS):
         return []
     return [RankProcess(python, rank)]
@@ -264,10 +261,10 @@ def rank_in(environ: Mapping[str, str]) -> int | None:
 class _Search:
     """Searches down from a launch; lists all processes if the kernel lists no children."""
 
-    def __init__(self, environ: Mapping[str, str], starts: Known) -> None:
+    def __init__(self, launch: int, starts: Known) -> None:
         self.found: list[RankProcess] = []
         self._known = starts
-        self._launch_variables = _variables(environ)
+        self._launch_variables = self.facts_of(launch).rank_variables
         self._all: dict[int, list[int]] | None = None
         if not Path(f"/proc/self/task/{os.getpid()}/children").exists():
             self._all = _children_by_parent()

@@ -61,7 +61,7 @@ def test_ranks_of_a_launcher(
     if not lists:
         monkeypatch.setattr(progress, "Path", lambda _: Path("/nowhere"))
     with _launch(f"RANK=4 sh -c '{python} & wait' & RANK=5 {python} & wait", 2) as launch:
-        found = ranks_of(launch, {})
+        found = ranks_of(launch)
         assert {one.rank for one in found} == {4, 5}
         assert {progress.command_of(one.pid) for one in found} == {python}
 
@@ -69,7 +69,7 @@ def test_ranks_of_a_launcher(
 def test_workers_of_a_rank_are_none(python: str) -> None:
     """A DataLoader's processes have their rank's environment."""
     with _launch(f"RANK=0 {python} fork & wait", 2) as launch:
-        (one,) = ranks_of(launch, {})
+        (one,) = ranks_of(launch)
         assert progress.parent_of(one.pid) == launch
 
 
@@ -77,7 +77,7 @@ def test_what_the_launch_itself_was_given_makes_no_rank(python: str) -> None:
     """Under srun torchrun has a task's number, and a pod has a RANK: its ranks have their own."""
     given = {"SLURM_PROCID": "1", "RANK": "1"}
     with _launch(f"sh -c 'LOCAL_RANK=0 {python} & wait' & wait", 1, **given) as launch:
-        (one,) = ranks_of(launch, given)
+        (one,) = ranks_of(launch)
         assert (one.rank, progress.command_of(one.pid)) == (1, python)
 
 
@@ -85,12 +85,12 @@ def test_a_launch_that_is_a_rank(python: str) -> None:
     """As in `srun preflight watch -- python train.py`; a launcher without ranks yet is none."""
     given = {"SLURM_PROCID": "3"}
     with _launch(f"{python} & wait", 1, **given) as launch:
-        (one,) = ranks_of(launch, given)
+        (one,) = ranks_of(launch)
         assert (one.rank, progress.command_of(one.pid)) == (3, python)
     with _launch(f"{python} & wait", 1) as launch:
-        assert ranks_of(launch, {}) == []
+        assert ranks_of(launch) == []
     with _launch(f"{python} torchrun & wait", 1, **given) as launch:
-        assert ranks_of(launch, given) == []
+        assert ranks_of(launch) == []
 
 
 @pytest.mark.slow
@@ -101,7 +101,7 @@ def test_processes_that_never_get_through_execve_do_not_stop_the_watch(python: s
         _launch(f"RANK=0 {python} & wait", 1) as launch,
         starting_a_program(61001, many=7) as stuck,
     ):
-        assert {one.rank for one in ranks_of(os.getpid(), {})} == {0}
+        assert {one.rank for one in ranks_of(os.getpid())} == {0}
         found = progress.readings_of([*stuck, launch])
     assert [pid for pid, reading in found.items() if reading] == [launch]
 
@@ -119,7 +119,7 @@ def test_who_has_gone_is_no_trouble() -> None:
     assert progress.children(ended.pid) == []
     assert progress.parent_of(ended.pid) == 0
     assert progress.pending_signals(ended.pid) == frozenset()
-    assert ranks_of(ended.pid, {}) == []
+    assert ranks_of(ended.pid) == []
 
 
 @pytest.mark.parametrize(
