@@ -207,11 +207,15 @@ class Starts:
 
 
 def _header_of(lines: list[bytes], shapes: list[bytes]) -> dict[bytes, int]:
-    """The shapes of the first lines that tell something, up to a failure, in their order."""
+    """The shapes of the first lines that tell something, up to a failure, in their order.
+
+    Every rank prints NCCL's lines, so they show no start.
+    """
     header: dict[bytes, int] = {}
     for line, shape in zip(lines, shapes, strict=False):
         if reports_failure(text_of(line)) or len(header) == _HEADER:
             break
-        if len(_LETTERS.findall(line)) >= _TELLING and not mentions_failure(line):
+        tells = len(_LETTERS.findall(line)) >= _TELLING and INFO not in line
+        if tells and not mentions_failure(line):
             header.setdefault(shape, len(header))
     return header

@@ -6,6 +6,7 @@ The cause is at the end of a log, which is often damaged: every readable part of
 from __future__ import annotations
 
 import re
+import sys
 from bisect import bisect_left
 from collections import Counter, deque
 from dataclasses import dataclass, field
@@ -377,12 +378,12 @@ class Scanner:
         """Read a part of a file; `before`: how many lines of other files precede it."""
         repeats, by_key, lines_before = file.repeats, self._shapes, self._result.line_count
         starts, first = iter(file.starts.begun(lines, shapes, lines_before)), lines_before + 1
-        next_start = next(starts, inf)
+        next_start = next(starts, sys.maxsize)
         idle, rows = file.idle, zip(count(), lines, shapes, strict=False)
         for at, line, key in rows:
             if first + at >= next_start:
                 self._start_again(file, first + at)
-                next_start = next(starts, inf)
+                next_start = next(starts, sys.maxsize)
             shape = by_key.get(key) or self._learn_shape(key, line)
             if (idle and (shape is QUIET or repeats.has_read(shape, line))) or (
                 shape is not STEP and among_settings(lines, at)
