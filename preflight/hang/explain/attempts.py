@@ -52,7 +52,8 @@ def last_attempt(scan: ScanResult) -> tuple[ScanResult, Doubt | None]:
     grave = [failure for failure in grave if is_unsettled(failure, scan)]
     doubt, of_start = None, doubt_of_start(scan)
     certain = {hit.order for hit in scan.hits if "new_start" in hit.fields}
-    _note_starts(scan, grave)
+    if _note_starts(scan, grave):
+        doubt = _STARTED
     is_over = any(_OF_LAUNCHER.match(error.message) for error in scan.exceptions)
     for source, again in scan.restart_line.items():
         if is_over and again >= scan.line_count - AT_END:  # a launcher's banner, printed at its end
@@ -90,14 +91,20 @@ def last_attempt(scan: ScanResult) -> tuple[ScanResult, Doubt | None]:
     return scan, _LATER if any(map(_reports_end, rest)) else SURVIVED
 
 
-def _note_starts(scan: ScanResult, grave: Sequence[Hit | LoggedException]) -> None:
-    """Note starts that repeated first lines show, if no rank is named and some lines follow."""
+def _note_starts(scan: ScanResult, grave: Sequence[Hit | LoggedException]) -> bool:
+    """Note a start with a failure of its own, as repeated first lines show it, if no rank is named.
+
+    Returns whether there is one without: a scheduler, or another process, may print them as well.
+    """
     if any(one.speaker.rank is not None for one in grave):
-        return
+        return False
+    others = False
     for source, start in scan.start_line.items():
-        fails = any(one.order >= start for one in grave if one.place.source == source)
-        if fails or scan.line_count - start >= _OF_START:
+        own = [one for one in grave if one.place.source == source and one.order >= start]
+        if any(isinstance(one, LoggedException) or not one.symptom.waits for one in own):
             scan.restart_line[source] = max(start, scan.restart_line.get(source, 0))
+        others |= not own and scan.line_count - start >= _OF_START
+    return others
 
 
 def _kind_of(failure: Hit | LoggedException) -> str:
@@ -252,6 +259,7 @@ AGAIN = Doubt(
 EARLIER = Doubt("; an earlier start in this log failed, too", 0.65)
 IMPORTED = Doubt("; but an import failed before that, and no line shows that it was caught")
 BEFORE = Doubt("; an import of the same script failed before that", 0.65)
+_STARTED = Doubt("; but its program seems to start again after that, and fails no more")
 OUTLIVED = Doubt(
     "; but the scheduler ended the job only later: this may be of an earlier start, or other ranks "
     "waited for this one",
