@@ -47,7 +47,8 @@ def test_a_log_without_any_failure_is_exit_0(tmp_path: Path) -> None:
 
 def test_as_json_and_unknown(tmp_path: Path) -> None:
     """All keys are there; a failure of no known cause is exit 3 with its line, not a guess."""
-    (tmp_path / "a.log").write_text("epoch 1\nthe flux capacitor failed\n")
+    failed = "epoch 1\nthe flux capacitor failed\n"
+    (tmp_path / "a.log").write_text(failed + 9 * "an item is done\n")
     done = _explain(tmp_path, "a.log", "--json")
     assert done.returncode == 3
     answer = json.loads(done.stdout)

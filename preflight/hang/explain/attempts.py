@@ -53,7 +53,7 @@ def last_attempt(scan: ScanResult) -> tuple[ScanResult, Doubt | None]:
     doubt, of_start = None, doubt_of_start(scan)
     certain = {hit.order for hit in scan.hits if "new_start" in hit.fields}
     if _note_starts(scan, grave):
-        doubt = _STARTED
+        doubt = _RESTART
     is_over = any(_OF_LAUNCHER.match(error.message) for error in scan.exceptions)
     for source, again in scan.restart_line.items():
         if is_over and again >= scan.line_count - AT_END:  # a launcher's banner, printed at its end
@@ -259,7 +259,7 @@ AGAIN = Doubt(
 EARLIER = Doubt("; an earlier start in this log failed, too", 0.65)
 IMPORTED = Doubt("; but an import failed before that, and no line shows that it was caught")
 BEFORE = Doubt("; an import of the same script failed before that", 0.65)
-_STARTED = Doubt("; but its program seems to start again after that, and fails no more")
+_RESTART = Doubt("; but its program seems to start again after that, and fails no more")
 OUTLIVED = Doubt(
     "; but the scheduler ended the job only later: this may be of an earlier start, or other ranks "
     "waited for this one",

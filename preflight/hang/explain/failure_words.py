@@ -245,11 +245,16 @@ AT_END = 3
 def reports_failure(line: str) -> bool:
     """Whether a line reports any failure, known or not; NCCL's INFO lines do not."""
     text = line.encode()
-    if b"NCCL INFO " in text or _HARMLESS.search(text):
+    if b"NCCL INFO " in text or is_harmless(text):
         return False
     certain = _CERTAIN.search(text) or not _NOTICE.search(text)
     match = _FAILURE.search(text) if certain else None
     return match is not None and not _is_supposed(text.decode("latin-1"), *match.span())
+
+
+def is_harmless(line: bytes) -> bool:
+    """Whether a line is known to report no failure, whatever words it has."""
+    return _HARMLESS.search(line) is not None
 
 
 def mentions_failure(line: bytes) -> bool:
@@ -257,96 +262,16 @@ def mentions_failure(line: bytes) -> bool:
     return _FAILURE.search(line) is not None
 
 
-_GRAVE_LEVEL = re.compile(rb"\b(?:ERROR|FATAL|CRITICAL)\b")
+GRAVE_LEVEL = re.compile(rb"\b(?:ERROR|FATAL|CRITICAL)\b")
+"""Of logging: the message reports an error."""
 _GRAVE_WORD = re.compile(
     rb"^(?:\(\w[^)]{1,80}\) )?[\W_]{0,8}(?:[\w./-]{1,40}: )?"
     rb"(?i:error|fatal|panic|abort(?:ed|ing)?)\b"
 )
-_LAST_LINES = 15
 
 
 def is_grave(line: str) -> bool:
     """Whether a line calls itself an error, by its level or by its first word, and no notice."""
     text = line.encode()
-    grave = _GRAVE_LEVEL.search(text) or _GRAVE_WORD.search(text)
+    grave = GRAVE_LEVEL.search(text) or _GRAVE_WORD.search(text)
     return bool(grave) and not (TRIED_AGAIN.search(line) or _NOTICE.search(text))
-
-
-def may_be_last(line: str, lines_after: int) -> bool:
-    """Whether a line of failure near the end of a log may report why it ends there."""
-    most = _LAST_LINES if _GRAVE_LEVEL.search(line.encode()) else AT_END
-    return lines_after <= most and is_grave(line)
-
-
-_NOTICE_OR_PROGRESS = re.compile(
-    r"\b(?:INFO|DEBUG|WARN(?:ING)?|NOTICE)\b|^\W{0,8}(?i:info|note|debug|warning): |\d%\|"
-    r"|^\W{0,20}(?i:step|iter(?:ation)?|epoch|batch|loss)s?\W{1,6}\d[^a-z]{0,40}(?:loss|$)"
-    r"|^\W{0,4}(?:slurmstepd|srun|mpirun|mpiexec|prterun|jsrun|torchrun): |launch\.py"
-)
-_NOISE = re.compile(
-    r"(?i)^\W{0,4}(?:wandb|comet|neptune|clearml|mlflow|aim|View (?:run|experiment|project)"
-    r"|STAGE:|==PROF==|sys:1:)|process group has NOT|resource_tracker|leaked semaphore"
-    r"|warnings\.warn\(|ResourceWarning|Sending process \d+ closing|Killing subprocess"
-    r"|HYDRA_FULL_ERROR|NCCL INFO|UCX  (?:WARN|DIAG)|help message help-|orte_base_help"
-    r"|^(?:real|user|sys)\s|elapsed \d+%CPU|pagefaults|^\+ |^Command exited with"
-    r"|^Generated?\b|^Generating\b|^\W*$|for (?:more information|help)\b|https?://|\bcite\b"
-    r"|\b(?:wall-?clock|elapsed|runtime)\b"
-)
-_REASON = re.compile(
-    r"(?i)\b(?:not|no|none|nothing|cannot|can't|could ?n.t|does ?n.t|must|without|missing|lacks?"
-    r"|required?|requires|only|need(?:s|ed)?|please|specify|differ\w*|disagree\w*|larger|smaller"
-    r"|below|above|exceed\w*|too|(?:more|less) than|fewer|invalid|inconsistent|illegal|bad|wrong"
-    r"|unknown|unsupported|unexpected|incompatib\w*|undefined|empty|read-only|negative|fail\w*"
-    r"|fatal|error|stop\w*|abort\w*|refus\w*|denied|expect\w*|would|out of|but|twice|duplicate"
-    r"|nan|diverged|gone|expired|exception)\b"
-)
-_NO_REASON = re.compile(
-    r"(?i)were not initialized|running processes|non-trainable|no work to do|\bpassed\b|not using"
-    r"|\b0 (?:other|failed|errors?)|^\W{0,4}(?:only rank|no resume|starting|evaluation|if )"
-)
-_ONLY_AN_END = re.compile(
-    r"(?i)\bexit(?:ed|s|ing)?[ _]?(?:code|status)|\bexit(?:ed|s)? with\b|\bnon-?zero\b|MPI_ABORT"
-    r"|\bsignal\b|\bpossible (?:cause|reason)s?\b|\bwill re-?start\b|pg_status"
-)
-"""A launcher's words about the end of a process, which do not show why it ended."""
-_SUMMARY = re.compile(
-    r"(?i)^(?:\w{1,20} ){0,3}(?:time|duration|elapsed|date|memory|hours)\b"
-    r"|^\W{0,8}\w[\w ]{0,40}[:|=]?(?: {1,20}[|]? ?-?\d[\d.eE+s-]{0,20}){1,9}\s*$"
-    r"|^[^a-zA-Z]*$"
-)
-_TIDY = re.compile(
-    r"(?i)^(?:rm|curl|wget|mail|notify-send|fusermount|umount|quota|setfacl|Epilog|cleanup)\b"
-    r"|^Agent pid|(?:remove|unmount|clean|free|delete) (?:\w+ ){0,3}"
-    r"(?:temporary|scratch|directory|/)"
-    r"|\d (?:[\w-]+ ){0,3}(?:failed|timed out|killed|stuck|mismatch|invalid|not found)\b"
-    r"|^errors?:? \d|\berror: \d|accuracy|within tolerance|upload of logs|closing writer"
-    r"|^(?:pipeline|training|job|run) failed\W*$"
-)
-"""Messages after the work that leave its result as it is, counts, and words that say no more than
-that it failed."""
-
-
-def is_message(line: str) -> bool:
-    """Whether a line may be the reason that a program prints: no progress, notice or launcher."""
-    return not (_NOTICE_OR_PROGRESS.search(line) or _HARMLESS.search(line.encode()))
-
-
-def is_noise(line: str) -> bool:
-    """Whether programs print a line at any end, for whatever reason."""
-    return _NOISE.search(line) is not None
-
-
-def gives_reason(line: str) -> bool:
-    """Whether a line has words of a reason why a program ends."""
-    return _REASON.search(line) is not None and not _NO_REASON.search(line)
-
-
-def is_summary(line: str) -> bool:
-    """Whether a line at the end of a log shows only numbers: times, counts, a row of a table."""
-    return not is_message(line) or is_noise(line) or _SUMMARY.match(line) is not None
-
-
-def is_last_word(line: str) -> bool:
-    """Whether a line may be the failure that ended a job; no report of an end, and no retry."""
-    others = (_ONLY_AN_END, TRIED_AGAIN, _TIDY)
-    return reports_failure(line) and not any(words.search(line) for words in others)

@@ -187,7 +187,7 @@ class Starts:
         """Of the start that is being read, the numbers of its lines and which first lines they
         repeat."""
 
-    def begun(self, lines: list[bytes], shapes: list[bytes], before: int) -> list[int]:
+    def find(self, lines: list[bytes], shapes: list[bytes], before: int) -> list[int]:
         """The first lines of the starts in a part of a log; `before`: how many lines precede it."""
         if self._header is None:
             self._header = _header_of(lines[:_AMONG], shapes)

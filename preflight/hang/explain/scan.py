@@ -377,12 +377,12 @@ class Scanner:
     def _lines(self, file: _File, lines: list[bytes], shapes: list[bytes], before: int) -> None:
         """Read a part of a file; `before`: how many lines of other files precede it."""
         repeats, by_key, lines_before = file.repeats, self._shapes, self._result.line_count
-        starts, first = iter(file.starts.begun(lines, shapes, lines_before)), lines_before + 1
+        starts, first = iter(file.starts.find(lines, shapes, lines_before)), lines_before + 1
         next_start = next(starts, sys.maxsize)
         idle, rows = file.idle, zip(count(), lines, shapes, strict=False)
         for at, line, key in rows:
             if first + at >= next_start:
-                self._start_again(file, first + at)
+                self._note_start(file, first + at)
                 next_start = next(starts, sys.maxsize)
             shape = by_key.get(key) or self._learn_shape(key, line)
             if (idle and (shape is QUIET or repeats.has_read(shape, line))) or (
@@ -452,7 +452,7 @@ class Scanner:
             else:
                 self._close(candidate, file)
 
-    def _start_again(self, file: _File, order: int) -> None:
+    def _note_start(self, file: _File, order: int) -> None:
         """Note a start after a failure.
 
         Processes of one start print its first lines as often as there are processes: fewer follow

@@ -12,12 +12,11 @@ from preflight.hang.explain.exceptions import in_order_of_time
 from preflight.hang.explain.explanation import LIKELY, Explanation, proofs
 from preflight.hang.explain.failure_words import (
     AT_END,
-    gives_reason,
-    is_last_word,
-    is_message,
-    is_noise,
-    is_summary,
-    may_be_last,
+    GRAVE_LEVEL,
+    TRIED_AGAIN,
+    is_grave,
+    is_harmless,
+    reports_failure,
 )
 from preflight.hang.explain.meaning import circumstance, explain_hit
 from preflight.hang.explain.missing_ranks import explain_members
@@ -84,9 +83,9 @@ def _explain_unknown(scan: ScanResult, first: Place) -> Explanation:
     """The first line with words of failure: the cause, if the log ends with such words too."""
     line = proofs((first,))[0].text
     sentence = f"no known cause; the first line that reports a failure is: {line}"
-    written = [place for place in scan.last_lines if not is_summary(place.text)]
+    written = [place for place in scan.last_lines if not _is_summary(place.text)]
     is_of_ranks = scan.exceptions or scan.failed_rank is not None
-    if is_of_ranks or not written or not is_last_word(written[-1].text):
+    if is_of_ranks or not written or not _is_last_word(written[-1].text):
         return replace(NOTHING, sentence=sentence, evidence=(first,), confidence=0.2)
     (last,) = proofs(written[-1:])
     return replace(
@@ -113,7 +112,7 @@ def _explain_end(echo: Hit, hits: Sequence[Hit], scan: ScanResult) -> Explanatio
         sentence=f"{answer.sentence}; right before it: {quoted}",
         evidence=proofs((*words, *answer.evidence)),
     )
-    if not gives_reason(words[0].text):
+    if not _gives_reason(words[0].text):
         return answer
     return replace(answer, category="other", advice=_CORRECT, confidence=LIKELY)
 
@@ -127,12 +126,12 @@ def _words_before(echo: Hit) -> list[Place]:
             None,
             rank[1],
         )
-        if is_noise(place.text) or is_of_other:
+        if _is_noise(place.text) or is_of_other:
             continue
-        if not is_message(place.text):
+        if not _is_message(place.text):
             break
         words.insert(0, place)
-        if gives_reason(place.text):
+        if _gives_reason(place.text):
             return words[:_SHOWN_BEFORE]
     return words[-_SHOWN_BEFORE:]
 
@@ -148,7 +147,7 @@ def _explain_last_words(scan: ScanResult, echo: Hit | None = None) -> Explanatio
         ended = 0 < exit_code(echo) < _SIGNAL or echo.symptom.at_end
         if not is_of_it or scan.failed_rank is not None or not ended:
             return None
-    if not may_be_last(line, lines_after):
+    if not _may_be_last(line, lines_after):
         return None
     ends = "the log" if echo is None else "the job"
     return replace(
@@ -195,3 +194,85 @@ def _is_relevant_hint(hit: Hit, scan: ScanResult) -> bool:
     """Whether it is a hint that matters here."""
     here = circumstance(hit, scan)
     return hit.symptom.role == "hint" and not (here is not None and here.moot)
+
+
+_NOTICE_OR_PROGRESS = re.compile(
+    r"\b(?:INFO|DEBUG|WARN(?:ING)?|NOTICE)\b|^\W{0,8}(?i:info|note|debug|warning): |\d%\|"
+    r"|^\W{0,20}(?i:step|iter(?:ation)?|epoch|batch|loss)s?\W{1,6}\d[^a-z]{0,40}(?:loss|$)"
+    r"|^\W{0,4}(?:slurmstepd|srun|mpirun|mpiexec|prterun|jsrun|torchrun): |launch\.py"
+)
+_NOISE = re.compile(
+    r"(?i)^\W{0,4}(?:wandb|comet|neptune|clearml|mlflow|aim|View (?:run|experiment|project)"
+    r"|STAGE:|==PROF==|sys:1:)|process group has NOT|resource_tracker|leaked semaphore"
+    r"|warnings\.warn\(|ResourceWarning|Sending process \d+ closing|Killing subprocess"
+    r"|HYDRA_FULL_ERROR|NCCL INFO|UCX  (?:WARN|DIAG)|help message help-|orte_base_help"
+    r"|^(?:real|user|sys)\s|elapsed \d+%CPU|pagefaults|^\+ |^Command exited with"
+    r"|^Generated?\b|^Generating\b|^\W*$|for (?:more information|help)\b|https?://|\bcite\b"
+    r"|\b(?:wall-?clock|elapsed|runtime)\b"
+)
+_REASON = re.compile(
+    r"(?i)\b(?:not|no|none|nothing|cannot|can't|could ?n.t|does ?n.t|must|without|missing|lacks?"
+    r"|required?|requires|only|need(?:s|ed)?|please|specify|differ\w*|disagree\w*|larger|smaller"
+    r"|below|above|exceed\w*|too|(?:more|less) than|fewer|invalid|inconsistent|illegal|bad|wrong"
+    r"|unknown|unsupported|unexpected|incompatib\w*|undefined|empty|read-only|negative|fail\w*"
+    r"|fatal|error|stop\w*|abort\w*|refus\w*|denied|expect\w*|would|out of|but|twice|duplicate"
+    r"|nan|diverged|gone|expired|exception)\b"
+)
+_NO_REASON = re.compile(
+    r"(?i)were not initialized|running processes|non-trainable|no work to do|\bpassed\b|not using"
+    r"|\b0 (?:other|failed|errors?)|^\W{0,4}(?:only rank|no resume|starting|evaluation|if )"
+)
+_ONLY_AN_END = re.compile(
+    r"(?i)\bexit(?:ed|s|ing)?[ _]?(?:code|status)|\bexit(?:ed|s)? with\b|\bnon-?zero\b|MPI_ABORT"
+    r"|\bsignal\b|\bpossible (?:cause|reason)s?\b|\bwill re-?start\b|pg_status"
+)
+"""A launcher's words about the end of a process, which do not show why it ended."""
+_SUMMARY = re.compile(
+    r"(?i)^(?:\w{1,20} ){0,3}(?:time|duration|elapsed|date|memory|hours)\b"
+    r"|^\W{0,8}\w[\w ]{0,40}[:|=]?(?: {1,20}[|]? ?-?\d[\d.eE+s-]{0,20}){1,9}\s*$"
+    r"|^[^a-zA-Z]*$"
+)
+_TIDY = re.compile(
+    r"(?i)^(?:rm|curl|wget|mail|notify-send|fusermount|umount|quota|setfacl|Epilog|cleanup)\b"
+    r"|^Agent pid|(?:remove|unmount|clean|free|delete) (?:\w+ ){0,3}"
+    r"(?:temporary|scratch|directory|/)"
+    r"|\d (?:[\w-]+ ){0,3}(?:failed|timed out|killed|stuck|mismatch|invalid|not found)\b"
+    r"|^errors?:? \d|\berror: \d|accuracy|within tolerance|upload of logs|closing writer"
+    r"|^(?:pipeline|training|job|run) failed\W*$"
+)
+"""Messages after the work that leave its result as it is, counts, and words that say no more than
+that it failed."""
+_AFTER_LEVEL = 15
+"""Lines at most between the end of a log and an error by its level that may be its reason."""
+
+
+def _may_be_last(line: str, lines_after: int) -> bool:
+    """Whether a line of failure near the end of a log may report why it ends there."""
+    most = _AFTER_LEVEL if GRAVE_LEVEL.search(line.encode()) else AT_END
+    return lines_after <= most and is_grave(line)
+
+
+def _is_message(line: str) -> bool:
+    """Whether a line may be the reason that a program prints: no progress, notice or launcher."""
+    return not (_NOTICE_OR_PROGRESS.search(line) or is_harmless(line.encode()))
+
+
+def _is_noise(line: str) -> bool:
+    """Whether programs print a line at any end, for whatever reason."""
+    return _NOISE.search(line) is not None
+
+
+def _gives_reason(line: str) -> bool:
+    """Whether a line has words of a reason why a program ends."""
+    return _REASON.search(line) is not None and not _NO_REASON.search(line)
+
+
+def _is_summary(line: str) -> bool:
+    """Whether a line at the end of a log shows only numbers: times, counts, a row of a table."""
+    return not _is_message(line) or _is_noise(line) or _SUMMARY.match(line) is not None
+
+
+def _is_last_word(line: str) -> bool:
+    """Whether a line may be the failure that ended a job; no report of an end, and no retry."""
+    others = (_ONLY_AN_END, TRIED_AGAIN, _TIDY)
+    return reports_failure(line) and not any(words.search(line) for words in others)
