@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from preflight.core.text import whole
 from preflight.hang.explain.attempts import exit_code, unfinished_work
 from preflight.hang.explain.exceptions import in_order_of_time
 from preflight.hang.explain.explanation import LIKELY, Explanation, proofs
@@ -50,7 +51,7 @@ _CORRECT = (
 )
 _SHOWN_BEFORE = 3
 _RULE = re.compile(r"[-+=|*#]{3,200} {0,20}")
-_RANK = re.compile(r"\W{0,2}(?i:rank|task)?[ _]?(\d{1,6})[\]:]")
+_RANK = re.compile(r"\W{0,2}(?i:rank|task)?[ _]?(\d{1,6})[\]:](?!\d)")
 _SAYS_LITTLE = 0.2
 """Confidence of an echo that shows only that something had failed."""
 _TIMED_OUT = 124
@@ -101,10 +102,11 @@ def _explain_unknown(scan: ScanResult, first: Place) -> Explanation:
 def _explain_end(echo: Hit, hits: Sequence[Hit], scan: ScanResult) -> Explanation:
     """The end of a process, with the lines right before it: a program prints its reason last."""
     answer = explain_hit(echo, hits, scan)
-    later_work = {**scan.highest_step_line, **scan.restart_line}.get(echo.place.source, 0)
+    code, source, words = exit_code(echo), echo.place.source, _words_before(echo)
+    later_work = max(scan.highest_step_line.get(source, 0), scan.restart_line.get(source, 0))
     is_first = not scan.exceptions and all(hit.order >= echo.order for hit in hits)
-    words = _words_before(echo)
-    if not words or not is_first or later_work > echo.order or not 0 < exit_code(echo) < _TIMED_OUT:
+    is_own = 0 < code < _SIGNAL and code != _TIMED_OUT
+    if not (words and is_first and is_own) or later_work > echo.order:
         return answer
     quoted = " / ".join(_RULE.sub("", place.text, count=1) for place in proofs(words))
     answer = replace(
@@ -120,13 +122,11 @@ def _explain_end(echo: Hit, hits: Sequence[Hit], scan: ScanResult) -> Explanatio
 def _words_before(echo: Hit) -> list[Place]:
     """The nearest line with a reason before a report of an end; without any, the last lines."""
     words: list[Place] = []
+    own_rank = whole(echo.fields.get("task", echo.fields.get("rank", "")))
     for place in reversed(echo.before):
         rank = _RANK.match(place.text)
-        is_of_other = rank and echo.fields.get("task", echo.fields.get("rank")) not in (
-            None,
-            rank[1],
-        )
-        if _is_noise(place.text) or is_of_other:
+        is_of_other_rank = rank is not None and own_rank not in (None, int(rank[1]))
+        if _is_noise(place.text) or is_of_other_rank:
             continue
         if not _is_message(place.text):
             break
@@ -202,13 +202,13 @@ _NOTICE_OR_PROGRESS = re.compile(
     r"|^\W{0,4}(?:slurmstepd|srun|mpirun|mpiexec|prterun|jsrun|torchrun): |launch\.py"
 )
 _NOISE = re.compile(
-    r"(?i)^\W{0,4}(?:wandb|comet|neptune|clearml|mlflow|aim|View (?:run|experiment|project)"
+    r"(?i)^\W{0,4}(?:(?:wandb|comet|neptune|clearml|mlflow|aim)\b|View (?:run|experiment|project)"
     r"|STAGE:|==PROF==|sys:1:)|process group has NOT|resource_tracker|leaked semaphore"
     r"|warnings\.warn\(|ResourceWarning|Sending process \d+ closing|Killing subprocess"
     r"|HYDRA_FULL_ERROR|NCCL INFO|UCX  (?:WARN|DIAG)|help message help-|orte_base_help"
-    r"|^(?:real|user|sys)\s|elapsed \d+%CPU|pagefaults|^\+ |^Command exited with"
-    r"|^Generated?\b|^Generating\b|^\W*$|for (?:more information|help)\b|https?://|\bcite\b"
-    r"|\b(?:wall-?clock|elapsed|runtime)\b"
+    r"|^(?:real|user|sys)\s+\d|elapsed \d+%CPU|pagefaults|^\+ |^Command exited with"
+    r"|^Generated?\b|^Generating\b|^\W*$|for (?:more information|help)\b|^\W*https?://\S*$|\bcite\b"
+    r"|\b(?:wall-?clock|elapsed|runtime)\b[^\d\n]{0,20}\d"
 )
 _REASON = re.compile(
     r"(?i)\b(?:not|no|none|nothing|cannot|can't|could ?n.t|does ?n.t|must|without|missing|lacks?"
@@ -228,7 +228,8 @@ _ONLY_AN_END = re.compile(
 )
 """A launcher's words about the end of a process, which do not show why it ended."""
 _SUMMARY = re.compile(
-    r"(?i)^(?:\w{1,20} ){0,3}(?:time|duration|elapsed|date|memory|hours)\b"
+    r"(?i)^(?:\w{1,20} ){0,3}(?:time|duration|elapsed|memory|hours)\b\W{0,12}\d"
+    r"|^(?:\w{1,20} )?date\b\W"
     r"|^\W{0,8}\w[\w ]{0,40}[:|=]?(?: {1,20}[|]? ?-?\d[\d.eE+s-]{0,20}){1,9}\s*$"
     r"|^[^a-zA-Z]*$"
 )
@@ -236,8 +237,9 @@ _TIDY = re.compile(
     r"(?i)^(?:rm|curl|wget|mail|notify-send|fusermount|umount|quota|setfacl|Epilog|cleanup)\b"
     r"|^Agent pid|(?:remove|unmount|clean|free|delete) (?:\w+ ){0,3}"
     r"(?:temporary|scratch|directory|/)"
-    r"|\d (?:[\w-]+ ){0,3}(?:failed|timed out|killed|stuck|mismatch|invalid|not found)\b"
-    r"|^errors?:? \d|\berror: \d|accuracy|within tolerance|upload of logs|closing writer"
+    r"|(?<!rank )(?<!node )(?<!task )(?<!gpu )(?<!worker )(?<!process )\b\d+ "
+    r"(?:[\w-]+ ){0,3}(?:failed|timed out|killed|stuck|mismatch|invalid|not found)\b"
+    r"|^errors?:? \d|(?<!cuda )\berror: \d|accuracy|within tolerance|upload of logs|closing writer"
     r"|^(?:pipeline|training|job|run) failed\W*$"
 )
 """Messages after the work that leave its result as it is, counts, and words that say no more than

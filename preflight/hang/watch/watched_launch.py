@@ -67,8 +67,8 @@ def watched_launches(folders: Iterable[Path]) -> list[WatchedLaunch]:
 
 def _last_diagnosis(folder: Path) -> Explanation | None:
     files = sorted(folder.glob(DIAGNOSIS.format("*")), key=lambda file: (len(file.name), file))
-    with suppress(*_UNREADABLE):
-        for file in files[-1:]:
+    for file in reversed(files):  # the last one may be written only in part
+        with suppress(*_UNREADABLE):
             hang = msgspec.json.decode(read_regular(file, _LARGEST_BYTES), type=Diagnosis)
             text = f"{hang.category} ({percent(hang.confidence)} sure)"
             return Explanation(

@@ -542,6 +542,8 @@ def test_a_log_that_ends_with_an_unknown_failure_names_it(tmp_path: Path) -> Non
     answer = explained(tmp_path, earlier + failed)
     assert (answer.category, answer.confidence) == ("other", 0.5)
     assert "the log ends with: runc: initialization error" in answer.sentence
+    for last in ("rank 7 timed out after 600 s", "CUDA error: 700 in solver.cu"):
+        assert last in explained(tmp_path, f"copied b.txt\n{last}\n").sentence
     for unclear in (f"[rank0]: {failed}", failed + 9 * "copied b.txt\n", f"retrying: {failed}"):
         assert explained(tmp_path, unclear).confidence < 0.5
 
@@ -559,6 +561,13 @@ def test_the_lines_before_an_unexplained_end_are_quoted(tmp_path: Path) -> None:
     noise = "wandb: Synced 5 files\nreal 0m3.2s\n"
     answer = explained(tmp_path, f"--data-dir must be a folder\n{noise}{ended}")
     assert "right before it: --data-dir must be a folder" in answer.sentence
+    for reason in ("CUDA runtime version is insufficient, 12.4 required", "14:02:11 no such mesh"):
+        assert f"right before it: {reason}" in explained(tmp_path, f"{reason}\n{ended}").sentence
+    other = "1: no such mesh\n00: the mesh must be closed\n"
+    assert "before it: 00: the mesh" in explained(tmp_path, "saved a.pt\n" + other + ended).sentence
+    assert (
+        "no such mesh" not in explained(tmp_path, "00: closed\n1: no such mesh\n" + ended).sentence
+    )
     for before in ("epoch 3 loss 2.1", "12:00:01 INFO saved a.pt", "+-----+", "Found 4 GPUs", ""):
         assert explained(tmp_path, f"{before}\n{ended}").confidence == 0.3
     goes_on = "no ib0, eth0 is used\n" + ended + "step 1 loss 2\nstep 2 loss 2\n"
