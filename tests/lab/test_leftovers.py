@@ -45,9 +45,9 @@ def someone() -> Iterator[tuple[subprocess.Popen[str], Path]]:
 def processes_of(folder: Path) -> list[str]:
     """Every process of this machine whose command names the folder."""
     found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
+    for path in Path("/proc").glob("[0-9]*"):
         try:
-            command = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            command = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
         except OSError:
             continue
         if str(folder) in command:

@@ -139,10 +139,10 @@ def free_port() -> int:
 def descendants(pid: int) -> list[int]:
     """Pids of all children and their children."""
     children: dict[int, list[int]] = {}
-    for entry in Path("/proc").glob("[0-9]*/stat"):
+    for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            fields = entry.read_text().rpartition(")")[2].split()
-            children.setdefault(int(fields[1]), []).append(int(entry.parent.name))
+            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            children.setdefault(int(fields[1]), []).append(int(entry.name))
     found, todo = [], [pid]
     while todo:
         new = children.get(todo.pop(), [])
@@ -154,10 +154,11 @@ def descendants(pid: int) -> list[int]:
 def processes_with(token: str) -> list[int]:
     """Pids whose command line holds a token that only one test uses."""
     found = []
-    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+    for entry in Path("/proc").glob("[0-9]*"):  # a pattern for the file itself asks of ended ones
         with suppress(OSError):
-            if token.encode() in entry.read_bytes() and int(entry.parent.name) != os.getpid():
-                found.append(int(entry.parent.name))
+            command = (entry / "cmdline").read_bytes()
+            if token.encode() in command and int(entry.name) != os.getpid():
+                found.append(int(entry.name))
     return found
 
 
