@@ -243,7 +243,9 @@ class _File:
         self.repeats = Repeats()
         self.starts = Starts()
         self.starts_before_failure = self.starts_after_failure = 0
+        """How often its program has printed its first lines."""
         self.has_failed = False
+        """Whether any line of it shows a cause or a sign of a failure."""
         self.before: list[bytes] = []
         """The lines right before the one that is read."""
         self.last_lines: deque[tuple[int, bytes]] = deque(maxlen=_LAST_LINES)

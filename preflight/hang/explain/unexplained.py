@@ -50,9 +50,12 @@ _CORRECT = (
     "to end"
 )
 _SHOWN_BEFORE = 3
-_RULE = re.compile(r"[-+=|*#]{3,200} {0,20}")
+"""Lines quoted before the exit of a process."""
+_SEPARATOR = re.compile(r"[-+=|*#]{3,200} {0,20}")
+"""Of a table: no part of a message."""
 _RANK = re.compile(r"\W{0,2}(?i:rank|task)?[ _]?(\d{1,6})[\]:](?!\d)")
-_SAYS_LITTLE = 0.2
+"""Begins a line of a rank; a time has a digit after its colon."""
+_WEAK = 0.2
 """Confidence of an echo that shows only that something had failed."""
 _TIMED_OUT = 124
 """The exit code of `timeout`, which no program prints a reason for."""
@@ -64,9 +67,9 @@ def explain_rest(hits: Sequence[Hit], scan: ScanResult) -> Explanation:
     """The answer if these lines show no failure, or only echoes of one."""
     echoes = [hit for hit in hits if hit.symptom.role == "echo"]
     if echoes:
-        strong = [hit for hit in echoes if hit.symptom.confidence > _SAYS_LITTLE]
+        strong = [hit for hit in echoes if hit.symptom.confidence > _WEAK]
         first = in_order_of_time(strong or echoes)[0]
-        return _explain_last_words(scan, first) or _explain_end(first, echoes, scan)
+        return _explain_failure_near_end(scan, first) or _explain_exit(first, echoes, scan)
     hints = [hit for hit in hits if _is_relevant_hint(hit, scan)]
     answer = explain_members(scan)
     if answer is not None or hints:
@@ -75,18 +78,18 @@ def explain_rest(hits: Sequence[Hit], scan: ScanResult) -> Explanation:
         return explain_no_failure(scan)
     if scan.first_failure is None:
         return NOTHING
-    if last := _explain_last_words(scan):
+    if last := _explain_failure_near_end(scan):
         return last
     return _explain_unknown(scan, scan.first_failure)
 
 
 def _explain_unknown(scan: ScanResult, first: Place) -> Explanation:
-    """The first line with words of failure: the cause, if the log ends with such words too."""
+    """Quote the first line of failure; it is the cause if the log also ends with one."""
     line = proofs((first,))[0].text
     sentence = f"no known cause; the first line that reports a failure is: {line}"
     written = [place for place in scan.last_lines if not _is_summary(place.text)]
-    is_of_ranks = scan.exceptions or scan.failed_rank is not None
-    if is_of_ranks or not written or not _is_last_word(written[-1].text):
+    is_of_rank = scan.exceptions or scan.failed_rank is not None
+    if is_of_rank or not written or not _may_end_log(written[-1].text):
         return replace(NOTHING, sentence=sentence, evidence=(first,), confidence=0.2)
     (last,) = proofs(written[-1:])
     return replace(
@@ -99,16 +102,16 @@ def _explain_unknown(scan: ScanResult, first: Place) -> Explanation:
     )
 
 
-def _explain_end(echo: Hit, hits: Sequence[Hit], scan: ScanResult) -> Explanation:
-    """The end of a process, with the lines right before it: a program prints its reason last."""
+def _explain_exit(echo: Hit, hits: Sequence[Hit], scan: ScanResult) -> Explanation:
+    """Quote the lines right before the exit of a process: a program prints its reason last."""
     answer = explain_hit(echo, hits, scan)
-    code, source, words = exit_code(echo), echo.place.source, _words_before(echo)
+    code, source, words = exit_code(echo), echo.place.source, _lines_before_exit(echo)
     later_work = max(scan.highest_step_line.get(source, 0), scan.restart_line.get(source, 0))
     is_first = not scan.exceptions and all(hit.order >= echo.order for hit in hits)
     is_own = 0 < code < _SIGNAL and code != _TIMED_OUT
     if not (words and is_first and is_own) or later_work > echo.order:
         return answer
-    quoted = " / ".join(_RULE.sub("", place.text, count=1) for place in proofs(words))
+    quoted = " / ".join(_SEPARATOR.sub("", place.text, count=1) for place in proofs(words))
     answer = replace(
         answer,
         sentence=f"{answer.sentence}; right before it: {quoted}",
@@ -119,7 +122,7 @@ def _explain_end(echo: Hit, hits: Sequence[Hit], scan: ScanResult) -> Explanatio
     return replace(answer, category="other", advice=_CORRECT, confidence=LIKELY)
 
 
-def _words_before(echo: Hit) -> list[Place]:
+def _lines_before_exit(echo: Hit) -> list[Place]:
     """The nearest line with a reason before a report of an end; without any, the last lines."""
     words: list[Place] = []
     own_rank = whole(echo.fields.get("task", echo.fields.get("rank", "")))
@@ -136,16 +139,16 @@ def _words_before(echo: Hit) -> list[Place]:
     return words[-_SHOWN_BEFORE:]
 
 
-def _explain_last_words(scan: ScanResult, echo: Hit | None = None) -> Explanation | None:
-    """The first line of a failure, if the log, or the job as a launcher reports, soon ends."""
+def _explain_failure_near_end(scan: ScanResult, echo: Hit | None = None) -> Explanation | None:
+    """Quote the first line of failure, if the log or the job ends soon after it."""
     if (place := scan.first_failure) is None:
         return None
     line, lines_after = proofs((place,))[0].text, scan.line_count - place.line
     if echo is not None:
         lines_after = echo.place.line - place.line
-        is_of_it = echo.place.source == place.source and 0 < lines_after <= AT_END
+        is_same_log = echo.place.source == place.source and 0 < lines_after <= AT_END
         ended = 0 < exit_code(echo) < _SIGNAL or echo.symptom.at_end
-        if not is_of_it or scan.failed_rank is not None or not ended:
+        if not is_same_log or scan.failed_rank is not None or not ended:
             return None
     if not _may_be_last(line, lines_after):
         return None
@@ -201,6 +204,7 @@ _NOTICE_OR_PROGRESS = re.compile(
     r"|^\W{0,20}(?i:step|iter(?:ation)?|epoch|batch|loss)s?\W{1,6}\d[^a-z]{0,40}(?:loss|$)"
     r"|^\W{0,4}(?:slurmstepd|srun|mpirun|mpiexec|prterun|jsrun|torchrun): |launch\.py"
 )
+"""Begins progress, a notice, or a line of a launcher."""
 _NOISE = re.compile(
     r"(?i)^\W{0,4}(?:(?:wandb|comet|neptune|clearml|mlflow|aim)\b|View (?:run|experiment|project)"
     r"|STAGE:|==PROF==|sys:1:)|process group has NOT|resource_tracker|leaked semaphore"
@@ -210,6 +214,7 @@ _NOISE = re.compile(
     r"|^Generated?\b|^Generating\b|^\W*$|for (?:more information|help)\b|^\W*https?://\S*$|\bcite\b"
     r"|\b(?:wall-?clock|elapsed|runtime)\b[^\d\n]{0,20}\d"
 )
+"""In lines that trackers, profilers, timers and destructors print at any end."""
 _REASON = re.compile(
     r"(?i)\b(?:not|no|none|nothing|cannot|can't|could ?n.t|does ?n.t|must|without|missing|lacks?"
     r"|required?|requires|only|need(?:s|ed)?|please|specify|differ\w*|disagree\w*|larger|smaller"
@@ -218,10 +223,12 @@ _REASON = re.compile(
     r"|fatal|error|stop\w*|abort\w*|refus\w*|denied|expect\w*|would|out of|but|twice|duplicate"
     r"|nan|diverged|gone|expired|exception)\b"
 )
+"""Words of which the reason for an end mostly has one."""
 _NO_REASON = re.compile(
     r"(?i)were not initialized|running processes|non-trainable|no work to do|\bpassed\b|not using"
     r"|\b0 (?:other|failed|errors?)|^\W{0,4}(?:only rank|no resume|starting|evaluation|if )"
 )
+"""Lines that have such a word and report nothing wrong."""
 _ONLY_AN_END = re.compile(
     r"(?i)\bexit(?:ed|s|ing)?[ _]?(?:code|status)|\bexit(?:ed|s)? with\b|\bnon-?zero\b|MPI_ABORT"
     r"|\bsignal\b|\bpossible (?:cause|reason)s?\b|\bwill re-?start\b|pg_status"
@@ -233,7 +240,8 @@ _SUMMARY = re.compile(
     r"|^\W{0,8}\w[\w ]{0,40}[:|=]?(?: {1,20}[|]? ?-?\d[\d.eE+s-]{0,20}){1,9}\s*$"
     r"|^[^a-zA-Z]*$"
 )
-_TIDY = re.compile(
+"""Times, counts, and rows of a table."""
+_AFTER_WORK = re.compile(
     r"(?i)^(?:rm|curl|wget|mail|notify-send|fusermount|umount|quota|setfacl|Epilog|cleanup)\b"
     r"|^Agent pid|(?:remove|unmount|clean|free|delete) (?:\w+ ){0,3}"
     r"(?:temporary|scratch|directory|/)"
@@ -242,10 +250,9 @@ _TIDY = re.compile(
     r"|^errors?:? \d|(?<!cuda )\berror: \d|accuracy|within tolerance|upload of logs|closing writer"
     r"|^(?:pipeline|training|job|run) failed\W*$"
 )
-"""Messages after the work that leave its result as it is, counts, and words that say no more than
-that it failed."""
+"""Messages of cleaning up, counts, and words that report a failure without its reason."""
 _AFTER_LEVEL = 15
-"""Lines at most between the end of a log and an error by its level that may be its reason."""
+"""How many lines before the end of a log an error-level line may still be the reason."""
 
 
 def _may_be_last(line: str, lines_after: int) -> bool:
@@ -260,7 +267,7 @@ def _is_message(line: str) -> bool:
 
 
 def _is_noise(line: str) -> bool:
-    """Whether programs print a line at any end, for whatever reason."""
+    """Whether a line is printed at any end, also at a normal one."""
     return _NOISE.search(line) is not None
 
 
@@ -274,7 +281,7 @@ def _is_summary(line: str) -> bool:
     return not _is_message(line) or _is_noise(line) or _SUMMARY.match(line) is not None
 
 
-def _is_last_word(line: str) -> bool:
+def _may_end_log(line: str) -> bool:
     """Whether a line may be the failure that ended a job; no report of an end, and no retry."""
-    others = (_ONLY_AN_END, TRIED_AGAIN, _TIDY)
+    others = (_ONLY_AN_END, TRIED_AGAIN, _AFTER_WORK)
     return reports_failure(line) and not any(words.search(line) for words in others)
