@@ -162,6 +162,12 @@ class ScanResult:
         again = max(self.restart_line.get(source, 0), self.start_line.get(source, 0))
         return self.settled_until.get(source, 0), again
 
+    def lines_of(self, source: str) -> int:
+        """How many lines a file has."""
+        start = self.lines_before[source]
+        later = (before for before in self.lines_before.values() if before > start)
+        return min(later, default=self.line_count) - start
+
     def count_lines(self, lines: int, ends: bytes) -> None:
         """Add lines that were read, which end so."""
         if b"\r" in ends:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from math import inf
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -136,6 +137,7 @@ def explain(scan: ScanResult) -> Explanation:
     answer, doubt = _answer(evidence, doubt)
     if doubt and answer.category != "no_failure":
         answer = _with_doubt(answer, doubt, scan)
+    answer = _as_sure_as_graded(answer, scan)
     answer = replace(
         answer,
         consequences=_consequences(answer, evidence.hits),
@@ -152,6 +154,32 @@ def _with_doubt(answer: Explanation, doubt: Doubt, scan: ScanResult) -> Explanat
     words += ": it may have been caught" * is_survived
     sure = min(answer.confidence, doubt.confidence)
     return replace(answer, sentence=answer.sentence + words, confidence=sure)
+
+
+_MANY_LINES, _LESS_SURE = 30, 0.75
+
+
+def _as_sure_as_graded(answer: Explanation, scan: ScanResult) -> Explanation:
+    """Less sure if such answers were often wrong in graded logs (docs/internals/contest.md).
+
+    Without a rank, that is a failure with many lines after it, and an exception with another
+    failure before it, from which it may follow.
+    """
+    has_rank = any(name.startswith("rank ") for name in answer.culprits)
+    if has_rank or answer.confidence <= _LESS_SURE or answer.category == "gpu_hardware":
+        return answer
+    proven = {(place.source, place.line) for place in answer.evidence}
+    source, last = max(proven, key=itemgetter(1), default=("", 0))
+    less_sure = replace(answer, confidence=_LESS_SURE)
+    if source and scan.lines_of(source) - last > _MANY_LINES:
+        return less_sure
+    errors = [error for error in scan.exceptions if _line(error) in proven]
+    first = scan.first_failure
+    if answer.category != "other" or not errors or first is None:
+        return answer
+    start = max(scan.attempt(source)) - scan.lines_before[source]
+    follows = start < first.line < min(error.began for error in errors)
+    return less_sure if follows and first.source == source else answer
 
 
 _LASTING = re.compile(

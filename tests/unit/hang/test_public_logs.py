@@ -193,7 +193,7 @@ def test_a_thread_that_died_is_not_the_cause_if_the_process_raised(tmp_path: Pat
     raised = _RAISED.format(script="train.py", line=12, error="RuntimeError: permute: 6 and 5")
     assert "handle is closed" in explained(tmp_path, thread).sentence
     answer = explained(tmp_path, thread + raised)
-    assert ("permute" in answer.sentence, answer.confidence) == (True, 0.8)
+    assert ("permute" in answer.sentence, answer.confidence) == (True, 0.75)
 
 
 def test_all_ranks_that_raise_alike_are_named_whichever_node_reports_first(tmp_path: Path) -> None:
@@ -212,8 +212,8 @@ def test_all_ranks_that_raise_alike_are_named_whichever_node_reports_first(tmp_p
 
 def test_a_request_that_a_server_rejected_is_a_doubtful_failure(tmp_path: Path) -> None:
     """It answers with a 4xx status right after the traceback; other exceptions still count."""
-    raised = "ERROR [serving.py:251] Error in the inputs\nTraceback (most recent call last):\n"
-    raised += FRAMES + "ValueError: the request has {} tokens, at most 4096\n"
+    raised = "Traceback (most recent call last):\n" + FRAMES
+    raised += "ValueError: the request has {} tokens, at most 4096\n"
     rejected = 'INFO:     10.0.0.1:4001 - "POST /v1/completions HTTP/1.1" 400 Bad Request\n'
     log = raised.format(5000) + rejected
     assert explained(tmp_path, log).confidence < 0.8 <= explained(tmp_path, raised).confidence
