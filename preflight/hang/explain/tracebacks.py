@@ -163,6 +163,7 @@ class _Running:
         self.ignored |= _AT_EXIT.fullmatch(frame["code"] or "") is not None
         is_first, self.has_frames = not self.has_frames, True
         self.ignored |= is_first and frame["file"].endswith(_CAN_DO_WITHOUT)
+        self.loose |= is_first and frame["file"].endswith("/threading.py")
         self.is_of_tool |= _TOOLS.search(frame["file"]) is not None
         self.awaits_source = not _LIBRARY.search(frame["file"])
         if self.awaits_source:
@@ -235,8 +236,8 @@ class Tracebacks:
         speaker = line.speaker.joined(self._whose)
         key = speaker.rank, speaker.label
         self._read_after(line, speaker, place)
-        if "Traceback (most" in line.text:
-            self._begin(key, speaker, line, place)
+        if "Traceback (most" in line.text and self._begin(key, speaker, line, place, order):
+            return self._running[key].ignored
         running = self._running.get(key)
         if running is not None and running.ends_before(line, place.line):
             running = None
@@ -260,8 +261,15 @@ class Tracebacks:
             running.take_source(line)
         return running.ignored
 
-    def _begin(self, key: _Key, speaker: Speaker, line: Line, place: Place) -> None:
-        """Begin a traceback, of which the lines before it may say what it is."""
+    def _begin(self, key: _Key, speaker: Speaker, line: Line, place: Place, order: int) -> bool:
+        """Begin a traceback, of which the lines before it may say what it is.
+
+        Whether the message of the exception that ends in this line quotes it.
+        """
+        last = self._running.get(key)
+        ends = _ENDS.match(line.bare.partition("Traceback (")[0].rstrip()) if last else None
+        if last is not None and ends:
+            self._end(last, ends, place, order)
         self._running.pop(key, None)
         whose = speaker
         if speaker.rank is None and place.line == self._announced[0] + 1:
@@ -278,6 +286,7 @@ class Tracebacks:
             running.script, running.number = outer.script, outer.began
         self._running[key] = running
         self._ignored.discard(key)
+        return ends is not None
 
     def _read_after(self, line: Line, speaker: Speaker, place: Place) -> None:
         """Read the line after an exception: it may continue the message, or report a catch."""
