@@ -222,7 +222,9 @@ def is_quoted(text: str, begin: int, end: int) -> bool:
 TRIED_AGAIN = re.compile(
     r"(?i)(?<!not )(?<!after )(?<!while )(?<!before )(?<!failed )(?<!stopped )\b(?:re-?trying"
     r"|(?:will|going to) (?:re-?try|try again)|trying again|retry (?:in|loop|\(?\d)|reconnecting"
-    r"|attempt (\d{1,3}) ?(?:of|/) ?(?!\1\b)\d|(?<!no )falling back (?:to|on)\b)"
+    r"|attempt (\d{1,3}) ?(?:of|/) ?(?!\1\b)\d)"
+    r"|(?i:\bwarn.{0,400}\. falling back (?:to|on)\b)"
+    r"(?!.{0,120}\b(?:abort|fail|exit|giv|crash|disabled|not|cannot|impossible))"
 )
 """A line with these words reports no end: the program goes on."""
 
@@ -250,11 +252,6 @@ def reports_failure(line: str) -> bool:
     certain = _CERTAIN.search(text) or not _NOTICE.search(text)
     match = _FAILURE.search(text) if certain else None
     return match is not None and not _is_supposed(text.decode("latin-1"), *match.span())
-
-
-def is_certain(line: str) -> bool:
-    """Whether a line reports a failure by more than a word that other texts have as well."""
-    return _CERTAIN.search(line.encode()) is not None or is_grave(line)
 
 
 def is_harmless(line: bytes) -> bool:

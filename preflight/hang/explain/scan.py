@@ -25,7 +25,6 @@ from preflight.hang.explain.failure_words import (
     STEMS,
     TRIED_AGAIN,
     among_settings,
-    is_certain,
     reports_failure,
 )
 from preflight.hang.explain.log_lines import LONGEST, chunks, text_of, unstructured
@@ -140,10 +139,6 @@ class ScanResult:
     """The first line with a word of failure; None where no line has one."""
     failed_rank: int | None = None
     """The rank that wrote it, if its line shows one."""
-    certain_failure: Place | None = None
-    """The first line that calls itself an error, or that is no plain text with such a word."""
-    last_failure: int = 0
-    """The number of the last line with a word of failure, as long as none is certain."""
     last_lines: list[Place] = field(default_factory=list)
     """The last lines of the file that was read last, without empty ones."""
     line_count: int = 0
@@ -161,10 +156,6 @@ class ScanResult:
             0 < self.world_size == len(self.node_by_rank)
             and len({*self.node_by_rank.values()}) == 1
         )
-
-    def forget_failure(self) -> None:
-        """Forget a failure that only its words show: the job has gone on."""
-        self.first_failure = self.certain_failure = None
 
     def attempt(self, source: str) -> tuple[float, int]:
         """The key of an attempt of the job in a file."""
@@ -227,8 +218,8 @@ class _Progress:
     head: bytes = b""
     """What stands before the number of a step."""
     line: bytes = b""
-    failures_before_step: tuple[Place | None, Place | None] = None, None
-    """The first line of a failure before its last step, and the first certain one."""
+    failure_before_step: Place | None = None
+    """The first line of a failure before its last step, if no symptom knows it."""
     step_lines: deque[int] = field(default_factory=lambda: deque(maxlen=_GOES_ON))
     """The last lines with a higher step than any before."""
     lower_step: tuple[float, ...] = ()
@@ -451,8 +442,15 @@ class Scanner:
         for candidate in file.ended_with(line, number):
             self._close(candidate, file)
         ignored, result, began = file.tracebacks.feed(line, place, order), self._result, [*began]
-        if not ignored and result.certain_failure is None and reports_failure(line.text):
-            self._note_failure(line, place, order, file, began)
+        if not ignored and result.first_failure is None and reports_failure(line.text):
+            if TRIED_AGAIN.search(line.text):
+                self._tried = max(self._tried, (order, place), key=itemgetter(0))
+            elif not _is_denied(line.text, began):
+                result.first_failure, result.failed_rank = (
+                    place,
+                    line.speaker.joined(file.whose).rank,
+                )
+                self._failed_at = file.source, order
         for symptom in began:
             if ignored and symptom.role != "fact":
                 continue
@@ -461,22 +459,6 @@ class Scanner:
                 file.begin(candidate)
             else:
                 self._close(candidate, file)
-
-    def _note_failure(
-        self, line: Line, place: Place, order: int, file: _File, began: Collection[Symptom]
-    ) -> None:
-        """Note a line of failure, whether any symptom knows it or not."""
-        result = self._result
-        if TRIED_AGAIN.search(line.text):
-            self._tried = max(self._tried, (order, place), key=itemgetter(0))
-        elif not _is_denied(line.text, began):
-            result.last_failure = max(result.last_failure, order)
-            if is_certain(line.text):
-                result.certain_failure = place
-            if result.first_failure is None:
-                result.first_failure = place
-                result.failed_rank = line.speaker.joined(file.whose).rank
-                self._failed_at = file.source, order
 
     def _note_start(self, file: _File, order: int) -> None:
         """Note a start after a failure.
@@ -506,16 +488,15 @@ class Scanner:
         step = tuple(map(float, _STEP.findall(line.lower(), 0, LONGEST)))
         first = self._result.first_step_line.setdefault(file.source, order)
         if first == order and b"%|" not in line:  # what no symptom knows did not keep it from that
-            self._result.forget_failure()
+            self._result.first_failure = None
         if step < progress.step or progress.end_line:
             self._take_lower(file, line, step, order)
         if step > progress.step:
             progress.step, progress.head = step, progress.head or _head(line)
-            failures = self._result.first_failure, self._result.certain_failure
-            if b"%|" not in line and progress.failures_before_step != failures:
-                progress.failures_before_step = failures
+            if b"%|" not in line and progress.failure_before_step != self._result.first_failure:
+                progress.failure_before_step = self._result.first_failure
             elif b"%|" not in line:
-                self._result.forget_failure()  # nor from its next steps
+                self._result.first_failure = None  # nor from its next steps
             self._result.highest_step_line[file.source] = order
             progress.step_lines.append(order)
             if self._forget_failure(file, progress.step_lines):
@@ -536,7 +517,7 @@ class Scanner:
         """Whether so much work follows that an unknown failure before it ended nothing."""
         goes_on = len(orders) == _GOES_ON
         if goes_on and (file.source, 0) < self._failed_at < (file.source, orders[0]):
-            self._result.forget_failure()
+            self._result.first_failure = None
         return goes_on
 
     def _take_lower(self, file: _File, line: bytes, step: tuple[float, ...], order: int) -> None:

@@ -25,6 +25,8 @@ _LONGEST_MESSAGE, _LONGEST_SOURCE = 300, 120
 """Characters of a message, and of a line of code."""
 FAR = 2000
 """Lines, of all ranks, over which a traceback or a symptom of several lines may be woven."""
+_QUOTES = re.compile(r"(.*\S)\s{0,20}Traceback \(most recent call last\):$")
+"""A line whose end begins the traceback that it quotes."""
 _IGNORED = re.compile(
     r"^(?:Exception ignored (?:in|while)\b|Error in atexit\._run_exitfuncs)|--- Logging error ---$"
 )
@@ -163,7 +165,6 @@ class _Running:
         self.ignored |= _AT_EXIT.fullmatch(frame["code"] or "") is not None
         is_first, self.has_frames = not self.has_frames, True
         self.ignored |= is_first and frame["file"].endswith(_CAN_DO_WITHOUT)
-        self.loose |= is_first and frame["file"].endswith("/threading.py")
         self.is_of_tool |= _TOOLS.search(frame["file"]) is not None
         self.awaits_source = not _LIBRARY.search(frame["file"])
         if self.awaits_source:
@@ -267,7 +268,8 @@ class Tracebacks:
         Whether the message of the exception that ends in this line quotes it.
         """
         last = self._running.get(key)
-        ends = _ENDS.match(line.bare.partition("Traceback (")[0].rstrip()) if last else None
+        quote = _QUOTES.match(line.bare) if last else None
+        ends = _ENDS.match(quote[1]) if quote else None
         if last is not None and ends:
             self._end(last, ends, place, order)
         self._running.pop(key, None)
@@ -280,7 +282,7 @@ class Tracebacks:
         running.chained = key in self._handled
         running.handled = self._handled.pop(key, False)
         running.loose = place.line - self._loose <= _BLANK
-        if self._quotes_the_next(line, speaker, place):
+        if ends or self._quotes_the_next(line, speaker, place):
             outer = self.exceptions.pop()  # of a worker or a thread; what follows has its cause
             self._ended = 0, Speaker()
             running.script, running.number = outer.script, outer.began

@@ -49,8 +49,6 @@ _CORRECT = (
     "correct what that line reports; if that is not enough, give the logs of all ranks from start "
     "to end"
 )
-_GOES_ON = 100
-"""Lines after the last one with a word of failure: that one ended nothing."""
 _SHOWN_BEFORE = 3
 """Lines quoted before the exit of a process."""
 _SEPARATOR = re.compile(r"[-+=|*#]{3,200} {0,20}")
@@ -87,17 +85,10 @@ def explain_rest(hits: Sequence[Hit], scan: ScanResult) -> Explanation:
 
 def _explain_unknown(scan: ScanResult, first: Place) -> Explanation:
     """Quote the first line of failure; it is the cause if the log also ends with one."""
-    first = scan.certain_failure or first
-    line, lines_after = proofs((first,))[0].text, scan.line_count - scan.last_failure
+    line = proofs((first,))[0].text
     sentence = f"no known cause; the first line that reports a failure is: {line}"
     written = [place for place in scan.last_lines if not _is_summary(place.text)]
     is_of_rank = scan.exceptions or scan.failed_rank is not None
-    if not is_of_rank and scan.certain_failure is None and lines_after > _GOES_ON:
-        words = f"the first line with a word of failure is: {line}"
-        caught = replace(NOTHING, sentence=words, evidence=(first,))
-        return explain_no_failure(
-            scan, caught, f"; {lines_after} lines without one follow the last"
-        )
     if is_of_rank or not written or not _may_end_log(written[-1].text):
         return replace(NOTHING, sentence=sentence, evidence=(first,), confidence=0.2)
     (last,) = proofs(written[-1:])

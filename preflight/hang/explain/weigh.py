@@ -89,7 +89,7 @@ ENDED = Explanation(
 _ALTERNATIVES = 3
 _LACKS = re.compile(
     r"ModuleNotFoundError:|ImportError: No module named|FileNotFoundError:|OSError: CUDA_HOME"
-    r"|DatasetNotFoundError:|SyntaxError: invalid syntax$"
+    r"|DatasetNotFoundError:"
     r"|.*(?i:no such file|\bno \w{1,20} (?:files?|data)\b)"
 )
 """An exception that may follow from a failed preparation."""

@@ -70,16 +70,3 @@ def test_an_exception_when_python_ends(tmp_path: Path) -> None:
     assert explained(tmp_path, log).category == "no_failure"
     other = log.replace("_exit_function", "main").replace("_run_finalizers(0)", "clean()")
     assert explained(tmp_path, other).category == "other"
-
-
-def test_a_word_of_failure_long_before_the_end_is_quoted(tmp_path: Path) -> None:
-    """Generated text and notices have such words; a line that calls itself an error is unclear."""
-    words = "SLURM auto-requeueing enabled. Setting signal handlers.\n"
-    error = "ERROR: the table of exit codes is damaged\n"
-    rest = 101 * "item is done\n"
-    answer = explained(tmp_path, words + rest)
-    assert answer.category == "no_failure"
-    assert "Setting signal handlers.; 101 lines without one follow the last" in answer.sentence
-    for log in (words + rest[13:], words + rest + words, words + rest + error + rest):
-        assert explained(tmp_path, log).category == "unknown"
-    assert "table of exit codes" in explained(tmp_path, words + error + rest).sentence
