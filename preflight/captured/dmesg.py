@@ -16,6 +16,7 @@ from preflight.captured import Captured, captured
 from preflight.checks.gpu import driver_log, test_kernel_log
 from preflight.checks.host import test_host_log
 from preflight.checks.net import test_nic_log
+from preflight.core.files import shipped_table
 from preflight.core.text import sanitize
 from preflight.facts.machine import KernelLog, LogLine
 
@@ -26,17 +27,9 @@ MOST_LINES = 50_000
 """Limit of stored distinct lines about hardware, and the same limit for all others."""
 _LONGEST_LINE = 512
 
-_HARDWARE = re.compile(
-    r"NVRM|nvidia|mlx5_core|[Ll]ink (?:is )?(?:[Dd]own|[Uu]p)|WATCHDOG|PCIe Bus|AER: "
-    r"|DPC: |Hardware Err|AER-aware|evice recovery"
-    r"|MCE: |mce: |Memory f|BERT: |EDAC |-fs|XFS|BTRFS|F2FS|rror, dev|I/O error|^nvme |ockup|LOCKUP"
-    r"|stall|^BUG|^Oops|^general|ut of memory|^INFO: task|^nfs: |^Linux version|^Command line"
-)
-"""What the readers of hardware events look for; other lines need not be stored."""
-_NEW_PHASE = re.compile(
-    r"nvidia-nvlink: |NVRM: loading |\): 154, |firmware version|[Rr]ecover|^Linux version"
-)
-"""After such a line, a repeated line is a new event."""
+_FORMS = shipped_table(__file__, "kernel_log.toml")
+_HARDWARE = re.compile("|".join(_FORMS["hardware"]))
+_NEW_PHASE = re.compile("|".join(_FORMS["new_phase"]))
 _PROGRAM = re.compile(r"pid='?\d+'?, name=[^,]*,")
 _CRASH = "): 13,"
 
@@ -44,30 +37,8 @@ _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _DAY = r"(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)"
 _MONTH = r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)"
 _LEVEL = r"(?:emerg|alert|crit|err|warn|notice|info|debug) *: ?"
-_STAMP = re.compile(
-    "(?:"
-    + "|".join(
-        (
-            # Only the kernel's facility, 0, and complete: messages of programs keep their prefix.
-            r"<[0-7]>",
-            rf"kern *:{_LEVEL}",
-            r"[0-7],\d+,(?P<micro>\d+),(?!c[,;])[^;]{1,20};",
-            r"\[ *(?P<boot>\d{1,10}\.\d{1,9})(?: <[ \d.]+>)?\] ?",
-            r"\[ *[TC]\d+\] ?",
-            r"\[ *\+\d+\.\d+\] ?",
-            rf"\[(?:{_DAY} )?{_MONTH} *\d{{1,2}} ?[\d:.]* ?(?:\d{{4}})?\] ?",
-            # dmesg -T in another language.
-            r"\[\S{1,12} \S{1,12} +\d{1,2} \d\d:\d\d:\d\d \d{4}\] ?",
-            rf"(?:{_DAY} )?{_MONTH} +\d{{1,2}}(?: \d{{4}})? \d\d:\d\d:\d\d(?:\.\d+)?(?: \d{{4}})? ",
-            r"\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z| ?[+-]\d\d:?\d\d)?\]? ",
-            # A month in any language: journalctl prints it in the locale's form.
-            r"\S{1,12} +\d{1,2} \d\d:\d\d:\d\d(?:\.\d+)? (?=[\w.-]{1,253} kernel(?:\[\d+\])?: )",
-            r"(?:[\w.-]{1,253} )?kernel(?:\[\d+\])?: ?",
-            r"(?P<quoted>> ?)",
-        )
-    )
-    + r")\s*"
-)
+_STAMPS = "|".join(_FORMS["stamps"]).replace("{day}", _DAY).replace("{month}", _MONTH)
+_STAMP = re.compile(rf"(?:{_STAMPS.replace('{level}', _LEVEL)})\s*")
 _HOST = re.compile(
     r"^(?!(?:sudo|su|logger|root|CRON|kernel|kern|user|daemon|syslog|traps|umip|input):)"
     r"(?P<host>[\w.-]{1,253}): +"
@@ -229,12 +200,7 @@ CHECKS = ("gpu.xid", "gpu.sxid", "net.kernel_log", "host.hardware_errors", "host
 _HEAD_LINES = 400
 """Lines that decide the kind of a text."""
 
-_KERNEL = re.compile(
-    r"NVRM: |nvidia-(?:nvswitch\d*|nvlink|peermem|uvm|modeset)\b|mlx5_core[ :]|pcieport \w{4}:"
-    r"|EDAC |\[Hardware Error\]|(?:Memory cgroup o|O)ut of memory: Kill|Linux version \d"
-    r"|Command line: |\w+-fs (?:error|\()|BUG: soft lockup|INFO: task .* blocked for|Call Trace:"
-    r"|usb \d-\d|audit: type=|pci \w{4}:\w\w:"
-)
+_KERNEL = re.compile("|".join(_FORMS["beginnings"]))
 _BARE_XID = re.compile(
     r"^((?:.{1,80} kernel: )?(?:\[ {0,9}[\d.]{1,20}\] )?)(?=Xid \((?:PCI:)?[0-9a-fA-F]{4,8}:)",
     re.MULTILINE,
@@ -242,10 +208,7 @@ _BARE_XID = re.compile(
 """An Xid as monitors quote it, without the driver's name."""
 _EVENT = re.compile(r"(?:NVRM: Xid|nvidia-nvswitch\d*: SXid) \([^)\n]{0,99}\): \d")
 _XID = re.compile(r"NVRM: Xid \([^)\n]{0,99}\): \d+,(.*)")
-_REFUSED = re.compile(
-    r"(?:dmesg: (?:read kernel buffer failed|klogctl|open failed).*|-- No entries --"
-    r"|No journal files were (?:found|opened).*|Hint: You are currently not seeing messages.*)"
-)
+_REFUSED = re.compile(f"(?:{'|'.join(_FORMS['no_log'])})")
 _STAMPED_SHARE = 0.5
 
 _BOOT = re.compile(r"Linux version \d+\.\d+|Booting Linux on|Command line: ")
