@@ -18,6 +18,7 @@ from preflight.captured import Captured
 from preflight.captured.shell import UNKNOWN, Variables, commands, expanded, is_cut, logical_lines
 from preflight.checks.env.values import read as value_remark
 from preflight.checks.env.variables import unread, unread_names, variables
+from preflight.core.files import shipped_table
 from preflight.core.text import mask_secrets
 from preflight.facts.model import bare_facts
 from preflight.fleet.job_environment import ASSIGNMENT
@@ -45,20 +46,12 @@ _COMMAND_AFTER: Final = re.compile(
 _OTHER_LINES_SHARE: Final = 0.3
 """The share of lines without a setting in output of `env`: values of several lines."""
 
-LAUNCH_NAMES: Final = (
-    "NPROC_PER_NODE",
-    "NNODES",
-    "NODE_RANK",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    "WORLD_SIZE",
-    "CUDA_VISIBLE_DEVICES",
-)
+_WORDS: Final = shipped_table(__file__, "launch_words.toml")
 
 
 def is_checked(name: str) -> bool:
     """Whether a check reads this variable, or reports that no program reads it."""
-    if name in LAUNCH_NAMES or name in variables() or name in unread_names():
+    if name in _WORDS["variables"] or name in variables() or name in unread_names():
         return True
     return name.startswith(("NCCL_", "GLOO_", "TORCH_NCCL_")) or bool(unread({name: ""}))
 
@@ -112,16 +105,7 @@ def _unquoted(value: str) -> str:
     return UNKNOWN if re.search(r"[(){}]|\bf[\"']", bare) else bare
 
 
-_STARTERS: Final = re.compile(
-    r"(?:torchrun|python[0-9.]*|srun|sbatch|salloc|mpirun|mpiexec|accelerate|deepspeed|docker|"
-    r"podman|singularity|apptainer|horovodrun|ray|vllm|sglang)"
-)
-_PREFIX_WORDS: Final = frozenset((
-    "export", "declare", "typeset", "readonly", "local", "env", "sudo", "time", "nohup", "exec",
-    "then", "do", "else", "if", "!", "ENV", "set", "Environment", "-x", "-gx", "-e", "--env",
-))  # fmt: skip
-"""Words before a setting or a command that do not change it."""
-
+_STARTERS: Final = re.compile(f"(?:{'|'.join(_WORDS['starters'])})")
 _DIRECTIVE: Final = re.compile(r"^\s*#(?:SBATCH|BSUB|PBS)\s+(.*)$")
 # "#PBS -l select=2:ngpus=8".
 _PBS_GPUS: Final = re.compile(r"ngpus=(\d+)")
@@ -133,20 +117,11 @@ _HEADING: Final = re.compile(
     re.IGNORECASE,
 )
 _CODE: Final = re.compile(r"`([^`]+)`")
-_SLURM_OPTIONS: Final = {
-    "gpu-bind": "SLURM_GPU_BIND",
-    "tres-bind": "SLURM_TRES_BIND",
-    "ntasks-per-gpu": "SLURM_NTASKS_PER_GPU",
-    "ntasks-per-node": "SLURM_NTASKS_PER_NODE",
-    "gpus-per-node": "SLURM_GPUS_PER_NODE",
-}
-"""Options of Slurm, and the variable that it exports for each."""
-_SLURM_VARS: Final = (*_SLURM_OPTIONS.values(), "SLURM_GPUS_ON_NODE")
+_SLURM_VARS: Final = (*_WORDS["slurm_options"].values(), "SLURM_GPUS_ON_NODE")
 _MAY_SET_OR_START: Final = re.compile(rf"=|^\s*unset\s|(?:^|[\s/;&|(]){_STARTERS.pattern}(?:\s|$)")
 """Other lines set and start nothing; they are skipped, because splitting is slow."""
 
 MOST_LAUNCHES: Final = 64
-_RANK_OPTIONS: Final = ("--node-rank", "--machine-rank", "--rank", "--node-id")
 
 
 @dataclass(slots=True)
@@ -228,7 +203,7 @@ class Script:
                 inline |= dict(part for part in parts if part is not None)
             elif not starter and _STARTERS.fullmatch(word.rpartition("/")[2]):
                 starter = word
-            elif not starter and word not in _PREFIX_WORDS and not word.startswith("-"):
+            elif not starter and word not in _WORDS["prefixes"] and not word.startswith("-"):
                 return  # an unrelated command: echo, cd, module load
         if not starter:
             for name, value in inline.items():
@@ -261,7 +236,8 @@ def nodes(script: Script) -> dict[str, dict[str, str]]:
 
 
 def _rank_option(launch: Launch) -> str:
-    return next((launch.settings[name] for name in _RANK_OPTIONS if name in launch.settings), "")
+    options = _WORDS["rank_options"]
+    return next((launch.settings[name] for name in options if name in launch.settings), "")
 
 
 def _options(words: Sequence[str], variables: Variables) -> dict[str, str]:
@@ -278,7 +254,7 @@ def _options(words: Sequence[str], variables: Variables) -> dict[str, str]:
         if key == "gres" and value.startswith("gpu"):
             key = "gpus-per-node"
         if value and UNKNOWN not in value:
-            options[_SLURM_OPTIONS.get(key, f"--{key}")] = value
+            options[_WORDS["slurm_options"].get(key, f"--{key}")] = value
     return options
 
 
@@ -287,7 +263,7 @@ def _known_values(settings: dict[str, str]) -> dict[str, str]:
     return {
         name: "" if UNKNOWN in value else mask_secrets(value)
         for name, value in settings.items()
-        if UNKNOWN not in value or (name not in LAUNCH_NAMES and name not in variables())
+        if UNKNOWN not in value or (name not in _WORDS["variables"] and name not in variables())
     }
 
 
@@ -297,19 +273,9 @@ LARGEST: Final = 1 << 20
 """Characters; no environment or script is larger, and a larger log would take minutes."""
 
 _CHECKS: Final = (
-    "env.exists",
-    "env.values",
-    "env.deprecated",
-    "env.contradictions",
-    "env.transports",
+    "env.exists", "env.values", "env.deprecated", "env.contradictions", "env.transports",
     "env.debugging",
-)
-_JUDGED_OPTIONS: Final = (
-    "SLURM_GPU_BIND",
-    "SLURM_NTASKS_PER_GPU",
-    "--nproc-per-node",
-    "--rdzv-endpoint",
-)
+)  # fmt: skip
 _NOT_TEXT: Final = re.compile(r"[\x01-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\ufffd]")
 
 
@@ -369,7 +335,7 @@ def _merge_environs(environs: Iterable[Mapping[str, str]]) -> dict[str, str]:
 
 
 def _has_judged(settings: Mapping[str, str]) -> bool:
-    return any(is_checked(name) or name in _JUDGED_OPTIONS for name in settings)
+    return any(is_checked(name) or name in _WORDS["judged_options"] for name in settings)
 
 
 def _damage(text: str, *, cut: bool) -> str:
