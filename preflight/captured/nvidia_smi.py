@@ -54,13 +54,11 @@ def corrupted_inforoms(text: str) -> tuple[str, ...]:
 
 def lost_gpus(text: str) -> tuple[str, ...]:
     """GPUs that could not be opened; each text begins with "GPU N", if N is known."""
-    texts = []
-    starts = set()
+    matches: dict[int, re.Match[str]] = {}
     for match in (match for pattern in _LOST_GPU for match in pattern.finditer(text)):
-        if match.start() in starts:
-            continue
-        starts.add(match.start())
-        index, where, why = match[1], match[2] or "", match[3]
+        matches.setdefault(match.start(), match)
+    texts = []
+    for index, where, why in (match.groups() for match in matches.values()):
         place = f"{bus(where) or where} " if where else ""
         texts.append(f"GPU {index or '?'}: {place}{why.strip()}"[:200])
     return tuple(dict.fromkeys(texts))

@@ -84,19 +84,10 @@ _ELAPSED: Final = re.compile(
 )
 _GPU_FILE: Final = re.compile(r"/dev/nvidia[0-9]")
 _COLUMNS: Final = {
-    "PID": "pid",
-    "PPID": "ppid",
-    "USER": "user",
-    "UID": "user",
-    "EUSER": "user",
-    "S": "state",
-    "STAT": "state",
-    "WCHAN": "wchan",
-    "ELAPSED": "elapsed",
-    "CMD": "command",
-    "COMMAND": "command",
-    "ARGS": "command",
-}
+    "PID": "pid", "PPID": "ppid", "USER": "user", "UID": "user", "EUSER": "user", "S": "state",
+    "STAT": "state", "WCHAN": "wchan", "ELAPSED": "elapsed", "CMD": "command",
+    "COMMAND": "command", "ARGS": "command",
+}  # fmt: skip
 _FEWEST_ROWS: Final = 2
 """Least lines in the shape of ps if there is no header."""
 

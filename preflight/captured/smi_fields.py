@@ -198,11 +198,8 @@ def action(word: str) -> str | None:
     low = word.lower().replace("_", " ")
     if low in ("n/a", "not supported") or low.startswith("requested functionality"):
         return None
-    actions = ("none", "GPU reset", "node reboot", "drain P2P", "drain and reset", "bus reset",
-             "system reboot", "recover IMEX domain")  # fmt: skip
-    names = {name.lower(): name for name in actions}
-    names |= {"reset": "GPU reset", "reboot": "node reboot"}
-    return names.get(low, word[:60])
+    known: str = table()["recovery_actions"].get(low, word[:60])
+    return known
 
 
 def fabric(word: str) -> str | None:
@@ -212,10 +209,8 @@ def fabric(word: str) -> str | None:
 
 
 _READERS: Final[Mapping[str, Callable[[str], Any]]] = {
-    **{
-        parse.__name__: parse for parse in (words, switch, compute_mode, number_of, action, seconds)
-    },
-    **{parse.__name__: parse for parse in (celsius, lanes, state, fabric)},
+    **{read.__name__: read for read in (words, switch, compute_mode, number_of, action, seconds)},
+    **{read.__name__: read for read in (celsius, lanes, state, fabric)},
     "watts": watts,
     "percent": percent,
     "mebibytes": mebibytes,
@@ -247,10 +242,6 @@ _BITS: Final = re.compile(r"0x([0-9a-fA-F]{1,16})")
 _RETIRED: Final = re.compile(
     r"retired_pages/(?:single|double)_bit_ecc$|_retirement/retired_count$"
     r"|^retired_pages\.(?:single_bit_ecc\.count|double_bit\.count|sbe|dbe)$"
-)
-_BEFORE_R570: Final = (
-    ("reset_required", "GPU reset"),
-    ("drain_and_reset_recommended", "drain and reset"),
 )
 _ECC: Final = re.compile(r"(?s)(?:^|/)ecc_errors/(volatile|aggregate)/(.+)$")
 
@@ -415,7 +406,7 @@ def _clock_reasons(readings: Readings, pairs: Pairs) -> None:
 
 def _recovery(readings: Readings, pairs: Pairs) -> None:
     """Before R570 there were two fields instead of one."""
-    for place, meaning in _BEFORE_R570:
+    for place, meaning in table()["gpu_reset_status"].items():
         for path, value in pairs:
             required = switch(value) if path.endswith(f"gpu_reset_status/{place}") else None
             if required is not None and readings.values.get("recovery_action") in (None, "none"):

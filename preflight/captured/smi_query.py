@@ -23,9 +23,7 @@ _NOTE: Final = re.compile(r"(?<!\s)\s{2,}(?:<[=-]|#|[=-]+>|[←→⇐⇒]).*")
 """A note that a person wrote after a value."""
 _SNIP: Final = re.compile(r"^[^\S\n]*(?:\[?\.\.\.+\]?|\[snip\]|<snip>|…)[^\S\n]*$", re.MULTILINE)
 _KNOWN_SECTION: Final = re.compile(
-    r"(?:^|/)(?:(?:ecc_errors|remapped_rows|retired_pages|fb_memory_usage|temperature|pci|fabric"
-    r"|clocks_(?:throttle|event)_reasons|(?:gpu_)?power_readings)/"
-    r"|(?:product_name|gpu_recovery_action|performance_state)$)"
+    rf"(?:^|/)(?:(?:{'|'.join(v.table()['sections'])})/|(?:{'|'.join(v.table()['lines'])})$)"
 )
 SELECTS_GPUS: Final = re.compile(r"^(?>.*?\bnvidia-smi\b).* (?:-i|--id)[ =]", re.MULTILINE)
 _HEAD: Final = ("driver_version", "attached_gpus")
@@ -212,11 +210,7 @@ def _flatten(element: ET.Element, path: str, pairs: Pairs) -> None:
 
 
 _COLUMN: Final = re.compile(r"^[a-z][A-Za-z0-9_.]{0,99}(?: \[[A-Za-z/%]{1,20}\])?$")
-_KNOWN_COLUMN: Final = re.compile(
-    r"^(?:index|name|gpu_name|uuid|gpu_uuid|gpu_bus_id|pci\.|driver_version|vbios|inforom|ecc\.|mig\."
-    r"|retired_pages|remapped_rows|clocks_|power\.|enforced\.|temperature\.|pcie\.|pstate|memory\."
-    r"|fan\.|utilization\.|persistence_mode|compute_mode|fabric\.|gsp\.)"
-)
+_KNOWN_COLUMN: Final = re.compile(f"^(?:{'|'.join(v.table()['columns'])})")
 _CSV_ASKED: Final = re.compile(
     r"^(?:\S*[$#>] ?)?(?:sudo )?nvidia-smi (?=[^|;&]*$)[^|;&]*--query-gpu="
     r"([a-z0-9_.]{1,100}(?:,[a-z0-9_.]{1,100})+)(?: [^|;&]*)?$"

@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Final
 
 from preflight.captured import Captured, captured, lines_of
-from preflight.captured.smi_fields import Listing
+from preflight.captured.smi_fields import Listing, table
 from preflight.checks.gpu.connections import odd_cells
 from preflight.checks.gpu.test_answers import LEFT_OF_A_MACHINE
 from preflight.checks.rdma.ports import ADAPTER, SWITCH
@@ -323,17 +323,6 @@ def _nvlinks(code: str) -> int:
     return int(code[2:]) if re.fullmatch(r"NV[0-9]{1,2}", code) else 0
 
 
-_P2P_STATUS: Final = {
-    "OK": "ok",
-    "CNS": "chipset not supported",
-    "GNS": "GPU not supported",
-    "TNS": "IOH topology not supported",
-    "NS": "not supported",
-    "DR": "disabled by regkey",
-    "U": "unknown",
-}
-
-
 _HEADER: Final = re.compile(
     r"^(?:\x1b\[[0-9;]*+m|[ \t])*+GPU0[ \t]++(?:GPU1|NIC0|mlx|CPU)", re.MULTILINE
 )
@@ -362,7 +351,7 @@ def _p2p_listing(text: str) -> Listing | None:
         elif header and words and re.fullmatch(r"GPU\d{1,3}", words[0]):
             rows[int(words[0][3:])] = words[1:]
     codes = {code for row in rows.values() for code in row if code != "X"}
-    if not header or not codes or not codes <= set(_P2P_STATUS):
+    if not header or not codes or not codes <= table()["p2p"].keys():
         return None
     count = len(header)
     whole = sorted(rows) == list(range(count)) and all(len(row) == count for row in rows.values())
@@ -378,4 +367,5 @@ def _p2p_listing(text: str) -> Listing | None:
 
 def _refused_direction(forward: str, backward: str) -> str:
     """The refused one of two directions."""
-    return _P2P_STATUS.get(backward if forward == "OK" else forward, "unknown")
+    status: str = table()["p2p"].get(backward if forward == "OK" else forward, "unknown")
+    return status
