@@ -13,35 +13,14 @@ from typing import Final
 
 from msgspec import Struct
 
+from preflight.core.files import shipped_table
 from preflight.core.text import age, count, memory
 from preflight.core.thresholds import SHIPPED, Thresholds
 from preflight.facts.model import Facts, Gpu, Process, Processes
 
-_DAEMONS: Final = (
-    "nvidia-persistenced", "nvidia-fabricmanager", "nv-fabricmanager", "nv-hostengine",
-    "nvsm_core", "dcgm-exporter", "dcgmi", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server",
-    "nvidia-device-plugin", "nvidia-gpu-device-plugin", "k8s-device-plugin",
-    "gpu-feature-discovery", "nvidia-mig-manager",
-    "nvidia-imex", "nvidia-vgpu-mgr", "nvidia-vgpud", "nvidia-powerd",
-    "slurmd", "slurmstepd",
-    "nvidia-smi", "nvtop", "nvitop", "gpustat", "nvidia_gpu_exporter", "telegraf", "gpud",
-    "Xorg", "Xwayland", "gnome-shell", "gnome-session-binary", "kwin_x11", "kwin_wayland",
-    "plasmashell", "compiz", "sddm-greeter",
-)  # fmt: skip
-"""Driver daemons, monitors and desktops: they hold a GPU by design.
-
-So do Slurm's own, where AutoDetect=nvml opens the driver in them.
-"""
-
-_REAPERS: Final = re.compile(
-    r"init|systemd|tini|dumb-init|docker-init|catatonit|s6-svscan|pause|conmon|sshd"
-    r"|containerd-shim.*|slurmstepd|slurmd|apptainer|starter|singularity|enroot"
-)
-"""What adopts orphans. A shell does not count: it may be a rank's wrapper script."""
-
-_LAUNCHER: Final = re.compile(
-    r"torchrun|torch[./]distributed|torchelastic|accelerate|deepspeed|python|pypy|ray\b"
-)
+_PROGRAMS: Final = shipped_table(__file__, "gpu_users.toml")
+_REAPERS: Final = re.compile("|".join(_PROGRAMS["reapers"]))
+_LAUNCHER: Final = re.compile("|".join(_PROGRAMS["launchers"]))
 _CUT_AT: Final = (9, 15)
 """lsof and the kernel cut names to this many characters."""
 
@@ -64,8 +43,9 @@ def is_daemon(proc: Process) -> bool:
     if proc.user != "root" and (proc.gpu_mib or 0) > _MOST_OF_A_DAEMON_MIB:
         return False
     name = program(proc.command)
+    is_cut = len(name) in _CUT_AT
     return any(
-        name == daemon or (len(name) in _CUT_AT and daemon.startswith(name)) for daemon in _DAEMONS
+        name == daemon or (is_cut and daemon.startswith(name)) for daemon in _PROGRAMS["daemons"]
     )
 
 
