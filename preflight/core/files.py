@@ -21,18 +21,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from preflight.core import trust
 from preflight.core.text import decode_text
-from preflight.core.trust import (
-    close_handles,
-    code_loaded_with,
-    folders_below,
-    open_step,
-    path_without_dots,
-    user_name,
-    walk,
-    who_may_plant,
-    who_may_write,
-)
 from preflight.errors import UsageError
 
 _STEP = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -96,17 +86,12 @@ def open_new(path: Path) -> int:
 
 def link_atomically(path: Path, target: str) -> None:
     """Make our link point to `target`; FileExistsError if the existing file is not a link."""
-    temporary = f".{path.name}.{os.urandom(8).hex()}"
     with open_folder(path.parent, make=False) as folder:
         with suppress(FileNotFoundError):
             if not stat.S_ISLNK(os.stat(path.name, dir_fd=folder, follow_symlinks=False).st_mode):
                 raise FileExistsError(errno.EEXIST, "it is not a link, and is left as it is")
-        os.symlink(target, temporary, dir_fd=folder)
-        try:
-            os.replace(temporary, path.name, src_dir_fd=folder, dst_dir_fd=folder)
-        except OSError:
-            os.unlink(temporary, dir_fd=folder)
-            raise
+        with _replacing(folder, path.name) as temporary:
+            os.symlink(target, temporary, dir_fd=folder)
 
 
 def remove(path: Path) -> None:
@@ -117,14 +102,21 @@ def remove(path: Path) -> None:
 
 
 def _write(folder: int, name: str, content: bytes, mode: int = FILE_MODE) -> None:
-    temporary = f".{name}.{os.urandom(8).hex()}"
-    handle = os.open(temporary, NEW_FILE, FILE_MODE, dir_fd=folder)
-    try:
+    with _replacing(folder, name) as temporary:
+        handle = os.open(temporary, NEW_FILE, FILE_MODE, dir_fd=folder)
         with os.fdopen(handle, "wb") as file:
             os.fchmod(handle, mode)
             file.write(content)
             file.flush()
             os.fsync(handle)
+
+
+@contextmanager
+def _replacing(folder: int, name: str) -> Iterator[str]:
+    """Yield a temporary name; what the body makes there takes the place of `name`."""
+    temporary = f".{name}.{os.urandom(8).hex()}"
+    try:
+        yield temporary
         os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
     except BaseException:
         with suppress(FileNotFoundError):
@@ -157,7 +149,8 @@ def open_folder(path: Path, *, make: bool, mode: int = FOLDER_MODE) -> Iterator[
     """
     handles: list[int] = []
     try:
-        for place, status, _ in walk(path, handles, partial(_enter, mode) if make else open_step):
+        step = partial(_enter, mode) if make else trust.open_step
+        for place, status, _ in trust.walk(path, handles, step):
             _refuse_planted(place, status, handles[:-1])
         status = os.fstat(handles[-1])
         if not stat.S_ISDIR(status.st_mode):
@@ -166,17 +159,17 @@ def open_folder(path: Path, *, make: bool, mode: int = FOLDER_MODE) -> Iterator[
             raise OSError(errno.EPERM, f"every user may replace the files in {place}")
         yield handles[-1]
     finally:
-        close_handles(handles)
+        trust.close_handles(handles)
 
 
 def _enter(mode: int, folder: int, name: str) -> int:
     """Open the entry of that name; if there is none, make a folder and open that very folder."""
     with suppress(FileNotFoundError):
-        return open_step(folder, name)
+        return trust.open_step(folder, name)
     try:
         os.mkdir(name, mode, dir_fd=folder)
     except FileExistsError:
-        return open_step(folder, name)
+        return trust.open_step(folder, name)
     handle = os.open(name, _STEP, dir_fd=folder)
     # On some shared file systems a new folder belongs to the owner of the folder above.
     if os.fstat(handle).st_uid not in (os.geteuid(), os.fstat(folder).st_uid):
@@ -190,11 +183,11 @@ def _refuse_planted(place: Path, status: os.stat_result, folders: list[int]) -> 
     is_ours = status.st_uid in (0, os.geteuid())
     if stat.S_ISLNK(status.st_mode):
         if not is_ours:
-            link = f"a symbolic link of {user_name(status.st_uid)}"
+            link = f"a symbolic link of {trust.user_name(status.st_uid)}"
             raise OSError(errno.ELOOP, f"{place} is {link}, which is not followed")
         # Another user can move a link of root's into any folder that he can write to.
         for folder, handle in zip(reversed(place.parents), folders, strict=True):
-            writer = who_may_write(folder, handle, sticky_too=folder == place.parent)
+            writer = trust.who_may_write(folder, handle, sticky_too=folder == place.parent)
             if writer and os.geteuid() == 0:
                 link = f"a symbolic link, which is not followed where {writer}"
                 raise OSError(errno.ELOOP, f"{place} is {link}")
@@ -400,15 +393,15 @@ def refuse_untrusted(path: Path, *, is_run: bool = False) -> Path:
     Returns the path that was checked: open that one, or give it to another program. `is_run`: also
     refuse it if he could put code beside it that Python loads by itself.
     """
-    path = path_without_dots(path)
+    path = trust.path_without_dots(path)
     if os.geteuid() != 0:
         return path
-    reason = who_may_plant(path)
+    reason = trust.who_may_plant(path)
     if not reason and "$" in str(path.absolute()):
         reason = "its path holds a $, after which Ansible and shells expand a variable"
     if is_run and not reason and path.is_file():
         try:
-            reason = next(filter(None, map(who_may_plant, code_loaded_with(path))), "")
+            reason = next(filter(None, map(trust.who_may_plant, trust.code_loaded_with(path))), "")
         except OSError as error:
             reason = f"the files beside it cannot be checked ({error})"
     if reason:
@@ -437,7 +430,7 @@ def refuse_untrusted_folder(top: Path) -> None:
     checked: set[tuple[Path, str]] = set()
     what = f"{top} is not used: not every file in it could be checked"
     with file_errors(what, "name another folder, or try again"):
-        for file in (top, *(file for _, inside in folders_below(top) for file in inside)):
+        for file in (top, *(file for _, inside in trust.folders_below(top) for file in inside)):
             folders = (file.parent, os.path.dirname(os.path.realpath(file)))  # noqa: PTH120  loops
             is_run = folders not in checked and os.access(file, os.X_OK) and file.is_file()
             refuse_untrusted(file, is_run=is_run)
