@@ -18,26 +18,13 @@ from typing import Any, Final
 import msgspec
 from msgspec import Raw
 
-from preflight.core.files import read_regular, refuse_untrusted_folder, shipped_table, typed_path
+from preflight.core.files import file_errors, read_regular, refuse_untrusted_folder, typed_path
 from preflight.core.text import did_you_mean
 from preflight.errors import UsageError
-from preflight.fleet.ansible_list import LARGEST, Listing, decode, list_inventory, members, value_of
-from preflight.fleet.inventory_tables import (
-    CONNECTION_KEYS,
-    EXPECTATION_KEYS,
-    FILES,
-    JobTable,
-    NodeTable,
-    baseline_overrides,
-    limit_overrides,
-    read_argv,
-    refuse_impossible,
-    schema_reason,
-)
+from preflight.fleet import ansible_list
+from preflight.fleet import inventory_tables as tables
 from preflight.fleet.model import Expected, Host, Waiver
 from preflight.fleet.nodeset import check_host_name
-
-_NAMES: Final = shipped_table(__file__, "ansible_variables.toml")
 
 
 def unsupported_argument(text: str) -> str:
@@ -51,7 +38,7 @@ def unsupported_argument(text: str) -> str:
 
 def _unsupported_options(words: Iterator[str]) -> Iterator[str]:
     for word in words:
-        if word in _NAMES["harmless_flags"]:
+        if word in ansible_list.TABLE["harmless_flags"]:
             continue
         if not word.startswith("-o"):
             yield word.partition("=")[0]
@@ -59,7 +46,7 @@ def _unsupported_options(words: Iterator[str]) -> Iterator[str]:
         option = word[2:] or next(words, "")
         key, _, value = option.replace(" ", "=", 1).partition("=")
         keeps_no_keys = key.lower() == "userknownhostsfile" and value.strip() == "/dev/null"
-        if key.lower() not in _NAMES["harmless_options"] and not keeps_no_keys:
+        if key.lower() not in ansible_list.TABLE["harmless_options"] and not keeps_no_keys:
             yield key or word
 
 
@@ -75,7 +62,7 @@ _SSH_CONFIG: Final = "put it into ~/.ssh/config, where your own ssh finds it too
 
 def read_variables(
     variables: Mapping[str, Raw], where: str, folder: Path
-) -> tuple[NodeTable, str | None]:
+) -> tuple[tables.NodeTable, str | None]:
     """Return a node's settings from its variables, and its group.
 
     `where` opens every message ("hosts.ini: host gpu1"); relative paths of `preflight_*` start
@@ -89,15 +76,15 @@ def read_variables(
         field = name.removeprefix(PREFIX)
         if field == "checks":
             raise UsageError(f"{where}: {name}: switch checks off in a TOML or YAML inventory")
-        if field not in NodeTable.__struct_fields__:
-            choices = [GROUP, *(PREFIX + key for key in NodeTable.__struct_fields__)]
+        if field not in tables.NodeTable.__struct_fields__:
+            choices = [GROUP, *(PREFIX + key for key in tables.NodeTable.__struct_fields__)]
             raise UsageError(
                 f"{where}: unknown variable {name[:80]!a}{did_you_mean(name, choices)}"
             )
         value = _value(variables, name, where)
         if value is None:
             continue
-        if field in FILES and isinstance(value, str):
+        if field in tables.FILES and isinstance(value, str):
             value = str(folder / typed_path(value))
         fields[field], names[field] = value, name
     group = _text(variables, GROUP, where)
@@ -110,7 +97,7 @@ def _connection_settings(
     """Return NodeTable's fields, and the variable of each, by the rules of Ansible's ssh plugin."""
     fields: dict[str, Any] = {}
     names: dict[str, str] = {}
-    for field, spellings in _NAMES["settings"].items():
+    for field, spellings in ansible_list.TABLE["settings"].items():
         for name in spellings:
             value = _value(variables, name, where)
             if value is None:
@@ -130,16 +117,16 @@ def _transport(variables: Mapping[str, Raw], where: str) -> dict[str, str]:
     connection = (_text(variables, "ansible_connection", where) or "ssh").split(".")[-1]
     if connection == "local":
         return {"transport": "local"}
-    if connection not in _NAMES["ssh_connections"]:
+    if connection not in ansible_list.TABLE["ssh_connections"]:
         raise UsageError(
             f"{where} is reached by ansible_connection {connection[:40]!a}, and preflight logs in "
             "by SSH: leave it out with --preflight-exclude, or set preflight_transport"
         )
-    for name in _NAMES["proxies"]:
+    for name in ansible_list.TABLE["proxies"]:
         program = _text(variables, name, where)
         if program and not (name == "ansible_ssh_executable" and Path(program).name == "ssh"):
             raise UsageError(f"{where}: {name} is not followed here: {_SSH_CONFIG}")
-    for name in _NAMES["ssh_arguments"]:
+    for name in ansible_list.TABLE["ssh_arguments"]:
         odd = unsupported_argument(_text(variables, name, where) or "")
         if odd:
             raise UsageError(f"{where}: {name} has {odd[:40]!a}, not followed here: {_SSH_CONFIG}")
@@ -168,7 +155,7 @@ def _value(variables: Mapping[str, Raw], name: str, where: str) -> Any:
     if name not in variables:
         return None
     try:
-        value = value_of(variables[name])
+        value = ansible_list.value_of(variables[name])
     except (msgspec.DecodeError, RecursionError) as error:
         raise UsageError(f"{where}: {name} cannot be read: correct it") from error
     for text in value if isinstance(value, list) else [value]:
@@ -184,15 +171,15 @@ def _value(variables: Mapping[str, Raw], name: str, where: str) -> Any:
     return value
 
 
-def _convert(fields: dict[str, Any], names: dict[str, str], where: str) -> NodeTable:
+def _convert(fields: dict[str, Any], names: dict[str, str], where: str) -> tables.NodeTable:
     try:
         # INI files and scripts give numbers as text.
-        table = msgspec.convert(fields, NodeTable, strict=False)
+        table = msgspec.convert(fields, tables.NodeTable, strict=False)
     except msgspec.ValidationError as error:
-        reason, _, field = schema_reason(str(error)).rpartition(", at ")
+        reason, _, field = tables.schema_reason(str(error)).rpartition(", at ")
         raise UsageError(f"{where}: {names.get(field, field)}: {reason}: correct it") from error
     try:
-        refuse_impossible("its variables", table)
+        tables.refuse_impossible("its variables", table)
     except UsageError as error:
         raise UsageError(f"{where}: {error}") from error
     return table
@@ -201,11 +188,11 @@ def _convert(fields: dict[str, Any], names: dict[str, str], where: str) -> NodeT
 class _HostsByGroup(Mapping[str, tuple[str, ...]]):
     """The hosts of each group and of the groups in it, found when a group is asked for."""
 
-    def __init__(self, listing: Listing) -> None:
+    def __init__(self, listing: ansible_list.Listing) -> None:
         self._listing = listing
 
     def __getitem__(self, name: str) -> tuple[str, ...]:
-        return members(self._listing, name)
+        return ansible_list.members(self._listing, name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._listing.hosts_of_group)
@@ -217,10 +204,10 @@ class _HostsByGroup(Mapping[str, tuple[str, ...]]):
 class AnsibleInventory:
     """The hosts of an Ansible inventory; a host's variables are decoded when it is asked for."""
 
-    job = JobTable()
+    job = tables.JobTable()
     waivers: tuple[Waiver, ...] = ()
 
-    def __init__(self, path: Path, listing: Listing) -> None:
+    def __init__(self, path: Path, listing: ansible_list.Listing) -> None:
         self.path = path
         self._listing = listing
         self._folder = path if path.is_dir() else path.parent
@@ -251,20 +238,24 @@ class AnsibleInventory:
             check_host_name(name if table.address is None else table.address)
         except UsageError as error:
             raise UsageError(f"{where}: its address {error}") from error
-        expected = {key: getattr(table, key) for key in EXPECTATION_KEYS}
+        expected = {key: getattr(table, key) for key in tables.EXPECTATION_KEYS}
         return Host(
             name=name,
             address=table.address or name,
             group=group,
             leaf=table.leaf or "",
-            python=read_argv(table.python, f"{where}: preflight_python"),
+            python=tables.read_argv(table.python, f"{where}: preflight_python"),
             expected=Expected(
                 **expected,
-                limits=limit_overrides(table, where),
-                baselines=baseline_overrides(table, where),
+                limits=tables.limit_overrides(table, where),
+                baselines=tables.baseline_overrides(table, where),
                 origin=f"{self.path} [{group}]",
             ),
-            **{key: value for key in CONNECTION_KEYS if (value := getattr(table, key)) is not None},
+            **{
+                key: value
+                for key in tables.CONNECTION_KEYS
+                if (value := getattr(table, key)) is not None
+            },
         )
 
     def sets_transport(self, name: str) -> bool:
@@ -281,24 +272,20 @@ def read_ansible(path: Path) -> AnsibleInventory:
     """Ask Ansible about a file, a folder or a script; UsageError that names it."""
     for top in (path, path.parent / "group_vars", path.parent / "host_vars"):
         refuse_untrusted_folder(top)
-    return _decode_inventory(path, list_inventory(path))
+    return _decode_inventory(path, ansible_list.list_inventory(path))
 
 
 def read_ansible_json(path: Path) -> AnsibleInventory:
     """Read the JSON that `ansible-inventory --list` wrote elsewhere; needs no Ansible."""
-    try:
-        text = read_regular(path, LARGEST)
-    except OSError as error:
-        raise UsageError(
-            f"cannot read the inventory {path}: {error.strerror}; "
-            "write it with: ansible-inventory --list > inventory.json"
-        ) from error
+    advice = "write it with: ansible-inventory --list > inventory.json"
+    with file_errors(f"cannot read the inventory {path}", advice):
+        text = read_regular(path, ansible_list.LARGEST)
     return _decode_inventory(path, text)
 
 
 def _decode_inventory(path: Path, text: bytes) -> AnsibleInventory:
     try:
-        listing = decode(text)
+        listing = ansible_list.decode(text)
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from error
     if not listing.group_of:

@@ -17,11 +17,13 @@ from typing import Any
 import msgspec
 from msgspec import Raw, Struct
 
-from preflight.core.files import refuse_untrusted_folder, typed_path
+from preflight.core.files import refuse_untrusted_folder, shipped_table, typed_path
 from preflight.core.remote_command import TIMED_OUT, Answer, LocalConnection
 from preflight.core.text import excerpt
 from preflight.errors import UsageError
 from preflight.fleet.nodeset import MOST_NODES, check_host_name, expand
+
+TABLE = shipped_table(__file__, "ansible_variables.toml")
 
 DEEPEST = 32
 """Levels of groups within groups."""
@@ -166,20 +168,6 @@ LIST_S = 60.0
 LARGEST = 128 << 20
 """Bytes of JSON: every variable of a group is repeated for each of its hosts."""
 
-_ENVIRON = (
-    # Verbosity goes to standard output, before the JSON.
-    "ANSIBLE_VERBOSITY=0",
-    "ANSIBLE_DEBUG=0",
-    "ANSIBLE_FORCE_COLOR=0",
-    "ANSIBLE_NOCOLOR=1",
-    "ANSIBLE_INVENTORY_EXPORT=0",
-    # Ansible would append to a file that exists there, also through a link.
-    "ANSIBLE_LOG_PATH=/dev/null",
-    # Else Ansible only warns of a source that it cannot parse, and omits its hosts.
-    "ANSIBLE_INVENTORY_UNPARSED_FAILED=1",
-    "ANSIBLE_INVENTORY_ANY_UNPARSED_IS_FAILED=1",
-)
-
 _CODE_SETTING = re.compile("PLUGIN|MODULE|COLLECTION|VAULT|PLAYBOOK|CONFIG_FILE")
 """Found in the name of a setting whose paths are code, are executed, or select code."""
 
@@ -242,7 +230,8 @@ def _refuse_settings(program: Path) -> None:
 def _run(program: str, *words: str) -> Answer:
     # Ansible loads code and variables from the current directory, which another user may own.
     chdir = ["--chdir=/"] if os.geteuid() == 0 or sys.flags.isolated else []
-    argv = ["env", *chdir, *_ENVIRON, program, *words]
+    environ = [f"{name}={value}" for name, value in TABLE["environment"].items()]
+    argv = ["env", *chdir, *environ, program, *words]
     remote = LocalConnection().start(argv, timeout_s=LIST_S, limit=LARGEST)
     try:
         remote.finish_input()

@@ -23,16 +23,7 @@ from preflight.core.files import refuse_untrusted_folder
 from preflight.core.remote_command import TIMED_OUT, LocalConnection
 from preflight.core.text import did_you_mean, excerpt, last_line
 from preflight.errors import UsageError
-from preflight.fleet.nodeset import (
-    MOST_NODES,
-    check_host_name,
-    clustershell,
-    digits_into_brackets,
-    expand,
-    fold,
-    refuse_bombs,
-    split,
-)
+from preflight.fleet import nodeset
 
 INVENTORY_SOURCE = "inventory"
 """The group source that means the groups of --preflight-inventory."""
@@ -40,7 +31,7 @@ INVENTORY_SOURCE = "inventory"
 UPCALL_S = 20.0
 """Deadline of all upcalls of one node list; ClusterShell itself waits for ever."""
 
-MOST_MEMBERS = 16 * MOST_NODES
+MOST_MEMBERS = 16 * nodeset.MOST_NODES
 """Nodes of all groups of one list together: a node may be in many groups."""
 
 _PATTERN_SIGNS = "*?["
@@ -82,7 +73,7 @@ class _Resolution(Struct, frozen=True):
 
 def groups_in(text: str) -> str:
     """Return the words of a node list that name groups, for the header; '' if none does."""
-    words = [word for word in split(text) if "@" in word]
+    words = [word for word in nodeset.split(text) if "@" in word]
     return excerpt(",".join(words), 60)
 
 
@@ -95,16 +86,16 @@ def expand_with_groups(
     today. Raises UsageError that names the group and the file to look at.
     """
     if "@" not in text:
-        return expand(text)
+        return nodeset.expand(text)
     if not text.isprintable():
         raise UsageError(f"{excerpt(text, 60)!a} holds a control character: remove it")
-    refuse_bombs(text)
+    nodeset.refuse_bombs(text)
     groups = inventory.groups if inventory and f"@{INVENTORY_SOURCE}:" in text else None
     resolution = _ask_child(text, groups, may_be_empty=may_be_empty)
     if resolution.names is None:
         raise UsageError(_error_sentence(resolution, text))
     for name in resolution.names:
-        check_host_name(name)
+        nodeset.check_host_name(name)
     if not resolution.names and not may_be_empty:
         raise UsageError(f"{excerpt(text, 60)} comes out empty: name other nodes or groups")
     return tuple(resolution.names)
@@ -115,7 +106,7 @@ def _ask_child(text: str, groups: Groups | None, *, may_be_empty: bool) -> _Reso
     isolated = "-I" if sys.flags.isolated else "-P"
     argv = [sys.executable, isolated, "-c", _CHILD]
     folded = None if groups is None else _fold_groups(groups, text)
-    question = _Question(digits_into_brackets(text), folded, may_be_empty)
+    question = _Question(nodeset.digits_into_brackets(text), folded, may_be_empty)
     remote = LocalConnection().start(argv, timeout_s=UPCALL_S, limit=_LIMIT)
     try:
         remote.send(msgspec.json.encode(question))
@@ -152,7 +143,7 @@ def _fold_groups(groups: Groups, text: str) -> dict[str, str]:
                     f"the groups of {excerpt(text, 60)} name nodes more than {MOST_MEMBERS} times: "
                     "name fewer groups"
                 )
-            folded[name] = fold(nodes)
+            folded[name] = nodeset.fold(nodes)
     return folded
 
 
@@ -172,7 +163,7 @@ def _error_sentence(resolution: _Resolution, text: str) -> str:
         "unknown": f"no group is called {full_name}{did_you_mean(group, names)}: {look}",
         "empty": f"group {full_name} has no nodes: {look}",
         "upcall": f"the command of groups.conf that looks up {full_name} failed: {look}",
-        "large": f"{excerpt(text, 60)} names more than {MOST_NODES} nodes: {look}",
+        "large": f"{excerpt(text, 60)} names more than {nodeset.MOST_NODES} nodes: {look}",
     }
     other = (
         f"ClusterShell cannot read {excerpt(text, 60)} ({excerpt(resolution.group, 160)}): {look}"
@@ -226,16 +217,16 @@ def _configs() -> list[str]:
     folder = os.environ.get("CLUSTERSHELL_CFGDIR")
     if folder is not None:
         examples.discard(str(Path(folder) / "groups.conf"))
-    paths = clustershell("Defaults").config_paths("groups.conf")
+    paths = nodeset.clustershell("Defaults").config_paths("groups.conf")
     return [path for path in paths if path not in examples]
 
 
 def _resolve(question: _Question) -> list[str]:
-    node_set, utils = clustershell("NodeSet"), clustershell("NodeUtils")
+    node_set, utils = nodeset.clustershell("NodeSet"), nodeset.clustershell("NodeUtils")
     errors = (node_set.NodeSetException, utils.GroupResolverError, utils.GroupSourceError)
     try:
         nodes = node_set.NodeSet(question.pattern, resolver=_resolver(question))
-        if len(nodes) > MOST_NODES:
+        if len(nodes) > nodeset.MOST_NODES:
             raise _Trouble("large")
         return [str(name) for name in nodes]
     except MemoryError as error:
@@ -251,7 +242,7 @@ def _resolver(question: _Question) -> Any:
 
     It refuses an empty group, unless that is known and may be empty.
     """
-    node_set, utils = clustershell("NodeSet"), clustershell("NodeUtils")
+    node_set, utils = nodeset.clustershell("NodeSet"), nodeset.clustershell("NodeUtils")
 
     class Resolver(utils.GroupResolverConfig):  # type: ignore[misc,name-defined]  # it has no types
         def _late_init(self) -> None:
@@ -294,7 +285,7 @@ def _resolver(question: _Question) -> Any:
 def _read_like_node_list(nodes: list[str], group: str, source: str) -> list[str]:
     """Read a group's nodes like every other node list; refuse more than any fleet has."""
     try:
-        refuse_bombs(",".join(nodes))
-        return list(map(digits_into_brackets, nodes))
+        nodeset.refuse_bombs(",".join(nodes))
+        return list(map(nodeset.digits_into_brackets, nodes))
     except UsageError as error:
         raise _Trouble("large", group, source) from error

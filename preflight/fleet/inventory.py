@@ -16,21 +16,8 @@ import msgspec
 from preflight.core.files import parse_toml, read_regular, read_text, refuse_untrusted, typed_path
 from preflight.core.text import did_you_mean
 from preflight.errors import UsageError
+from preflight.fleet import inventory_tables as tables
 from preflight.fleet.groups import expand_with_groups
-from preflight.fleet.inventory_tables import (
-    CONNECTION_KEYS,
-    EXPECTATION_KEYS,
-    FILES,
-    FileTable,
-    baseline_overrides,
-    limit_overrides,
-    read_argv,
-    read_waivers,
-    refuse_hiding,
-    refuse_impossible,
-    refuse_unknown_keys,
-    table_reason,
-)
 from preflight.fleet.model import Expected, Host, Waiver
 from preflight.fleet.nodeset import MOST_NODES, check_host_name
 
@@ -40,7 +27,6 @@ if TYPE_CHECKING:
 
     from preflight.core.thresholds import Override
     from preflight.fleet.ansible import AnsibleInventory
-    from preflight.fleet.inventory_tables import GroupTable, Layer
 
 
 DEEPEST = 32
@@ -86,10 +72,12 @@ def inventory_of(path: Path, text: str) -> Inventory:
     """Parse an inventory's text; UsageError names `path`."""
     try:
         content = parse(path, text)
-        refuse_unknown_keys(content)
-        return Inventory(path, msgspec.convert(content, FileTable))
+        tables.refuse_unknown_keys(content)
+        return Inventory(path, msgspec.convert(content, tables.FileTable))
     except msgspec.ValidationError as error:
-        raise UsageError(f"{path}: {table_reason(content, str(error))}: correct it") from error
+        raise UsageError(
+            f"{path}: {tables.table_reason(content, str(error))}: correct it"
+        ) from error
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from error
 
@@ -183,8 +171,7 @@ def _refuse_control(content: Any, key: str) -> None:
         for value in content:
             _refuse_control(value, key)
     elif isinstance(content, str):
-        text = " ".join(content.split("\n")) if key in _MULTILINE_KEYS else content
-        text = text.replace("\t", " ").replace("\r", " ") if key in _MULTILINE_KEYS else text
+        text = re.sub("[\n\t\r]", " ", content) if key in _MULTILINE_KEYS else content
         if not text.isprintable():
             raise UsageError(f"{key} holds a control character: {content[:60]!a}; remove it")
 
@@ -200,7 +187,7 @@ _MOST_CHECKS = 512
 class Inventory:
     """A valid inventory file."""
 
-    def __init__(self, path: Path, content: FileTable) -> None:
+    def __init__(self, path: Path, content: tables.FileTable) -> None:
         self.path = path
         self._content = content
         self.job = content.job
@@ -211,8 +198,8 @@ class Inventory:
             check_host_name(name)
             check_host_name(own.address or name)
         for where, layer in _layers(content):
-            read_argv(layer.python, "python")
-            refuse_impossible(where, layer)
+            tables.read_argv(layer.python, "python")
+            tables.refuse_impossible(where, layer)
         self._off_by_group: dict[str, dict[str, str]] = {}
         self._cached: dict[tuple[str, int], Any] = {}
         if (checks := len({check for check, _ in self.switched_checks()})) > _MOST_CHECKS:
@@ -226,7 +213,7 @@ class Inventory:
                 f"{did_you_mean(strangers[0], self._group_of)}"
             )
         origin = f"{path} [[waive]]"
-        self.waivers: tuple[Waiver, ...] = read_waivers(
+        self.waivers: tuple[Waiver, ...] = tables.read_waivers(
             content.waive, lambda text: expand_with_groups(text, self), self.names, origin
         )
 
@@ -257,7 +244,7 @@ class Inventory:
         if group and (learned := self._content.group[group].learned):
             where += f", learned {learned}"
         is_known = name in self._group_of or own is not None
-        expected = {key: nearest(key) for key in EXPECTATION_KEYS} if is_known else {}
+        expected = {key: nearest(key) for key in tables.EXPECTATION_KEYS} if is_known else {}
         return Host(
             name=name,
             address=(own.address if own else None) or name,
@@ -266,14 +253,14 @@ class Inventory:
             python=self._make_once(self._command, nearest("python")),
             expected=Expected(
                 **expected,
-                limits=self._overrides(name, limit_overrides) if is_known else {},
-                baselines=self._overrides(name, baseline_overrides) if is_known else {},
+                limits=self._overrides(name, tables.limit_overrides) if is_known else {},
+                baselines=self._overrides(name, tables.baseline_overrides) if is_known else {},
                 origin=f"{self.path} {where}" if is_known else "",
             ),
             off=self._off_of_group(name),
             **{
                 key: value
-                for key in CONNECTION_KEYS
+                for key in tables.CONNECTION_KEYS
                 if (value := self._resolve_if_file(key, nearest(key))) is not None
             },
         )
@@ -282,16 +269,16 @@ class Inventory:
         """Whether the file sets the transport of a node."""
         return any(layer.transport is not None for _, layer in self._named_layers(name))
 
-    def _named_layers(self, name: str) -> list[tuple[str, Layer]]:
+    def _named_layers(self, name: str) -> list[tuple[str, tables.Layer]]:
         """Return the tables that apply to a node, and their names: defaults, group, node."""
         group, own = self._group_of.get(name, ""), self._content.node.get(name)
-        layers: list[tuple[str, Layer]] = [("[defaults]", self._content.defaults)]
+        layers: list[tuple[str, tables.Layer]] = [("[defaults]", self._content.defaults)]
         if group:
             layers.append((f"[group.{group}]", self._content.group[group]))
         return layers if own is None else [*layers, (f"[node.{name}]", own)]
 
     def _overrides(
-        self, name: str, read: Callable[[Layer, str], dict[str, Override]]
+        self, name: str, read: Callable[[tables.Layer, str], dict[str, Override]]
     ) -> dict[str, Override]:
         """Return a node's own limits or baselines; for each name the most specific table wins."""
         numbers: dict[str, Override] = {}
@@ -312,8 +299,7 @@ class Inventory:
     def _off_checks(self, name: str) -> dict[str, str]:
         """Return the checks that are switched off for a node, and the table that does it."""
         off: dict[str, str] = {}
-        layers = [(where, layer.checks or {}) for where, layer in self._named_layers(name)]
-        for where, checks in [("[checks]", self._content.checks), *layers]:
+        for where, checks in self._check_tables(self._named_layers(name)):
             for check, table in checks.items():
                 off.pop(check, None)
                 if not table.enabled:
@@ -322,18 +308,24 @@ class Inventory:
 
     def switched_checks(self) -> list[tuple[str, str]]:
         """Return every check that a table names, and where; UsageError for `reach.*`."""
-        tables = [(where, layer.checks or {}) for where, layer in _layers(self._content)]
         mentioned = [
             (check, f"{self.path} {where}")
-            for where, checks in [("[checks]", self._content.checks), *tables]
+            for where, checks in self._check_tables(_layers(self._content))
             for check in checks
         ]
         for check, where in mentioned:
-            refuse_hiding(check, f"{check!a} in {where}")
+            tables.refuse_hiding(check, f"{check!a} in {where}")
         return mentioned
 
+    def _check_tables(
+        self, layers: list[tuple[str, tables.Layer]]
+    ) -> Iterator[tuple[str, dict[str, tables.CheckTable]]]:
+        """Yield the table [checks], then those in other tables, each with its place."""
+        yield "[checks]", self._content.checks
+        yield from ((where, layer.checks) for where, layer in layers if layer.checks)
+
     def _resolve_if_file(self, key: str, value: Any) -> Any:
-        return self._make_once(self.resolve_path, value) if value and key in FILES else value
+        return self._make_once(self.resolve_path, value) if value and key in tables.FILES else value
 
     def _make_once(self, make: Callable[[Any], Any], value: Any) -> Any:
         """Return `make(value)`, made once for all nodes that take the value from one table."""
@@ -343,17 +335,17 @@ class Inventory:
         return self._cached[key]
 
     def _command(self, words: str | list[str] | None) -> tuple[str, ...]:
-        return read_argv(words, f"{self.path}: python")
+        return tables.read_argv(words, f"{self.path}: python")
 
     def resolve_path(self, file: str) -> str:
         """Resolve a path relative to the file's folder, and `~` as home."""
         return str(self.path.parent / typed_path(file))
 
 
-def _groups(tables: dict[str, GroupTable]) -> dict[str, str]:
+def _groups(groups: dict[str, tables.GroupTable]) -> dict[str, str]:
     """Return the group of each node; UsageError if a node is in two."""
     group_of: dict[str, str] = {}
-    for group, table in tables.items():
+    for group, table in groups.items():
         for name in expand_with_groups(table.nodes):
             if name in group_of:
                 raise UsageError(
@@ -366,7 +358,7 @@ def _groups(tables: dict[str, GroupTable]) -> dict[str, str]:
     return group_of
 
 
-def _layers(content: FileTable) -> list[tuple[str, Layer]]:
+def _layers(content: tables.FileTable) -> list[tuple[str, tables.Layer]]:
     return [
         ("[defaults]", content.defaults),
         *((f"[group.{name}]", table) for name, table in content.group.items()),

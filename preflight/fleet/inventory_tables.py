@@ -329,10 +329,7 @@ def read_waivers(
 
 
 def _read_waiver(
-    table: WaiveTable,
-    expand: Callable[[str], Sequence[str]],
-    names: Collection[str],
-    origin: str,
+    table: WaiveTable, expand: Callable[[str], Sequence[str]], names: Collection[str], origin: str
 ) -> Waiver:
     where = f"[[waive]] of {table.check!a}"
     refuse_hiding(table.check, where)

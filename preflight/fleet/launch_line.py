@@ -18,11 +18,11 @@ from preflight.core.files import shipped_table
 from preflight.core.text import did_you_mean
 from preflight.errors import UsageError
 from preflight.fleet.job_environment import ASSIGNMENT, public_variables
-from preflight.fleet.model import Host
+from preflight.fleet.model import Host, Shape
 from preflight.fleet.nodeset import is_address
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from preflight.fleet.inventory import AnyInventory
 
@@ -212,6 +212,71 @@ def port_number(text: str | None, where: str) -> int | None:
     if re.fullmatch(r"[0-9]{1,9}", text) and 1 <= int(text) <= 65535:  # noqa: PLR2004  TCP
         return int(text)
     raise UsageError(f"{where}: the master port is {text[:60]!a}: give a number, 1 to 65535")
+
+
+_TORCHRUN_PREFIX: Final = "PET_"
+"""torchrun takes each option from PET_<OPTION> where the line does not have it."""
+
+_NODES: Final = ("-N", "--nodes")
+_TASKS: Final = ("--ntasks-per-node", "--tasks-per-node")
+
+
+def shape_of(launch: Launch, environ: Mapping[str, str]) -> Shape | None:
+    """Read a launch; None for an unknown launcher, UsageError for an impossible value."""
+    if not launch.launcher:
+        return None
+    nodes, tasks = _srun_option(launch.before, _NODES), _srun_option(launch.before, _TASKS)
+    if launch.launcher != "torchrun":
+        nnodes = _nnodes(launch.options["nnodes"]) if "nnodes" in launch.options else None
+        return Shape(launcher=launch.launcher, nnodes=nnodes, srun_nodes=nodes, srun_tasks=tasks)
+    defaults = {
+        key.removeprefix(_TORCHRUN_PREFIX).lower().replace("_", "-"): value
+        for key, value in environ.items()
+        if key.startswith(_TORCHRUN_PREFIX)
+    }
+    options = {**defaults, **launch.options}
+    static = options.get("rdzv-backend", "static") == "static"
+    endpoint = options.get("rdzv-endpoint", "")
+    masters = tuple(f"--{name}" for name in ("master-addr", "master-port") if name in options)
+    by_master = static and not endpoint
+    per_node = options.get("nproc-per-node", "1")
+    nproc = launch.nproc_per_node
+    if nproc is None and re.fullmatch("[1-9][0-9]{0,3}", per_node):
+        nproc = int(per_node)
+    return Shape(
+        launcher=launch.launcher,
+        nnodes=_nnodes(options.get("nnodes", "1")),
+        nproc=nproc,
+        standalone="standalone" in options,
+        static=static,
+        endpoint=options.get("master-addr", "") if by_master else endpoint,
+        ignored=() if by_master else masters,
+        node_rank="node-rank" in options,
+        srun_nodes=nodes,
+        srun_tasks=tasks,
+    )
+
+
+def _nnodes(text: str) -> tuple[int, int] | None:
+    if "$" in text:
+        return None
+    match = re.fullmatch(r"([1-9][0-9]{0,5})(?::([1-9][0-9]{0,5}))?", text)
+    if match is None or int(match[2] or match[1]) < int(match[1]):
+        raise UsageError(f"--preflight-launch: --nnodes is {text!a}: give a number, or MIN:MAX")
+    return int(match[1]), int(match[2] or match[1])
+
+
+def _srun_option(words: Sequence[str], names: Sequence[str]) -> int | None:
+    """Return the number that srun's option has; None if it is missing or not a plain number."""
+    if not any(word.rpartition("/")[2] == "srun" for word in words):
+        return None
+    for at, word in enumerate(words):
+        for name in names:
+            value = word.removeprefix(name).removeprefix("=") if word.startswith(name) else ""
+            value = next(iter(words[at + 1 : at + 2]), "") if word == name else value
+            if re.fullmatch(r"[1-9][0-9]{0,5}", value):
+                return int(value)
+    return None
 
 
 _LOCAL = ("localhost", "127.0.0.1", "::1")

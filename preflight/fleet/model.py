@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime
 from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Struct
 
 from preflight.core.thresholds import Override
-from preflight.errors import UsageError
 from preflight.fleet.job_environment import measured_in
 from preflight.fleet.nodeset import check_host_name
 
-_TORCHRUN_PREFIX: Final = "PET_"
-"""torchrun takes each option from PET_<OPTION> where the line does not have it."""
-
-_NODES: Final = ("-N", "--nodes")
 _HOST_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,252}")
-_TASKS: Final = ("--ntasks-per-node", "--tasks-per-node")
 
 
 class Shape(Struct, frozen=True, kw_only=True):
@@ -42,72 +35,6 @@ class Shape(Struct, frozen=True, kw_only=True):
     srun_nodes: int | None = None
     srun_tasks: int | None = None
     """How many nodes srun starts it on, and how often on each."""
-
-
-def shape_of(
-    launcher: str,
-    options: Mapping[str, str],
-    before: Sequence[str],
-    environ: Mapping[str, str],
-    nproc: int | None,
-) -> Shape | None:
-    """Read a launch; None for an unknown launcher, UsageError for an impossible value.
-
-    `before`: the words in front of the launcher, such as srun's own.
-    """
-    if not launcher:
-        return None
-    nodes, tasks = _srun_option(before, _NODES), _srun_option(before, _TASKS)
-    if launcher != "torchrun":
-        nnodes = _nnodes(options["nnodes"]) if "nnodes" in options else None
-        return Shape(launcher=launcher, nnodes=nnodes, srun_nodes=nodes, srun_tasks=tasks)
-    defaults = {
-        key.removeprefix(_TORCHRUN_PREFIX).lower().replace("_", "-"): value
-        for key, value in environ.items()
-        if key.startswith(_TORCHRUN_PREFIX)
-    }
-    options = {**defaults, **options}
-    static = options.get("rdzv-backend", "static") == "static"
-    endpoint = options.get("rdzv-endpoint", "")
-    masters = tuple(f"--{name}" for name in ("master-addr", "master-port") if name in options)
-    by_master = static and not endpoint
-    per_node = options.get("nproc-per-node", "1")
-    if nproc is None and re.fullmatch("[1-9][0-9]{0,3}", per_node):
-        nproc = int(per_node)
-    return Shape(
-        launcher=launcher,
-        nnodes=_nnodes(options.get("nnodes", "1")),
-        nproc=nproc,
-        standalone="standalone" in options,
-        static=static,
-        endpoint=options.get("master-addr", "") if by_master else endpoint,
-        ignored=() if by_master else masters,
-        node_rank="node-rank" in options,
-        srun_nodes=nodes,
-        srun_tasks=tasks,
-    )
-
-
-def _nnodes(text: str) -> tuple[int, int] | None:
-    if "$" in text:
-        return None
-    match = re.fullmatch(r"([1-9][0-9]{0,5})(?::([1-9][0-9]{0,5}))?", text)
-    if match is None or int(match[2] or match[1]) < int(match[1]):
-        raise UsageError(f"--preflight-launch: --nnodes is {text!a}: give a number, or MIN:MAX")
-    return int(match[1]), int(match[2] or match[1])
-
-
-def _srun_option(words: Sequence[str], names: Sequence[str]) -> int | None:
-    """Return the number that srun's option has; None if it is missing or not a plain number."""
-    if not any(word.rpartition("/")[2] == "srun" for word in words):
-        return None
-    for at, word in enumerate(words):
-        for name in names:
-            value = word.removeprefix(name).removeprefix("=") if word.startswith(name) else ""
-            value = next(iter(words[at + 1 : at + 2]), "") if word == name else value
-            if re.fullmatch(r"[1-9][0-9]{0,5}", value):
-                return int(value)
-    return None
 
 
 MOST_LIBRARIES = 64

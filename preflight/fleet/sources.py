@@ -17,25 +17,17 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
-from preflight.core.files import read_regular, refuse_untrusted, typed_path
+from preflight.core.files import file_errors, read_regular, refuse_untrusted, typed_path
 from preflight.core.text import did_you_mean, whole
 from preflight.core.trust import who_may_change
 from preflight.errors import UsageError
+from preflight.fleet import launch_line
 from preflight.fleet.groups import expand_with_groups, groups_in
 from preflight.fleet.inventory import open_inventory
 from preflight.fleet.inventory_tables import JobTable, read_argv, refuse_unknown_transport
 from preflight.fleet.job_environment import public_variables, read_env_file
-from preflight.fleet.launch_line import (
-    RANK_ORIGIN,
-    TORCHRUN,
-    Launch,
-    RankedJob,
-    choose_master,
-    port_number,
-    read_launch,
-)
 from preflight.fleet.leaf_switches import with_leaves
-from preflight.fleet.model import Fleet, Host, Job, Shape, TrainingScript, shape_of
+from preflight.fleet.model import Fleet, Host, Job, TrainingScript
 from preflight.fleet.nodeset import expand, fold, split, valid_host_name
 
 if TYPE_CHECKING:
@@ -73,7 +65,7 @@ class FleetRequest(Struct, frozen=True, kw_only=True):
     ini_nodes: str | None = None
     ini_inventory: str | None = None
     environ: dict[str, str] = {}
-    ranked: RankedJob | None = None
+    ranked: launch_line.RankedJob | None = None
     """The nodes of torchrun's ranks; they win over every other source."""
 
 
@@ -105,13 +97,15 @@ def _find_fleet(request: FleetRequest) -> Fleet:
     return _complete(fleet, request, inventory)
 
 
-def _rank_fleet(request: FleetRequest, ranked: RankedJob, inventory: AnyInventory | None) -> Fleet:
+def _rank_fleet(
+    request: FleetRequest, ranked: launch_line.RankedJob, inventory: AnyInventory | None
+) -> Fleet:
     """Return the nodes of torchrun's ranks; an inventory says what is expected of them."""
     all_hosts = ranked.hosts(inventory)
     names = set(_without_excluded(tuple(h.name for h in all_hosts), request.exclude, inventory))
     hosts = tuple(host for host in all_hosts if host.name in names)
     environ = ranked.environs(all_hosts)
-    master, remark = choose_master(
+    master, remark = launch_line.choose_master(
         hosts, launch=None, environ=environ[""].get("MASTER_ADDR"), table=None
     )
     port, origin = _master_port(None, environ[""], JobTable())
@@ -127,11 +121,11 @@ def _rank_fleet(request: FleetRequest, ranked: RankedJob, inventory: AnyInventor
         nproc_per_node=ranked.per_node,
         environ=environ,
         uneven=uneven,
-        environ_origin=RANK_ORIGIN,
+        environ_origin=launch_line.RANK_ORIGIN,
         script=_script(request),
     )
     ranks, restarts = ranked.ranks, ranked.restarts
-    fleet = Fleet(hosts=hosts, origin=TORCHRUN, job=job, ranks=ranks, restarts=restarts)
+    fleet = Fleet(hosts=hosts, origin=launch_line.TORCHRUN, job=job, ranks=ranks, restarts=restarts)
     return _complete(fleet, request, inventory)
 
 
@@ -229,12 +223,8 @@ LARGEST_SCRIPT = 4 << 20
 
 def read_script(path: Path) -> TrainingScript:
     """Read a training script; UsageError if that fails."""
-    try:
-        content = read_regular(typed_path(path), LARGEST_SCRIPT)
-    except OSError as error:
-        message = f"cannot read {path}: {error.strerror}"
-        raise UsageError(f"{message}; give the training script itself") from error
-    return TrainingScript(str(path), content)
+    with file_errors(f"cannot read {path}", "give the training script itself"):
+        return TrainingScript(str(path), read_regular(typed_path(path), LARGEST_SCRIPT))
 
 
 BY_ADDRESS = ("ssh", "paramiko", "openssh")
@@ -411,15 +401,11 @@ def _with_options(host: Host, request: FleetRequest) -> Host:
 
 
 def _job(
-    request: FleetRequest,
-    hosts: Sequence[Host],
-    inventory: AnyInventory | None,
-    *,
-    local: bool,
+    request: FleetRequest, hosts: Sequence[Host], inventory: AnyInventory | None, *, local: bool
 ) -> Job:
     table = inventory.job if inventory else JobTable()
-    launch_line = request.launch if request.launch is not None else table.launch
-    launch = read_launch(launch_line) if launch_line is not None else None
+    line = request.launch if request.launch is not None else table.launch
+    launch = launch_line.read_launch(line) if line is not None else None
     env_file = request.env_file
     if env_file is None and table.env_file and inventory:
         env_file = inventory.resolve_path(table.env_file)
@@ -437,7 +423,7 @@ def _job(
         )
     left_out = inventory.names if inventory and request.launch is None else ()
     launch_address = (launch.master_addr if launch else None) or ""
-    master, remark = choose_master(
+    master, remark = launch_line.choose_master(
         hosts,
         launch=launch_address,
         environ=common.get("MASTER_ADDR"),
@@ -453,7 +439,7 @@ def _job(
         environ=environ,
         environ_origin=origin,
         environ_unsafe=unsafe,
-        launch=_shape(launch, common),
+        launch=launch_line.shape_of(launch, common) if launch else None,
         script=_script(request),
     )
 
@@ -463,12 +449,6 @@ def _who_could_write(env_file: str, names: Sequence[str]) -> str:
     paths = dict.fromkeys(env_file.replace("{node}", name) for name in names)
     writers = (who_may_change(typed_path(path)) for path in paths)
     return next(filter(None, writers), "")
-
-
-def _shape(launch: Launch | None, environ: Mapping[str, str]) -> Shape | None:
-    if launch is None:
-        return None
-    return shape_of(launch.launcher, launch.options, launch.before, environ, launch.nproc_per_node)
 
 
 def _script(request: FleetRequest) -> TrainingScript | None:
@@ -482,7 +462,7 @@ def _script(request: FleetRequest) -> TrainingScript | None:
 def _environ(
     request: FleetRequest,
     env_file: str | None,
-    launch: Launch | None,
+    launch: launch_line.Launch | None,
     names: Sequence[str],
     *,
     local: bool,
@@ -508,11 +488,13 @@ def _environ(
 
 
 def _master_port(
-    launch: Launch | None, environ: Mapping[str, str], table: JobTable
+    launch: launch_line.Launch | None, environ: Mapping[str, str], table: JobTable
 ) -> tuple[int, str]:
     if launch is not None and launch.master_port is not None:
         return launch.master_port, "the launch line"
-    port = port_number(environ.get("MASTER_PORT"), "MASTER_PORT in the job's environment")
+    port = launch_line.port_number(
+        environ.get("MASTER_PORT"), "MASTER_PORT in the job's environment"
+    )
     if port is not None:
         return port, "MASTER_PORT"
     if table.master_port is not None:

@@ -8,13 +8,14 @@ import pytest
 
 from preflight.checks.launch import test_launch
 from preflight.errors import UsageError
-from preflight.fleet.launch_line import read_launch
-from preflight.fleet.model import Shape, shape_of
+from preflight.fleet.launch_line import read_launch, shape_of
 from preflight.lint import lint
 from preflight.verdict import Outcome, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from preflight.fleet.model import Shape
 
 EIGHT = {"h1": 8, "h2": 8}
 MEET = "--rdzv-backend=c10d --rdzv-endpoint=h1:29500"
@@ -22,7 +23,7 @@ MEET = "--rdzv-backend=c10d --rdzv-endpoint=h1:29500"
 
 def _shape(line: str, **environ: str) -> Shape | None:
     launch = read_launch(line)
-    return shape_of(launch.launcher, launch.options, launch.before, environ, launch.nproc_per_node)
+    return shape_of(launch, environ)
 
 
 def _fits(line: str, devices: Mapping[str, int | None], **environ: str) -> Verdict:
