@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
+from preflight.core.files import shipped_table
 from preflight.core.remote_command import OUTPUT_LIMIT, PipeRemote, ReachError, spawn, with_deadline
 from preflight.core.trust import who_may_change
 from preflight.transport import reach_error
@@ -121,7 +122,7 @@ class OpenSSHConnection:
         if not self._master.serves:
             raise reach_error("lost")
         mark = f"@preflight-{secrets.token_hex(8)}"
-        command = shlex.join(with_status_report(with_deadline(argv, timeout_s), mark))
+        command = shlex.join(["sh", "-c", _REPORT_STATUS, mark, *with_deadline(argv, timeout_s)])
         ssh = shutil.which("ssh") or "ssh"
         try:
             process = spawn(client_argv(ssh, self._master.socket, "--", "node", command))
@@ -168,42 +169,14 @@ class OpenSSHRemote(PipeRemote):
         return SIGNALLED if self._master.serves else None
 
 
-_MASTER_OPTIONS: Final = {
-    "AddKeysToAgent": "no",
-    "BatchMode": "yes",
-    "ClearAllForwardings": "yes",
-    "ControlMaster": "yes",
-    "ControlPersist": "no",
-    "EscapeChar": "none",
-    "ForwardAgent": "no",
-    "ForwardX11": "no",
-    "LogLevel": "DEBUG1",  # the level that logs fingerprints and each step of the login
-    "NoHostAuthenticationForLocalhost": "no",
-    "PermitLocalCommand": "no",
-    "RemoteCommand": "none",
-    "RequestTTY": "no",
-    "ServerAliveCountMax": "3",
-    "ServerAliveInterval": "5",
-    "StrictHostKeyChecking": "yes",
-    "Tunnel": "no",
-    "UpdateHostKeys": "no",
-    "VisualHostKey": "no",
-}
-
-_CLIENT_OPTIONS: Final = {
-    "BatchMode": "yes",
-    "ControlMaster": "no",
-    "EscapeChar": "none",
-    "LogLevel": "ERROR",
-    "ProxyCommand": "false",  # without its master it must fail, not log in again
-}
+_OPTIONS: Final = shipped_table(__file__, "openssh_options.toml")
 
 
 def master_argv(
     ssh: str, host: Host, config: SshSettings, socket: Path, *, left_s: float, proxy: str = ""
 ) -> list[str]:
     """Return the ssh that logs in. `proxy`: a ProxyCommand that overrides the configuration's."""
-    options = {**_MASTER_OPTIONS, "ConnectTimeout": str(max(1, math.ceil(left_s)))}
+    options = {**_OPTIONS["login"], "ConnectTimeout": str(max(1, math.ceil(left_s)))}
     if proxy:
         options["ProxyCommand"] = proxy
     if config.first("forkafterauthentication") == "yes":  # older ssh does not know the option
@@ -221,7 +194,7 @@ def master_argv(
 
 def client_argv(ssh: str, socket: Path, *words: str) -> list[str]:
     """Return an ssh that uses only a master's connection, and reads no configuration."""
-    return [ssh, "-F", "none", "-T", "-S", str(socket), *_option_words(_CLIENT_OPTIONS), *words]
+    return [ssh, "-F", "none", "-T", "-S", str(socket), *_option_words(_OPTIONS["command"]), *words]
 
 
 def _option_words(options: dict[str, str]) -> Iterator[str]:
@@ -245,15 +218,11 @@ SIGNALLED: Final = -1
 """Ended by a signal of unknown number."""
 
 _REPORT_STATUS: Final = '"$@"; s=$?; echo "$0 $s" >&2; exit $s'
+"""Makes the node write a command's exit status to stderr: `MARK 137`.
 
-
-def with_status_report(argv: Sequence[str], mark: str) -> list[str]:
-    """Make the node write a command's exit status to stderr: `MARK 137`.
-
-    ssh's client exits with 255 for a command killed by a signal, for one that exits 255 and for a
-    lost connection alike, and does not exit while a grandchild holds the output open.
-    """
-    return ["sh", "-c", _REPORT_STATUS, mark, *argv]
+ssh's client exits with 255 for a command killed by a signal, for one that exits 255 and for a lost
+connection alike, and does not exit while a grandchild holds the output open.
+"""
 
 
 LONGEST_SOCKET: Final = 104
