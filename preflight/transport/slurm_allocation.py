@@ -10,6 +10,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from preflight.core.files import shipped_table
 from preflight.core.remote_command import ReachError, run_here
 from preflight.core.text import excerpt
 from preflight.errors import UsageError
@@ -72,27 +73,11 @@ def query(argv: Sequence[str], environ: Mapping[str, str]) -> str:
     return result.stdout.decode("utf-8", "replace") if result else ""
 
 
-MARKS: Final = {
-    "*": ("NOT_RESPONDING", "does not respond"),
-    "~": ("POWERED_DOWN", "powered down"),
-    "#": ("POWERING_UP", "powering up"),
-    "!": ("POWER_DOWN", "about to be powered down"),
-    "%": ("POWERING_DOWN", "powering down"),
-    "$": ("MAINT", "in a maintenance reservation"),
-    "@": ("REBOOT_REQUESTED", "about to reboot"),
-    "^": ("REBOOT_ISSUED", "rebooting"),
-    "+": ("BLOCKED", "blocked"),
-    "-": ("PLANNED", "planned for a waiting job"),
-}
-"""What sinfo, and older scontrol, append to a state (sinfo's manual, NODE STATE CODES): the word
-that today's scontrol prints, and ours for people."""
+_STATES: Final = shipped_table(__file__, "slurm_states.toml")
+MARKS: Final[dict[str, list[str]]] = _STATES["marks"]
+"""What may be appended to a state: the word of today's scontrol for it, and ours for people."""
 
 _MARKS = "".join(MARKS)
-
-WORKING = frozenset({"allocated", "mixed", "completing"})
-"""States in which a job has the node."""
-
-_RESERVED = frozenset({"reserved", "maint"})
 
 
 class NodeUse(Struct, frozen=True, kw_only=True):
@@ -112,17 +97,17 @@ class NodeUse(Struct, frozen=True, kw_only=True):
     @property
     def reserved(self) -> bool:
         """Whether nothing runs there, and only jobs of a reservation may start."""
-        return self.state.rstrip("$") in _RESERVED or self.state == "idle$"
+        return self.state.rstrip("$") in _STATES["reserved"] or self.state == "idle$"
 
     @property
     def working(self) -> bool:
         """Whether a job runs there."""
-        return self.state.rstrip(_MARKS) in WORKING
+        return self.state.rstrip(_MARKS) in _STATES["working"]
 
     @property
     def down(self) -> bool:
         """Whether no job can start there."""
-        return self.state.startswith(_DOWN_PREFIXES) or self.state.endswith("*")
+        return self.state.startswith(tuple(_STATES["down"])) or self.state.endswith("*")
 
     @property
     def words(self) -> str:
@@ -187,9 +172,6 @@ def parse_reservation(text: str) -> Reservation | None:
         ends=ends,
     )
 
-
-_DOWN_PREFIXES = ("down", "fail", "error", "unknown", "powering", "powered", "reboot")
-"""Prefixes of sinfo's states in which a node runs no job."""
 
 _LAUNCH_FAILED = re.compile(r"Task launch for \S+ failed on node ([^\s:]+): (.*)")
 _EXITED = re.compile(r"error: ([^\s:]+): tasks? [\d,\-]+: (.*)")
