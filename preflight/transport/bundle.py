@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from preflight import __version__
-from preflight.core.remote_command import OUTPUT_LIMIT, HasPayload, ReachError
+from preflight.core.files import shipped_table
+from preflight.core.remote_command import OUTPUT_LIMIT, HasPayload
 from preflight.core.trust import who_may_change
 from preflight.transport import reach_error
 from preflight.transport.payload_session import BOOTED, PYTHON_FLOOR, TOO_OLD, PayloadSession
@@ -35,24 +36,8 @@ if TYPE_CHECKING:
 
 PAYLOAD = Path(__file__).resolve().parent.parent / "payload"
 
-EXTRA_MODULES = dict.fromkeys(("burn", "probe", "stacks", "sweep"), ("pynvml",))
-"""Modules sent with the payload, by entry: a node need not have them installed."""
-
-ENTRY_PARTS = {
-    "probe": ("probe/",),
-    "ports": ("probe/", "job_ports.py"),
-    "burn": ("probe/", "sweep/", "burn/"),
-    "outputs": ("probe/", "tool_outputs.py"),
-    "stacks": ("probe/", "stacks/"),
-    "sweep": ("probe/", "sweep/"),
-    "relay": ("node_relay.py",),
-}
-"""Parts of the payload that an entry needs besides the first two: every byte goes to every node."""
-
+_ENTRIES = shipped_table(__file__, "payload_entries.toml")
 _COMMON_PARTS = ("start.py", "children.py")
-
-WITH_TORCH = ("burn", "sweep")
-"""Entries that need the job's own Python, with its torch."""
 
 _LOADER = f"""
 preflight_version = "{__version__}"
@@ -135,7 +120,7 @@ def boot_argv(
     """
     # What loads torch runs in the job's Python as the job does: its environment may name what it
     # needs.
-    isolated = () if entry in WITH_TORCH else ("-I",)
+    isolated = () if _ENTRIES.get(entry, {}).get("with_torch") else ("-I",)
     words = [*python, *isolated, "-c", BOOT, str(size), entry]
     if environ:
         names = [word.rpartition("/")[2] for word in python]
@@ -166,9 +151,10 @@ def _bundle(entry: str, payload: Path, modules: SiteCode) -> bytes:
 
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w") as archive:
-        parts = (*_COMMON_PARTS, *ENTRY_PARTS.get(entry, ()))
+        needs = _ENTRIES.get(entry, {})
+        parts = (*_COMMON_PARTS, *needs.get("parts", ()))
         files = (source for source in _payload_files(payload) if source[0].startswith(parts))
-        for name, path in (*files, *map(_module_file, EXTRA_MODULES.get(entry, ()))):
+        for name, path in (*files, *map(_module_file, needs.get("modules", ()))):
             _add_file(archive, name, path.read_bytes())
             _add_file(archive, name + "c", _compile(name, path))
         for module, source in modules:
@@ -193,8 +179,7 @@ def _module_file(module: str) -> tuple[str, Path]:
 def _compile(name: str, path: Path) -> bytes:
     """The .pyc for a node with this Python version: unchecked, as the zip holds its source."""
     code = SourceFileLoader(name, str(path)).get_code(name)
-    if code is None:
-        raise ReachError("python", f"{path} cannot be compiled", "install preflight again")
+    assert code is not None  # its source is there
     unchecked = (1).to_bytes(4, "little")
     header = importlib.util.MAGIC_NUMBER + unchecked + importlib.util.source_hash(path.read_bytes())
     return header + marshal.dumps(_relabel(code, name))
