@@ -21,10 +21,11 @@ from msgspec import Struct
 
 from preflight.core.files import read_regular, unreadable
 from preflight.core.remote_command import ReachError
+from preflight.core.statistics import grouped
 from preflight.transport import reach_error
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from preflight.transport.ssh_config import Route
 
@@ -131,8 +132,7 @@ def verify(known_hosts: Sequence[KnownHost], kind: str, blob: bytes, route: Rout
         exact = [line for line in plain if line.is_about(route.known_names[0])]
         if any(line.kind == kind and line.blob == blob for line in exact or plain):
             return
-    shown = HostKey(kind, fingerprint(blob))
-    raise refusal(known_hosts, shown, route, knows_certificates=False)
+    raise refusal(known_hosts, HostKey(kind, fingerprint(blob)), route, knows_certificates=False)
 
 
 def refusal(
@@ -201,17 +201,13 @@ def _lines_about(file: str, names: Sequence[str], marker: str) -> list[KnownHost
 class _Index:
     """The lines of a file by plain name; those with hashed names or patterns apart."""
 
-    def __init__(self, path: Path, lines: Iterable[KnownHost]) -> None:
+    def __init__(self, path: Path, lines: Sequence[KnownHost]) -> None:
         self._path = path
-        self._lines: dict[str, list[KnownHost]] = {}
-        self._others: list[KnownHost] = []
+        self._others = [entry for entry in lines if entry.patterns]
+        self._lines = grouped(
+            (name, entry) for entry in lines if not entry.patterns for name in entry.plain
+        )
         self._by_pattern: dict[str, list[KnownHost]] = {}
-        for entry in lines:
-            if entry.patterns:
-                self._others.append(entry)
-                continue
-            for name in entry.plain:
-                self._lines.setdefault(name, []).append(entry)
         self._patterns = sum(len(entry.patterns) for entry in self._others)
         self._comparisons_left = MOST_COMPARED
 
@@ -245,7 +241,7 @@ def _index(path: Path, _mtime_ns: int, _size: int, marker: str) -> _Index | Reac
         return _unreadable(path, error)
     except ReachError as error:
         return error
-    return _Index(path, (entry for entry in entries if entry and entry.marker.startswith(marker)))
+    return _Index(path, [entry for entry in entries if entry and entry.marker.startswith(marker)])
 
 
 def _unreadable(path: Path, error: OSError | UnicodeDecodeError) -> ReachError:

@@ -11,8 +11,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Annotated, Any, TypeVar
 
@@ -148,22 +147,16 @@ def _lost(error: RuntimeError) -> StoreLostError:
     return StoreLostError(f"the job's store is gone ({first}): look at the master's torchrun")
 
 
-@contextmanager
-def _torch_log_off() -> Iterator[None]:
-    """Turn torch's C++ log off while torch loads, then restore the job's environment."""
+def _distributed() -> Any:
+    """Import the part of torch that has the store, without its warnings and its C++ log."""
     chosen = os.environ.setdefault("TORCH_CPP_LOG_LEVEL", _ERRORS_ONLY)
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            import torch.distributed as dist
     finally:
-        if chosen is _ERRORS_ONLY:
+        if chosen is _ERRORS_ONLY:  # the job's environment stays as it was
             del os.environ["TORCH_CPP_LOG_LEVEL"]
-
-
-def _distributed() -> Any:
-    """Import the part of torch that has the store, without its warnings."""
-    with warnings.catch_warnings(), _torch_log_off():
-        warnings.simplefilter("ignore")
-        import torch.distributed as dist
     if not dist.is_available():
         raise StoreLostError("this torch was built without torch.distributed: install one with it")
     return dist

@@ -14,19 +14,8 @@ from math import inf
 import msgspec
 
 from preflight.errors import WireError
-from preflight.transport.job_store import (
-    Ask,
-    FromRank,
-    Here,
-    JobStore,
-    Leave,
-    Leaving,
-    Order,
-    Reply,
-    StoreLostError,
-    ToRank,
-    decode_note,
-)
+from preflight.transport import job_store as notes
+from preflight.transport.job_store import JobStore, Order, Reply, StoreLostError
 from preflight.transport.rank_follower import BEAT_S, LEAVE_S, SILENCE_S
 
 _TICK_S = 1.0
@@ -75,7 +64,7 @@ class RankHub:
 
     def send(self, rank: int, order: Order) -> None:
         """Send an order to a rank. StoreLostError if the store is gone."""
-        note = msgspec.json.encode(ToRank(self._nonce, order))
+        note = msgspec.json.encode(notes.ToRank(self._nonce, order))
         with self._lock:
             number = self._sent.get(rank, 0)
             self._sent[rank] = number + 1
@@ -105,7 +94,7 @@ class RankHub:
             number = self._calls
             live = silent - self.lost.keys()
         for rank in live:
-            self.send(rank, Ask(number))
+            self.send(rank, notes.Ask(number))
         deadline = time.monotonic() + within_s
         with self._changed:
             while {r for r in live if (r, number) not in self._answers} - self.lost.keys():
@@ -122,7 +111,7 @@ class RankHub:
         alive = [rank for rank in self._watched if rank not in self.lost]
         with suppress(StoreLostError):
             for rank in self._watched:
-                self.send(rank, Leave(code))
+                self.send(rank, notes.Leave(code))
             self._outgoing.wait([f"ready/{rank}" for rank in alive], LEAVE_S)
             self._outgoing.write("go", b"1")
         self._stop()
@@ -161,7 +150,7 @@ class RankHub:
 
     def _receive(self, note: bytes) -> None:
         try:
-            message = decode_note(note, FromRank, self._nonce)
+            message = notes.decode_note(note, notes.FromRank, self._nonce)
         except WireError:
             return  # the rank's next number shows that a reply is missing
         with self._changed:
@@ -172,13 +161,13 @@ class RankHub:
             return
         self._dispatch(message)
 
-    def _dispatch(self, message: FromRank) -> None:
+    def _dispatch(self, message: notes.FromRank) -> None:
         rank, reply = message.rank, message.reply
-        if isinstance(reply, Here):
+        if isinstance(reply, notes.Here):
             with self._changed:
                 self._answers.add((rank, reply.number))
                 self._changed.notify_all()
-        elif isinstance(reply, Leaving):
+        elif isinstance(reply, notes.Leaving):
             self.ended_by_torchrun.add(rank)
             self._mark_lost(rank, "was ended by its own torchrun")
         else:

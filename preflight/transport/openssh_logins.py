@@ -26,13 +26,7 @@ from preflight.core.remote_command import ReachError, signal_group
 from preflight.core.text import excerpt
 from preflight.fleet.model import Host
 from preflight.transport import reach_error
-from preflight.transport.host_keys import (
-    REVOKED,
-    HostKey,
-    KnownHost,
-    read_known_hosts,
-    refusal,
-)
+from preflight.transport.host_keys import REVOKED, HostKey, KnownHost, read_known_hosts, refusal
 from preflight.transport.ssh_config import (
     FetchOnce,
     Route,

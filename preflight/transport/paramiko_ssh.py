@@ -19,19 +19,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from preflight.core.remote_command import OUTPUT_LIMIT, ReachError, Remote, with_deadline
 from preflight.core.text import excerpt
-from preflight.transport import reach_error
+from preflight.transport import reach_error, ssh_config
 from preflight.transport.host_keys import known_kinds, read_known_hosts, verify
-from preflight.transport.ssh_config import (
-    AGENT_S,
-    SettingsCache,
-    login_refused,
-    login_wants_more,
-    no_connection,
-    no_name,
-    read_key,
-    route_to,
-    silent_agent,
-)
+from preflight.transport.ssh_config import SettingsCache
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -64,7 +54,7 @@ class ParamikoTransport:
         deadline = time.monotonic() + timeout_s
         config = self._settings.get(host, timeout_s)
         refuse_jump_hosts(config)
-        route = route_to(host, config)
+        route = ssh_config.route_to(host, config)
         transport = dial(route, deadline)
         try:
             log_in(transport, route, deadline)
@@ -189,7 +179,7 @@ def log_in(transport: paramiko.Transport, route: Route, deadline: float) -> None
             return
         if not transport.is_active():
             break
-    raise login_refused(route, tried, unusable)
+    raise ssh_config.login_refused(route, tried, unusable)
 
 
 def _keys(route: Route, unusable: list[str], deadline: float) -> Iterator[_Key]:
@@ -210,17 +200,17 @@ def _load_key(file: str, _mtime_ns: int) -> paramiko.PKey:
 
     # paramiko opens a key twice, and waits for ever where it is a pipe.
     with os.fdopen(os.memfd_create("key"), "wb", buffering=0) as copy:
-        copy.write(read_key(file))
+        copy.write(ssh_config.read_key(file))
         key = paramiko.PKey.from_path(f"/proc/self/fd/{copy.fileno()}")
     with suppress(FileNotFoundError):
-        key.load_certificate(read_key(f"{file}-cert.pub").decode())
+        key.load_certificate(ssh_config.read_key(f"{file}-cert.pub").decode())
     return key
 
 
 def _agent_copy(file: str, deadline: float) -> Iterator[_Key]:
     """Yield the agent's copy of a key whose file has a passphrase, found by its .pub file."""
     with suppress(OSError):
-        public = read_key(f"{file}.pub").decode(errors="replace").split()
+        public = ssh_config.read_key(f"{file}.pub").decode(errors="replace").split()
         yield from (key for key in _agent_keys(deadline) if key.secret.get_base64() in public)
 
 
@@ -248,12 +238,12 @@ def _agent_keys(deadline: float) -> Iterator[_Key]:
     import paramiko
 
     path = os.environ.get("SSH_AUTH_SOCK")
-    if not path or silent_agent():
+    if not path or ssh_config.silent_agent():
         return
     with suppress(paramiko.SSHException, OSError), _AgentSocket(socket.AF_UNIX) as agent_socket:
-        agent_socket.settimeout(AGENT_S)
+        agent_socket.settimeout(ssh_config.AGENT_S)
         agent_socket.connect(path)
-        agent_socket.deadline = min(deadline, time.monotonic() + AGENT_S)
+        agent_socket.deadline = min(deadline, time.monotonic() + ssh_config.AGENT_S)
         agent: Any = paramiko.agent.AgentSSH()
         agent._conn = agent_socket  # noqa: SLF001  paramiko has no other way
         kind, answer = agent._send_message(_LIST_KEYS)  # noqa: SLF001
@@ -274,13 +264,13 @@ def _try_key(transport: paramiko.Transport, route: Route, key: _Key, deadline: f
     try:
         missing = transport.auth_publickey(route.user, key.secret)
     except paramiko.BadAuthenticationType as error:
-        raise login_wants_more(route, error.allowed_types) from error
+        raise ssh_config.login_wants_more(route, error.allowed_types) from error
     except (paramiko.SSHException, EOFError, OSError) as error:
         if time.monotonic() >= deadline:
             raise reach_error("slow", login=route.login) from error
         return False
     if missing:
-        raise login_wants_more(route, missing)
+        raise ssh_config.login_wants_more(route, missing)
     return True
 
 
@@ -309,7 +299,7 @@ def open_socket(route: Route, deadline: float) -> socket.socket:
             sock.close()
             where = f"{address[0]!s} port {route.port}"
             reason = error.strerror or str(error)
-            trouble = no_connection(where, reason, time.monotonic() - began)
+            trouble = ssh_config.no_connection(where, reason, time.monotonic() - began)
         else:
             return sock
     raise trouble
@@ -320,7 +310,7 @@ def _addresses(route: Route) -> list[tuple[int, _Address]]:
         infos = socket.getaddrinfo(route.hostname, route.port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not a host name"
-        raise no_name(route.hostname, reason) from error
+        raise ssh_config.no_name(route.hostname, reason) from error
     return [(family, address) for family, _, _, _, address in infos]
 
 
@@ -377,8 +367,7 @@ def _handshake(
     _prefer(transport.get_security_options(), kinds)
     done = threading.Event()
     transport.start_client(event=done)
-    in_time = done.wait(left_s)
-    if in_time and transport.is_active():
+    if done.wait(left_s) and transport.is_active():
         return transport
     trouble = _handshake_error(transport, route, time.monotonic() - began)
     hang_up(transport)

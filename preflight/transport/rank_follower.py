@@ -39,13 +39,13 @@ _MOST_VARIABLES = 512
 _LONGEST_VALUE = 32768
 
 
-def describe_rank(place: Place, nonce: str, version: str) -> notes.Present:
+def describe_rank(place: Place, nonce: str) -> notes.Present:
     """Describe this rank."""
     variables = sorted(public_variables(os.environ).items())
     environ = {name: value for name, value in variables if len(value) <= _LONGEST_VALUE}
     return notes.Present(
         nonce=nonce,
-        version=version,
+        version=__version__,
         rank=place.rank,
         local_rank=place.local_rank,
         group=place.group_rank,
@@ -125,16 +125,10 @@ class Child:
         process = self._process
         assert process.stdout is not None
         assert process.stderr is not None
-        stderr_reader = threading.Thread(target=self._read_errors, args=(process.stderr.fileno(),))
-        stderr_reader.daemon = True
+        errors = (process.stderr.fileno(), "err")
+        stderr_reader = threading.Thread(target=self._pass_on, args=errors, daemon=True)
         stderr_reader.start()
-        remaining = self._limit
-        with suppress(OSError):
-            out, most = process.stdout.fileno(), notes.CHUNK
-            while remaining > 0 and (data := os.read(out, min(most, remaining + 1))):
-                remaining -= len(data)
-                self._send(notes.Output(self._number, out=data))
-        if remaining < 0:
+        if not self._pass_on(process.stdout.fileno(), "out"):
             self.end()
         stderr_reader.join(END_S)
         status: int | None = None
@@ -142,12 +136,15 @@ class Child:
             status = process.wait(END_S)
         self._send(notes.Ended(self._number, status))
 
-    def _read_errors(self, descriptor: int) -> None:
+    def _pass_on(self, descriptor: int, output: str) -> bool:
+        """Pass one of its outputs on; return whether it stayed within the limit."""
         remaining = self._limit
         with suppress(OSError):
-            while remaining > 0 and (data := os.read(descriptor, notes.CHUNK)):
+            most = notes.CHUNK
+            while remaining > 0 and (data := os.read(descriptor, min(most, remaining + 1))):
                 remaining -= len(data)
-                self._send(notes.Output(self._number, err=data))
+                self._send(notes.Output(self._number, **{output: data}))
+        return remaining >= 0
 
 
 HELLO_S = 120.0
@@ -250,7 +247,7 @@ class Follower:
         """Follow orders until the one to leave."""
         rank = self._place.rank
         self._outgoing.write(f"beat/{rank}", b"0")
-        note = describe_rank(self._place, self._nonce, __version__)
+        note = describe_rank(self._place, self._nonce)
         self._outgoing.write(f"present/{rank}", msgspec.json.encode(note))
         threading.Thread(target=self._beat, daemon=True).start()
         try:

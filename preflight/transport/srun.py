@@ -429,6 +429,5 @@ def _await_relays(hub: RelayHub, step: SrunStep, names: Sequence[str], latest: f
 
 def _python(hosts: Sequence[Host]) -> str:
     """Choose the Python of the relays: the nodes' most common one, unless it is a container's."""
-    counts = Counter(host.python for host in hosts)
-    python, number = counts.most_common(1)[0]
+    [(python, number)] = Counter(host.python for host in hosts).most_common(1)
     return python[0] if len(python) == 1 and number * 2 > len(hosts) else "python3"

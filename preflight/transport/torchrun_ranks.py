@@ -12,38 +12,15 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from preflight import __version__
-from preflight.core.remote_command import (
-    OUTPUT_LIMIT,
-    PipeRemote,
-    ReachError,
-    Remote,
-    Shortfall,
-)
+from preflight.core.remote_command import OUTPUT_LIMIT, PipeRemote, ReachError, Remote, Shortfall
 from preflight.core.statistics import grouped
 from preflight.errors import PreflightError, WireError
 from preflight.fleet.launch_line import RankedJob, RankedNode
 from preflight.fleet.nodeset import fold, valid_host_name
+from preflight.transport import job_store as notes
+from preflight.transport import rank_follower as follower
 from preflight.transport import reach_error
-from preflight.transport.job_store import (
-    CHUNK,
-    End,
-    Ended,
-    Feed,
-    Output,
-    Place,
-    Present,
-    Start,
-    StoreLostError,
-    Unable,
-    decode_note,
-)
-from preflight.transport.rank_follower import (
-    SPAWN_ADVICE,
-    address_towards,
-    describe_rank,
-    spawn_entry,
-    spawn_failure,
-)
+from preflight.transport.job_store import Place, Present, StoreLostError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -147,10 +124,12 @@ class OwnRank(_RankConnection):
     def start_entry(self, entry: str, *, timeout_s: float, limit: int = OUTPUT_LIMIT) -> Remote:
         """Start an entry here."""
         try:
-            process, packed = spawn_entry(entry, timeout_s, self._modules)
+            process, packed = follower.spawn_entry(entry, timeout_s, self._modules)
         except OSError as error:
             raise ReachError(
-                "answer", f"{self._rank_name}: {spawn_failure(error)}", SPAWN_ADVICE
+                "answer",
+                f"{self._rank_name}: {follower.spawn_failure(error)}",
+                follower.SPAWN_ADVICE,
             ) from error
         remote = PipeRemote(process, timeout_s, limit)
         with suppress(ReachError, TimeoutError):  # reading its answer raises the reason
@@ -166,26 +145,28 @@ class OtherRank(_RankConnection):
 
     def start_entry(self, entry: str, *, timeout_s: float, limit: int = OUTPUT_LIMIT) -> Remote:
         """Order the rank to start an entry."""
-        return RankRemote(self._hub, self._rank, self._rank_name, Start(0, entry, timeout_s, limit))
+        return RankRemote(
+            self._hub, self._rank, self._rank_name, notes.Start(0, entry, timeout_s, limit)
+        )
 
 
 class RankRemote(Remote):
     """A child process of another rank; its input and output are notes in the store."""
 
-    def __init__(self, hub: RankHub, rank: int, rank_name: str, start: Start) -> None:
+    def __init__(self, hub: RankHub, rank: int, rank_name: str, start: notes.Start) -> None:
         super().__init__(start.timeout_s, start.limit)
         self._hub, self._rank, self._rank_name = hub, rank, rank_name
         self._replies: queue.SimpleQueue[Reply | str] = queue.SimpleQueue()
-        self._ended: Ended | None = None
+        self._ended: notes.Ended | None = None
         self._child = hub.attach(rank, self._replies.put)
         self._send_order(replace(start, child=self._child))
 
     def finish_input(self) -> None:
         """Say that there will be no more input."""
         with suppress(StoreLostError):
-            self._hub.send(self._rank, Feed(self._child, last=True))
+            self._hub.send(self._rank, notes.Feed(self._child, last=True))
 
-    def _send_order(self, order: Start | Feed) -> None:
+    def _send_order(self, order: notes.Start | notes.Feed) -> None:
         try:
             self._hub.send(self._rank, order)
         except StoreLostError as error:
@@ -194,8 +175,8 @@ class RankRemote(Remote):
     def _write(self, data: memoryview) -> int:
         if self._is_released or self._ended or self._rank in self._hub.lost:
             raise BrokenPipeError
-        chunk = bytes(data[:CHUNK])
-        self._send_order(Feed(self._child, chunk))
+        chunk = bytes(data[: notes.CHUNK])
+        self._send_order(notes.Feed(self._child, chunk))
         return len(chunk)
 
     def _transfer(self, wait_s: float, *, writing: bool) -> bool:
@@ -207,12 +188,12 @@ class RankRemote(Remote):
         if isinstance(reply, str):
             self._is_released = True
             raise self._gone_error(reply)
-        if isinstance(reply, Unable):
+        if isinstance(reply, notes.Unable):
             raise ReachError("answer", f"{self._rank_name}: {reply.sentence}", reply.advice)
-        if isinstance(reply, Ended):
+        if isinstance(reply, notes.Ended):
             self._ended = reply
             self._buffer.ended = True
-        elif isinstance(reply, Output):
+        elif isinstance(reply, notes.Output):
             self._buffer.add_stdout(reply.out)
             self._buffer.add_stderr(reply.err)
         return True
@@ -230,7 +211,7 @@ class RankRemote(Remote):
         if self._ended is not None:
             return self._ended.status
         with suppress(PreflightError):
-            self._hub.send(self._rank, End(self._child))
+            self._hub.send(self._rank, notes.End(self._child))
         return None
 
 
@@ -290,9 +271,8 @@ class JobRanks(Struct, frozen=True, kw_only=True):
 
     def ranked(self) -> RankedJob:
         """The nodes of these ranks, for the fleet."""
-        labels = _labels(self.groups)
         return RankedJob(
-            nodes=tuple(self._node(group, label) for group, label in labels.items()),
+            nodes=tuple(self._node(group, label) for group, label in _labels(self.groups).items()),
             ranks=len(self.members),
             per_node=self.place.local_world_size,
             restarts=self.place.max_restarts,
@@ -321,7 +301,7 @@ class JobRanks(Struct, frozen=True, kw_only=True):
             and answer.address.startswith("127.")
             and others
         ):
-            return address_towards(others[0]) or answer.address
+            return follower.address_towards(others[0]) or answer.address
         return answer.address
 
 
@@ -385,7 +365,7 @@ _POLL_S = 0.2
 
 def gather(place: Place, store: JobStore, nonce: str, report: Callable[[str], None]) -> JobRanks:
     """Return all ranks; those that never answered have no `present`."""
-    answers: dict[int, Present] = {place.rank: describe_rank(place, nonce, __version__)}
+    answers: dict[int, Present] = {place.rank: follower.describe_rank(place, nonce)}
     began = reported_at = time.monotonic()
     deadline = began + GATHER_S
     half_answered = False
@@ -410,7 +390,7 @@ def _read_answer(answers: dict[int, Present], rank: int, store: JobStore, nonce:
     """Read a rank's first note; one with a wrong number counts as missing."""
     try:
         note = store.read(f"present/{rank}")
-        answer = decode_note(note, Present, nonce) if note is not None else None
+        answer = notes.decode_note(note, Present, nonce) if note is not None else None
     except WireError:
         return
     if answer is not None and answer.rank == rank:

@@ -21,14 +21,8 @@ from msgspec import Struct
 from preflight.core.remote_command import LocalConnection, ReachError, run_here
 from preflight.core.statistics import grouped
 from preflight.errors import PreflightError, UsageError
+from preflight.transport import ssh_config
 from preflight.transport.host_keys import has_authority
-from preflight.transport.ssh_config import (
-    BEYOND_PARAMIKO,
-    SettingsCache,
-    agent_socket,
-    read_key,
-    route_to,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -80,7 +74,7 @@ class Ways:
 
     def __init__(self, hosts: Iterable[Host]) -> None:
         self._hosts = grouped((host.transport, host) for host in hosts)
-        self._settings = SettingsCache()
+        self._settings = ssh_config.SettingsCache()
         self._chosen: dict[str, Choice] = {}
         self._open: dict[str, Transport] = {}
         self._lock = threading.Lock()
@@ -135,7 +129,7 @@ class Ways:
 
 
 def transport_for(
-    name: str, hosts: Sequence[Host] = (), settings: SettingsCache | None = None
+    name: str, hosts: Sequence[Host] = (), settings: ssh_config.SettingsCache | None = None
 ) -> Transport:
     """Return the transport of that name.
 
@@ -188,15 +182,19 @@ def why_openssh(host: Host, config: SshSettings) -> str:
 
 def _reasons(host: Host, config: SshSettings) -> Iterator[str]:
     """Yield the features of a node's login that only OpenSSH has, the cheap tests first."""
-    for label in BEYOND_PARAMIKO:
+    for label in ssh_config.BEYOND_PARAMIKO:
         if config.first(label.lower()).lower() not in _OFF:
             yield label
     if config.first("addressfamily") not in ("", "any"):
         yield "AddressFamily"
     agent = config.first("identityagent")
-    if not host.identity_file and agent != "none" and agent_socket(agent) != agent_socket():
+    if (
+        not host.identity_file
+        and agent != "none"
+        and ssh_config.agent_socket(agent) != ssh_config.agent_socket()
+    ):
         yield "IdentityAgent"
-    route = route_to(host, config)
+    route = ssh_config.route_to(host, config)
     for key_file in map(Path, route.identity_files):
         if key_file.with_name(f"{key_file.name}-cert.pub").is_file():
             yield "a user certificate"
@@ -211,7 +209,7 @@ def _reasons(host: Host, config: SshSettings) -> Iterator[str]:
 def _is_on_token(key_file: Path) -> bool:
     """Whether the private key is in a security key, according to its public half."""
     try:
-        return read_key(f"{key_file}.pub").startswith(b"sk-")
+        return ssh_config.read_key(f"{key_file}.pub").startswith(b"sk-")
     except OSError:
         return key_file.name.endswith("_sk")
 
