@@ -301,8 +301,7 @@ def read(text: str) -> Iterator[Captured]:
         advice = "look for NVRM in dmesg; reload the driver or reboot, then recheck"
         yield captured("nvidia-smi", ("host.driver_hung",), error, advice=advice, driver=driver)
     elif not outputs and only_processes(text):
-        message = "only its table of processes is there"
-        yield _captured("nvidia-smi", Listing((), damaged=message))
+        yield _captured("nvidia-smi", Listing((), damaged="only its table of processes is there"))
     for output in outputs:
         completed = _with_lost(_with_inforoms(output, corrupted_inforoms(text)), lost)
         missing = "" if lost or selected else _missing_gpu(output)

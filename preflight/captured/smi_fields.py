@@ -299,9 +299,8 @@ def gpu(block: Block, position: int) -> tuple[Gpu, tuple[Doubt, ...]]:
     values = readings.values
     if values.get("margin_c") is not None:
         values["margin_c"] -= values.get("slowdown_at") or 0
-    index = position if block.index is None else block.index
     return readings.gpu(
-        index=index,
+        index=position if block.index is None else block.index,
         uuid=_text(pairs, ("uuid", "gpu_uuid")),
         name=_text(pairs, ("product_name", "name", "gpu_name")),
         bus_id=bus(block.bus_id or _text(pairs, ("pci.bus_id", "gpu_bus_id", "pci/bus_id"))),

@@ -268,8 +268,7 @@ def _register(path: Path, check: Check, test: Any, about: str | None) -> Registe
             f"{path}: {test.__name__} takes {sorted(names)}, a check takes (node, conclude), "
             "(pair, conclude) or (fleet, conclude)"
         )
-    subject = _PARAMETERS[subjects[0]]
-    return Registered(check, subject, subjects[0], test, path, about or check.id)
+    return Registered(check, _PARAMETERS[subjects[0]], subjects[0], test, path, about or check.id)
 
 
 def _valid_check(path: Path, check: Any) -> Check:
@@ -348,10 +347,9 @@ class Ledger:
     def settle(self, reason: str = "") -> tuple[Entry, ...]:
         """List all verdicts; a missing one is `missing`, or `not_run` with the reason of a stop."""
         missing = not_run(reason, stopped=True) if reason else _missing("its verdict never arrived")
-        keys = dict.fromkeys([*self._expected, *self._arrived])
         return tuple(
             Entry(check, subject(nodes), nodes, self._arrived.get((check, nodes), missing))
-            for check, nodes in keys
+            for check, nodes in dict.fromkeys([*self._expected, *self._arrived])
         )
 
 

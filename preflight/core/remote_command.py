@@ -256,8 +256,7 @@ class Remote(ABC):
                 self._exited(max(0.0, deadline - time.monotonic()))
         except TimeoutError:
             pass  # a status of None says that the deadline passed
-        status = self._release_once()
-        return self._buffer.answer(status, time.monotonic() - self._started_at)
+        return self._buffer.answer(self._release_once(), time.monotonic() - self._started_at)
 
     def _deadline(self, deadline_s: float) -> float:
         return min(time.monotonic() + deadline_s, self._expires_at)

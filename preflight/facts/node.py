@@ -94,8 +94,7 @@ class Group:
         `read` must be a named function: its vote is counted once and cached.
         """
         if read not in self._votes:
-            values = map(read, self.facts.values())
-            votes = Counter(value for value in values if value is not None)
+            votes = Counter(value for value in map(read, self.facts.values()) if value is not None)
             ranked = votes.most_common(1)
             self._votes[read] = Majority(*ranked[0], votes.total()) if ranked else None
         return self._votes[read]

@@ -33,21 +33,17 @@ def unsupported_argument(text: str) -> str:
         words = iter(shlex.split(text))
     except ValueError:
         return "a quote that is not closed"
-    return next(_unsupported_options(words), "")
-
-
-def _unsupported_options(words: Iterator[str]) -> Iterator[str]:
     for word in words:
         if word in ansible_list.TABLE["harmless_flags"]:
             continue
         if not word.startswith("-o"):
-            yield word.partition("=")[0]
-            return
+            return word.partition("=")[0]
         option = word[2:] or next(words, "")
         key, _, value = option.replace(" ", "=", 1).partition("=")
         keeps_no_keys = key.lower() == "userknownhostsfile" and value.strip() == "/dev/null"
         if key.lower() not in ansible_list.TABLE["harmless_options"] and not keeps_no_keys:
-            yield key or word
+            return key or word
+    return ""
 
 
 PREFIX: Final = "preflight_"
@@ -238,7 +234,6 @@ class AnsibleInventory:
             check_host_name(name if table.address is None else table.address)
         except UsageError as error:
             raise UsageError(f"{where}: its address {error}") from error
-        expected = {key: getattr(table, key) for key in tables.EXPECTATION_KEYS}
         return Host(
             name=name,
             address=table.address or name,
@@ -246,7 +241,7 @@ class AnsibleInventory:
             leaf=table.leaf or "",
             python=tables.read_argv(table.python, f"{where}: preflight_python"),
             expected=Expected(
-                **expected,
+                **{key: getattr(table, key) for key in tables.EXPECTATION_KEYS},
                 limits=tables.limit_overrides(table, where),
                 baselines=tables.baseline_overrides(table, where),
                 origin=f"{self.path} [{group}]",

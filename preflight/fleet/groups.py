@@ -103,8 +103,7 @@ def expand_with_groups(
 
 def _ask_child(text: str, groups: Groups | None, *, may_be_empty: bool) -> _Resolution:
     """Ask a child process, which can be killed together with the commands it started."""
-    isolated = "-I" if sys.flags.isolated else "-P"
-    argv = [sys.executable, isolated, "-c", _CHILD]
+    argv = [sys.executable, "-I" if sys.flags.isolated else "-P", "-c", _CHILD]
     folded = None if groups is None else _fold_groups(groups, text)
     question = _Question(nodeset.digits_into_brackets(text), folded, may_be_empty)
     remote = LocalConnection().start(argv, timeout_s=UPCALL_S, limit=_LIMIT)

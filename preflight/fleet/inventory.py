@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from preflight.core.files import parse_toml, read_regular, read_text, refuse_untrusted, typed_path
+from preflight.core.statistics import grouped
 from preflight.core.text import did_you_mean
 from preflight.errors import UsageError
 from preflight.fleet import inventory_tables as tables
@@ -225,10 +226,8 @@ class Inventory:
     @property
     def groups(self) -> dict[str, tuple[str, ...]]:
         """The nodes of each group, for `@inventory:NAME`."""
-        members: dict[str, list[str]] = {group: [] for group in self._content.group}
-        for name, group in self._group_of.items():
-            members[group].append(name)
-        return {group: tuple(names) for group, names in members.items()}
+        members = grouped((group, name) for name, group in self._group_of.items())
+        return {group: tuple(members.get(group, ())) for group in self._content.group}
 
     def host(self, name: str) -> Host:
         """Return one node with its settings; a node that is not in the file gets the defaults."""
@@ -386,19 +385,17 @@ if TYPE_CHECKING:
 
 def _refuse_unreadable(path: Path) -> None:
     """Refuse a file that Ansible would only warn about; do not open a pipe or a device."""
+    if path.is_file():
+        return
+    reason = "it is not a regular file (a pipe or a device is not read)"
     try:
-        is_regular = path.is_file()
         path.stat()
-        reason = "it is not a regular file (a pipe or a device is not read)"
     except OSError as error:
-        is_regular, reason = False, error.strerror or "it cannot be read"
-    except ValueError:
-        is_regular, reason = False, "its name holds a NUL byte or is not text"
-    if not is_regular:
-        raise UsageError(
-            f"cannot read the inventory {path}: {reason}; give --preflight-inventory a readable "
-            "file: TOML or YAML of preflight's, or an Ansible inventory"
-        )
+        reason = error.strerror or "it cannot be read"
+    raise UsageError(
+        f"cannot read the inventory {path}: {reason}; give --preflight-inventory a readable "
+        "file: TOML or YAML of preflight's, or an Ansible inventory"
+    )
 
 
 def _has_ansible_layout(path: Path) -> bool:

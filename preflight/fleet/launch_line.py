@@ -117,8 +117,7 @@ def read_launch(line: str) -> Launch:
     """Read `VAR=... torchrun --nproc-per-node=8 ... train.py`; UsageError if it says nothing."""
     if not line.strip():
         raise UsageError("--preflight-launch is empty: give the line that starts the job")
-    words = _words(line)
-    environ, launcher, options, before = _split_line(words)
+    environ, launcher, options, before = _split_line(_words(line))
     address, port = options.get("master-addr"), options.get("master-port")
     if "rdzv-endpoint" in options:
         address, port = _endpoint(options["rdzv-endpoint"])

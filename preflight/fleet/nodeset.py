@@ -14,6 +14,7 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
+from preflight.core.statistics import grouped
 from preflight.core.text import natural
 from preflight.errors import UsageError
 
@@ -115,9 +116,7 @@ def _fold_numbers(pattern: str, names: Iterable[str]) -> Iterator[str]:
     range_set = clustershell("RangeSet").RangeSet
     vectors = [tuple(_NUMBERS.findall(name)) for name in sorted(set(names), key=natural)]
     for axis in list(reversed(range(len(vectors[0]))))[:_AXES]:
-        groups: dict[tuple[tuple[str, ...], tuple[str, ...]], list[str]] = {}
-        for vector in vectors:
-            groups.setdefault((vector[:axis], vector[axis + 1 :]), []).append(vector[axis])
+        groups = grouped(((vector[:axis], vector[axis + 1 :]), vector[axis]) for vector in vectors)
         vectors = [
             (*before, str(range_set(",".join(numbers))), *after)
             for (before, after), numbers in groups.items()

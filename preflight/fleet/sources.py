@@ -169,8 +169,7 @@ def with_srun(
             "the transport srun works inside a Slurm allocation only: "
             "start with sbatch or salloc, or leave --preflight-transport out"
         )
-    allocation = allocated_nodes(request.environ)
-    inside = allocation.issuperset(host.name for host in hosts)
+    inside = allocated_nodes(request.environ).issuperset(host.name for host in hosts)
     if by_srun or inside:
         refuse_parallel_tasks(request.environ)
     if request.transport is not None or not inside or shutil.which("srun") is None:
@@ -447,8 +446,7 @@ def _job(
 def _who_could_write(env_file: str, names: Sequence[str]) -> str:
     """Say who besides root could have written the job's environment; "" if no one could."""
     paths = dict.fromkeys(env_file.replace("{node}", name) for name in names)
-    writers = (who_may_change(typed_path(path)) for path in paths)
-    return next(filter(None, writers), "")
+    return next(filter(None, (who_may_change(typed_path(path)) for path in paths)), "")
 
 
 def _script(request: FleetRequest) -> TrainingScript | None:
