@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class PreflightError(Exception):
     """The root of everything preflight raises on purpose."""
@@ -9,6 +12,15 @@ class PreflightError(Exception):
 
 class UsageError(PreflightError):
     """A wrong option, inventory or node list: exit 4, one line, says what to type."""
+
+
+@contextmanager
+def errors_about(subject: str) -> Iterator[None]:
+    """Let the message of a UsageError begin with its subject: "fleet.toml: ..."."""
+    try:
+        yield
+    except UsageError as error:
+        raise UsageError(f"{subject}: {error}") from error
 
 
 class WireError(PreflightError):

@@ -20,7 +20,7 @@ from msgspec import Raw
 
 from preflight.core.files import file_errors, read_regular, refuse_untrusted_folder, typed_path
 from preflight.core.text import did_you_mean
-from preflight.errors import UsageError
+from preflight.errors import UsageError, errors_about
 from preflight.fleet import ansible_list
 from preflight.fleet import inventory_tables as tables
 from preflight.fleet.model import Expected, Host, Waiver
@@ -174,10 +174,8 @@ def _convert(fields: dict[str, Any], names: dict[str, str], where: str) -> table
     except msgspec.ValidationError as error:
         reason, _, field = tables.schema_reason(str(error)).rpartition(", at ")
         raise UsageError(f"{where}: {names.get(field, field)}: {reason}: correct it") from error
-    try:
+    with errors_about(where):
         tables.refuse_impossible("its variables", table)
-    except UsageError as error:
-        raise UsageError(f"{where}: {error}") from error
     return table
 
 
@@ -279,10 +277,8 @@ def read_ansible_json(path: Path) -> AnsibleInventory:
 
 
 def _decode_inventory(path: Path, text: bytes) -> AnsibleInventory:
-    try:
+    with errors_about(str(path)):
         listing = ansible_list.decode(text)
-    except UsageError as error:
-        raise UsageError(f"{path}: {error}") from error
     if not listing.group_of:
         raise UsageError(f"{path} names no hosts: look at `ansible-inventory -i {path} --graph`")
     return AnsibleInventory(path, listing)

@@ -16,7 +16,7 @@ import msgspec
 from preflight.core.files import parse_toml, read_regular, read_text, refuse_untrusted, typed_path
 from preflight.core.statistics import grouped
 from preflight.core.text import did_you_mean
-from preflight.errors import UsageError
+from preflight.errors import UsageError, errors_about
 from preflight.fleet import inventory_tables as tables
 from preflight.fleet.groups import expand_with_groups
 from preflight.fleet.model import Expected, Host, Waiver
@@ -71,16 +71,14 @@ def read_inventory(path: Path) -> Inventory:
 
 def inventory_of(path: Path, text: str) -> Inventory:
     """Parse an inventory's text; UsageError names `path`."""
-    try:
+    with errors_about(str(path)):
         content = parse(path, text)
         tables.refuse_unknown_keys(content)
-        return Inventory(path, msgspec.convert(content, tables.FileTable))
-    except msgspec.ValidationError as error:
-        raise UsageError(
-            f"{path}: {tables.table_reason(content, str(error))}: correct it"
-        ) from error
-    except UsageError as error:
-        raise UsageError(f"{path}: {error}") from error
+        try:
+            file = msgspec.convert(content, tables.FileTable)
+        except msgspec.ValidationError as error:
+            raise UsageError(f"{tables.table_reason(content, str(error))}: correct it") from error
+        return Inventory(path, file)
 
 
 def parse(path: Path, text: str) -> Any:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from preflight.core.files import read_text, typed_path
 from preflight.core.remote_command import run_here
-from preflight.errors import UsageError
+from preflight.errors import UsageError, errors_about
 from preflight.fleet.job_environment import slurm_environ
 from preflight.fleet.nodeset import expand, fold
 
@@ -45,13 +45,11 @@ def parse_switches(text: str, source: str) -> dict[str, str]:
     leaf_of: dict[str, str] = {}
     declared: dict[str, int] = {}
     for number, line in _lines(text):
-        try:
+        with errors_about(f"{source} line {number}"):
             pairs = _pairs(line)
             switch = _switch_name(pairs)
             nodes = _nodes(switch, pairs)
             _refuse_repeated(switch, nodes, declared, leaf_of)
-        except UsageError as error:
-            raise UsageError(f"{source} line {number}: {error}") from error
         declared[switch] = number
         leaf_of |= dict.fromkeys(nodes, switch)
     if not leaf_of:

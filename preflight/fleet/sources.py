@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from preflight.core.files import file_errors, read_regular, refuse_untrusted, typed_path
 from preflight.core.text import did_you_mean, whole
 from preflight.core.trust import who_may_change
-from preflight.errors import UsageError
+from preflight.errors import UsageError, errors_about
 from preflight.fleet import launch_line
 from preflight.fleet.groups import expand_with_groups, groups_in
 from preflight.fleet.inventory import open_inventory
@@ -333,13 +333,11 @@ def _default_names(request: FleetRequest, inventory: AnyInventory | None) -> Sou
 
 
 def _names_in_variable(text: str, variable: str, inventory: AnyInventory | None) -> SourcedNames:
-    try:
+    with errors_about(variable):
         # Groups may start commands: only what the operator wrote may name them.
         if variable == "PREFLIGHT_NODES":
             return _expand(text, variable, inventory)
         return expand(text), variable
-    except UsageError as error:
-        raise UsageError(f"{variable}: {error}") from error
 
 
 def _expand(text: str, origin: str, inventory: AnyInventory | None) -> SourcedNames:
