@@ -224,20 +224,20 @@ def refuse_unknown_keys(content: Any) -> None:
 
 def _tables(content: dict[Any, Any]) -> Iterator[tuple[str, Any, type[Struct]]]:
     """Every table of a file with its name and type, the outer ones first."""
-    groups, nodes = (_items(content.get(table)).items() for table in ("group", "node"))
-    groups_named = [(f"group.{name}", keys) for name, keys in groups]
-    nodes_named = [(f"node.{name}", keys) for name, keys in nodes]
+    layers = [
+        (f"{table}.{name}", keys, kind)
+        for table, kind in (("group", GroupTable), ("node", NodeTable))
+        for name, keys in _items(content.get(table)).items()
+    ]
     yield "the file", content, FileTable
     yield "[defaults]", content.get("defaults"), Layer
     yield "[job]", content.get("job"), JobTable
-    yield from ((f"[{name}]", keys, GroupTable) for name, keys in groups_named)
-    yield from ((f"[{name}]", keys, NodeTable) for name, keys in nodes_named)
+    yield from ((f"[{name}]", keys, kind) for name, keys, kind in layers)
     waived = content.get("waive")
-    yield from (
-        ("[[waive]]", keys, WaiveTable) for keys in (waived if isinstance(waived, list) else ())
-    )
-    layers = [("defaults", content.get("defaults")), *groups_named, *nodes_named]
-    for where, keys in [("", content), *((f"{name}.", keys) for name, keys in layers)]:
+    for keys in waived if isinstance(waived, list) else ():
+        yield "[[waive]]", keys, WaiveTable
+    outer = [("", content), ("defaults.", content.get("defaults"))]
+    for where, keys in [*outer, *((f"{name}.", keys) for name, keys, _ in layers)]:
         inner = _items(keys)
         for name, table in _items(inner.get("checks")).items():
             yield f'[{where}checks."{name}"]', table, CheckTable

@@ -72,17 +72,11 @@ def expand(text: str) -> tuple[str, ...]:
     if any(char.isdecimal() and not char.isascii() for char in text):
         raise UsageError(f"the node list {_shorten(text)!a} has digits other than 0-9: {_EXAMPLE}")
     refuse_bombs(text)
-    names: list[str] = []
-    pattern = []
-    for word in split(digits_into_brackets(text)):
-        # ClusterShell reads the brackets of [2001:db8::1] as a range: addresses go around it.
-        address = _parse_address(word)
-        if address is not None:
-            names.append(address)
-        else:
-            pattern.append(word)
-    if pattern:
-        names = [*_expand_names(",".join(pattern)), *names]
+    words = split(digits_into_brackets(text))
+    # ClusterShell reads the brackets of [2001:db8::1] as a range: addresses go around it.
+    addresses = [address for word in words if (address := _parse_address(word)) is not None]
+    pattern = ",".join(word for word in words if _parse_address(word) is None)
+    names = [*(_expand_names(pattern) if pattern else ()), *addresses]
     if not names:
         raise UsageError(f"the node list {_shorten(text)!a} comes out empty: {_EXAMPLE}")
     for name in names:
@@ -222,11 +216,8 @@ def _range_size(ranges: str) -> int:
         match = _RANGE.fullmatch(part.strip())
         if match is None:
             continue  # ClusterShell says what is wrong with it
-        first, last, step = (int(group) if group else None for group in match.groups())
-        if first is not None and last is not None and last >= first:
-            size += (last - first) // (step or 1) + 1
-        else:
-            size += 1
+        first, last, step = (int(group or 0) for group in match.groups())
+        size += max(0, last - first) // (step or 1) + 1
     return max(size, 1)
 
 
