@@ -13,7 +13,7 @@ import re
 import shlex
 from contextlib import suppress
 from fnmatch import fnmatchcase
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +25,7 @@ from preflight.core.statistics import grouped
 from preflight.transport import reach_error
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from preflight.transport.ssh_config import Route
 
@@ -46,27 +46,13 @@ _HASHED = re.compile(r"\|1\|([A-Za-z0-9+/]{27}=)\|([A-Za-z0-9+/]{27}=)")
 REVOKED, AUTHORITY = "@revoked", "@cert-authority"
 
 
-class _Pattern(Struct, frozen=True):
-    """A pattern such as `gpu*`, or a name after `!`."""
-
-    pattern: str
-    negated: bool
-
-    def matches(self, name: str) -> bool:
-        """Whether it matches the whole name."""
-        return fnmatchcase(name, self.pattern)
+_Pattern = tuple[bool, "Callable[[str], bool]"]
+"""Whether it stands after `!`, and the test whether a whole name matches it."""
 
 
-class _Hashed(Struct, frozen=True):
-    """`|1|salt|HMAC-SHA1(salt, name)`, as `HashKnownHosts` writes it."""
-
-    salt: bytes
-    digest: bytes
-    negated: bool = False
-
-    def matches(self, name: str) -> bool:
-        """Whether this is the hash of that name."""
-        return hmac.compare_digest(hmac.digest(self.salt, name.encode(), "sha1"), self.digest)
+def _is_hash_of(salt: bytes, digest: bytes, name: str) -> bool:
+    """Whether it is `|1|salt|HMAC-SHA1(salt, name)`, as `HashKnownHosts` writes it."""
+    return hmac.compare_digest(hmac.digest(salt, name.encode(), "sha1"), digest)
 
 
 class KnownHost(Struct, frozen=True):
@@ -76,7 +62,7 @@ class KnownHost(Struct, frozen=True):
     line: int
     marker: str
     plain: frozenset[str]
-    patterns: tuple[_Pattern | _Hashed, ...]
+    patterns: tuple[_Pattern, ...]
     kind: str
     blob: bytes
 
@@ -88,7 +74,7 @@ class KnownHost(Struct, frozen=True):
     def is_about(self, name: str) -> bool:
         """Whether the line is about that host ("gpu017", "[gpu017]:2222")."""
         name = name.lower()
-        matching = [pattern.negated for pattern in self.patterns if pattern.matches(name)]
+        matching = [negated for negated, matches in self.patterns if matches(name)]
         return (name in self.plain or bool(matching)) and not any(matching)
 
 
@@ -268,13 +254,13 @@ def _decode(key: str) -> bytes:
         return b""
 
 
-def _parse_names(names: str) -> tuple[frozenset[str], tuple[_Pattern | _Hashed, ...]] | None:
+def _parse_names(names: str) -> tuple[frozenset[str], tuple[_Pattern, ...]] | None:
     """Read the names of a line, once for all nodes; None for a line that OpenSSH skips, too."""
     if names.startswith("|"):
         if (hashed := _HASHED.fullmatch(names)) is None:
             return None
         salt, digest = map(base64.b64decode, hashed.groups())
-        return frozenset(), (_Hashed(salt, digest),)
+        return frozenset(), ((False, partial(_is_hash_of, salt, digest)),)
     plain, patterns = set(), []
     for name in names.lower().split(","):
         negated = name.startswith("!")
@@ -282,7 +268,8 @@ def _parse_names(names: str) -> tuple[frozenset[str], tuple[_Pattern | _Hashed, 
             return None
         if negated or "*" in name or "?" in name:
             # A bracket means itself here: [gpu*]:2222.
-            patterns.append(_Pattern(name[negated:].replace("[", "[[]"), negated))
+            pattern = name[negated:].replace("[", "[[]")
+            patterns.append((negated, partial(fnmatchcase, pat=pattern)))
         else:
             plain.add(name)
     return frozenset(plain), tuple(patterns)

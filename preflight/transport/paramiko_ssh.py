@@ -42,7 +42,7 @@ LONGEST_ANSWER, MOST_LISTED = 256 << 10, 2048
 
 
 class ParamikoTransport:
-    """Logs in with keys to hosts whose keys are known; see `dial` and `log_in`."""
+    """Logs in with keys to hosts whose keys are known; see `verify` and `log_in`."""
 
     name = "paramiko"
 
@@ -55,8 +55,11 @@ class ParamikoTransport:
         config = self._settings.get(host, timeout_s)
         refuse_jump_hosts(config)
         route = ssh_config.route_to(host, config)
-        transport = dial(route, deadline)
+        lines = read_known_hosts(route.known_hosts, route.known_names)
+        transport = _handshake(open_socket(route, deadline), route, known_kinds(lines), deadline)
         try:
+            key = transport.get_remote_server_key()
+            verify(lines, key.get_name(), key.asbytes(), route)
             log_in(transport, route, deadline)
         except BaseException:
             hang_up(transport)
@@ -327,19 +330,6 @@ POLL_S = 0.5
 """How often an idle connection's thread wakes; paramiko's own 0.1 s costs 400 of them 7 % CPU."""
 
 LOG_NAME = "preflight.ssh"
-
-
-def dial(route: Route, deadline: float) -> paramiko.Transport:
-    """Connect, agree on keys, and prove that the host is the one we know; ReachError if not."""
-    lines = read_known_hosts(route.known_hosts, route.known_names)
-    transport = _handshake(open_socket(route, deadline), route, known_kinds(lines), deadline)
-    try:
-        key = transport.get_remote_server_key()
-        verify(lines, key.get_name(), key.asbytes(), route)
-    except BaseException:
-        hang_up(transport)
-        raise
-    return transport
 
 
 def hang_up(transport: paramiko.Transport) -> None:

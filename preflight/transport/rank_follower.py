@@ -51,16 +51,11 @@ def describe_rank(place: Place, nonce: str) -> notes.Present:
         group=place.group_rank,
         per_node=place.local_world_size,
         hostname=socket.gethostname()[:255],
-        address=address_towards(place.master_addr),
+        address=next(addresses_towards(place.master_addr), ""),
         pid=os.getpid(),
         python=sys.executable[:4096],
         environ=dict(list(environ.items())[:_MOST_VARIABLES]),
     )
-
-
-def address_towards(host: str) -> str:
-    """Return our own address on the route to another host; "" without a route or such a host."""
-    return next(addresses_towards(host), "")
 
 
 END_S = 0.5

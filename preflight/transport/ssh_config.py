@@ -53,10 +53,6 @@ class SshSettings(Struct, frozen=True):
         """Return the first value of a setting, or "" if it has none."""
         return next(iter(self.settings.get(key, ())), "")
 
-    def values(self, key: str) -> tuple[str, ...]:
-        """Return all values of a setting."""
-        return self.settings.get(key, ())
-
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -197,7 +193,7 @@ def route_to(host: Host, config: SshSettings) -> Route:
     if host.identity_file:
         keys = _expand_paths([host.identity_file])
     else:
-        identities = _expand_paths(config.values("identityfile") or IDENTITIES)
+        identities = _expand_paths(config.settings.get("identityfile") or IDENTITIES)
         keys = tuple(file for file in identities if Path(file).is_file())
     files = f"{config.first('userknownhostsfile')} {config.first('globalknownhostsfile')}"
     known_hosts = [host.known_hosts] if host.known_hosts else files.split() or KNOWN_HOSTS

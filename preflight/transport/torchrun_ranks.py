@@ -21,6 +21,7 @@ from preflight.transport import job_store as notes
 from preflight.transport import rank_follower as follower
 from preflight.transport import reach_error
 from preflight.transport.job_store import Place, Present, StoreLostError
+from preflight.transport.relay import addresses_towards
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -301,7 +302,7 @@ class JobRanks(Struct, frozen=True, kw_only=True):
             and answer.address.startswith("127.")
             and others
         ):
-            return follower.address_towards(others[0]) or answer.address
+            return next(addresses_towards(others[0]), answer.address)
         return answer.address
 
 
