@@ -11,7 +11,7 @@ from xml.etree import ElementTree as ET
 
 from msgspec.structs import replace
 
-from preflight.captured import smi_fields as v
+from preflight.captured import smi_fields as fields
 from preflight.captured.smi_fields import Block, Listing, Pairs, join_path, listed
 from preflight.core.statistics import grouped
 from preflight.core.text import whole
@@ -23,7 +23,7 @@ _NOTE: Final = re.compile(r"(?<!\s)\s{2,}(?:<[=-]|#|[=-]+>|[←→⇐⇒]).*")
 """A note that a person wrote after a value."""
 _SNIP: Final = re.compile(r"^[^\S\n]*(?:\[?\.\.\.+\]?|\[snip\]|<snip>|…)[^\S\n]*$", re.MULTILINE)
 _KNOWN_SECTION: Final = re.compile(
-    rf"(?:^|/)(?:(?:{'|'.join(v.table()['sections'])})/|(?:{'|'.join(v.table()['lines'])})$)"
+    rf"(?:^|/)(?:(?:{'|'.join(fields.table()['sections'])})/|(?:{'|'.join(fields.table()['lines'])})$)"
 )
 SELECTS_GPUS: Final = re.compile(r"^(?>.*?\bnvidia-smi\b).* (?:-i|--id)[ =]", re.MULTILINE)
 _HEAD: Final = ("driver_version", "attached_gpus")
@@ -55,7 +55,7 @@ def parse_query(text: str) -> Listing | None:
     gpu_blocks = [block for block in blocks if block.bus_id or _is_section(block.pairs)]
     if not gpu_blocks:
         return None
-    damaged = _damage(text, gpu_blocks, v.number_of(head.get("attached_gpus", "")))
+    damaged = _damage(text, gpu_blocks, fields.number_of(head.get("attached_gpus", "")))
     return listed(gpu_blocks, head.get("driver_version", ""), damaged)
 
 
@@ -113,7 +113,7 @@ _GPU_SPECIFIC: Final = frozenset(("mig_devices", "mig_device", "processes", "acc
 @cache
 def _groups() -> dict[str, list[list[str]]]:
     """By section, the lines of which every driver prints all or none; "|" between their names."""
-    rows = v.table()["together"].items()
+    rows = fields.table()["together"].items()
     return grouped(
         (name, lines) for names, sets in rows for name in names.split("|") for lines in sets
     )
@@ -133,7 +133,7 @@ def _lines_missing(blocks: list[Block]) -> str:
         groups = [(name, group) for name in children for group in _groups().get(_leaf(name), ())]
         if not _WHOLE_GPU_LINES.isdisjoint(names_of_gpu):
             mig = ("remapped_rows",) if "mig_mode" in names_of_gpu else ()  # both since R450
-            groups.append(("", [*v.table()["whole_gpu"], *mig]))
+            groups.append(("", [*fields.table()["whole_gpu"], *mig]))
         for section, group in groups:
             missing = [name for name in group if children[section].isdisjoint(name.split("|"))]
             if missing and len(missing) < len(group):
@@ -180,7 +180,7 @@ def parse_xml(text: str) -> Listing | None:
         block = Block(element.get("id", ""), [])
         _flatten(element, "", block.pairs)
         blocks.append(block)
-    too_few = _too_few(text, blocks, v.number_of(head.get("attached_gpus", "")))
+    too_few = _too_few(text, blocks, fields.number_of(head.get("attached_gpus", "")))
     damaged = damaged or too_few or _lines_missing(blocks) or ("" if blocks else "it lists no GPU")
     return listed(blocks, head.get("driver_version", ""), damaged)
 
@@ -210,7 +210,7 @@ def _flatten(element: ET.Element, path: str, pairs: Pairs) -> None:
 
 
 _COLUMN: Final = re.compile(r"^[a-z][A-Za-z0-9_.]{0,99}(?: \[[A-Za-z/%]{1,20}\])?$")
-_KNOWN_COLUMN: Final = re.compile(f"^(?:{'|'.join(v.table()['columns'])})")
+_KNOWN_COLUMN: Final = re.compile(f"^(?:{'|'.join(fields.table()['columns'])})")
 _CSV_ASKED: Final = re.compile(
     r"^(?:\S*[$#>] ?)?(?:sudo )?nvidia-smi (?=[^|;&]*$)[^|;&]*--query-gpu="
     r"([a-z0-9_.]{1,100}(?:,[a-z0-9_.]{1,100})+)(?: [^|;&]*)?$"

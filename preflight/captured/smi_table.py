@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from preflight.captured import smi_fields as v
+from preflight.captured import smi_fields as fields
 from preflight.captured.smi_fields import Listing, Readings, bus
 from preflight.core.statistics import grouped
 from preflight.facts.model import Gpu, GpuProcess
@@ -96,26 +96,26 @@ def _cells(line: str) -> list[str]:
 
 def _gpu(
     part: list[list[str]], processes: dict[int, list[GpuProcess]] | None, mig: dict[int, int]
-) -> tuple[Gpu, tuple[v.Doubt, ...]]:
+) -> tuple[Gpu, tuple[fields.Doubt, ...]]:
     """The GPU of some rows, and its readings that cannot be parsed."""
     readings = Readings()
     index, name, persistence = _ROW_1.match(part[0][0]).groups()  # type: ignore[union-attr]  # chosen by it
     if persistence in _WINDOWS:
         readings.lack("persistence")
     else:
-        readings.put("persistence", persistence, v.switch)
+        readings.put("persistence", persistence, fields.switch)
     number = int(index)
     _read_ecc(readings, part[0][2].strip(), mig.get(number))
     if len(part) > 1:
         _read_second_row(readings, part[1])
     if len(part) > 2:  # noqa: PLR2004 - a third row
-        readings.put("mig_enabled", part[2][2].strip(), v.switch)
+        readings.put("mig_enabled", part[2][2].strip(), fields.switch)
     if len(part) > 1:
         _read_memory(readings, part[1][1].strip())
     return readings.gpu(
         index=number,
         uuid="",
-        name=v.words(name) or "",
+        name=fields.words(name) or "",
         bus_id=bus(part[0][1].split()[0]) if part[0][1].split() else "",
         processes=None if processes is None else tuple(processes.get(number, ())),
     )
@@ -127,21 +127,21 @@ def _read_memory(readings: Readings, printed: str) -> None:
     if printed == "N/A":
         readings.lack("memory_used_mib", "memory_total_mib")
     elif match:
-        readings.put("memory_used_mib", match[1], v.mebibytes)
-        readings.put("memory_total_mib", match[2], v.mebibytes)
+        readings.put("memory_used_mib", match[1], fields.mebibytes)
+        readings.put("memory_total_mib", match[2], fields.mebibytes)
 
 
 def _read_ecc(readings: Readings, printed: str, instance_errors: int | None) -> None:
     """A number; Off if ECC is off; On if MIG hides it and its instances have counts."""
     field = "ecc_volatile_uncorrected"
     if printed in ("On", "Off"):
-        readings.put("ecc_on", printed, v.switch)
+        readings.put("ecc_on", printed, fields.switch)
         if instance_errors is None:
             readings.lack(field)
         else:
             readings.values[field] = instance_errors
         return
-    readings.put(field, printed, v.number_of)
+    readings.put(field, printed, fields.number_of)
     if readings.values.get(field) is not None:
         readings.values["ecc_on"] = True
     elif printed == "N/A":
@@ -152,11 +152,11 @@ def _read_second_row(readings: Readings, cells: list[str]) -> None:
     match = _ROW_2.match(cells[0])
     if match:
         fan, temperature, state, power, limit = match.groups()
-        readings.put("fan_pct", fan, v.percent)
-        readings.put("temperature_c", temperature, v.celsius)
-        readings.put("performance_state", state, v.state)
-        readings.put("power_draw_w", power, v.watts)
-        readings.put("power_limit_w", limit, v.watts)
+        readings.put("fan_pct", fan, fields.percent)
+        readings.put("temperature_c", temperature, fields.celsius)
+        readings.put("performance_state", state, fields.state)
+        readings.put("power_draw_w", power, fields.watts)
+        readings.put("power_limit_w", limit, fields.watts)
     else:
         errors = re.findall(r"ERR!|Unknown Error", cells[0])
         if not errors and cells[0].strip():
@@ -165,8 +165,8 @@ def _read_second_row(readings: Readings, cells: list[str]) -> None:
             readings.failed(f"its fan, temperature or power: {error}")
     busy = re.match(r"\s*(\S+)\s+(.*?)\s*$", cells[2])
     if busy:
-        readings.put("utilization_pct", busy[1], v.percent)
-        readings.put("compute_mode", busy[2], v.compute_mode)
+        readings.put("utilization_pct", busy[1], fields.percent)
+        readings.put("compute_mode", busy[2], fields.compute_mode)
 
 
 def _processes(tail: str) -> dict[int, list[GpuProcess]] | None:
@@ -174,7 +174,7 @@ def _processes(tail: str) -> dict[int, list[GpuProcess]] | None:
     if not tail:
         return None
     return grouped(
-        (int(match[1]), GpuProcess(int(match[2]), v.mebibytes(match[3])))
+        (int(match[1]), GpuProcess(int(match[2]), fields.mebibytes(match[3])))
         for line in tail.splitlines()
         for cell in _cells(line)
         if (match := _PROCESS_ROW.match(cell))

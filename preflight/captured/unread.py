@@ -48,7 +48,9 @@ def _unknown_parts(
         start = line[:_LONGEST_LINE]
         if _NO_FACTS.match(start):
             continue
-        if any(form.match(start) for form in forms) or (KIND in kinds and _has_kernel_form(start)):
+        if any(form.match(start) for form in forms) or (
+            KIND in kinds and (split_stamp(start)[2] or is_kernel_line(start))
+        ):
             if count >= _FEWEST_LINES:
                 yield first, last
             count = 0
@@ -57,10 +59,6 @@ def _unknown_parts(
         last, count = number, count + 1
     if count >= _FEWEST_LINES:
         yield first, last
-
-
-def _has_kernel_form(line: str) -> bool:
-    return split_stamp(line)[2] or is_kernel_line(line)
 
 
 def wrapped_line(text: str) -> str:

@@ -67,7 +67,8 @@ def holds_memory(proc: Process) -> bool:
 
 
 GRANT: Final = "let the probe see other users' processes: run it as root or give it CAP_SYS_PTRACE"
-_NAME_CHARS: Final = 60
+_MOST_CHARS: Final = 60
+"""Of a command line in a sentence."""
 _KTHREADD: Final = 2
 _DRIVER_WAIT_CHANNELS: Final = ("nv", "_nv", "uvm", "os_acquire", "rm_")
 
@@ -115,7 +116,7 @@ def _zombies(notable: Sequence[Process], limit: Thresholds) -> Iterator[Stale]:
             advice = f"{end}; if it stays, it is stuck in the driver: drain and reboot"
             yield Stale(f"zombie {name_process(proc)} {why}", advice, (proc,))
         elif proc.ppid > 1 and proc.age_s > limit("zombie_age_s"):
-            name = f" ({proc.parent_command[:_NAME_CHARS]})" if proc.parent_command else ""
+            name = f" ({proc.parent_command[:_MOST_CHARS]})" if proc.parent_command else ""
             sentence = f"zombie {name_process(proc)}: its parent {proc.ppid}{name} never reaped it"
             yield Stale(sentence, f"harmless but untidy; {end}", (proc,), grave=False)
         elif not proc.ppid and not proc.age_s:  # a captured listing without parents and ages
@@ -263,12 +264,9 @@ def busy_process(facts: Facts) -> str:
     return ""
 
 
-_COMMAND_CHARS: Final = 60
-
-
 def name_process(proc: Process) -> str:
     """Pid, program, user and age: pid 42 (python train.py, user alice, started 14 min ago)."""
-    command = proc.command if len(proc.command) <= _COMMAND_CHARS else proc.command[:57] + "..."
+    command = proc.command if len(proc.command) <= _MOST_CHARS else proc.command[:57] + "..."
     details = [command, f"user {proc.user}" if proc.user else ""]
     if proc.pid:
         started = f"started {age(proc.age_s)} ago" if proc.age_s else ""
