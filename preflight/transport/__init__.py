@@ -8,12 +8,15 @@ logins from `openssh_logins`. Slurm: `srun` starts relays, which call back to `r
 
 from __future__ import annotations
 
+import threading
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from preflight.core.files import shipped_table
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from preflight.core.remote_command import ReachError
 
 
@@ -28,3 +31,10 @@ def reach_error(kind: str, **values: object) -> ReachError:
 
     row = _errors()[kind]
     return ReachError(row["step"], *(row[part].format(**values) for part in ("sentence", "advice")))
+
+
+def start_thread(work: Callable[..., object], *args: object, name: str = "") -> threading.Thread:
+    """Do `work` in a thread that does not keep the process alive."""
+    thread = threading.Thread(target=work, args=args, name=name or None, daemon=True)
+    thread.start()
+    return thread

@@ -22,7 +22,7 @@ from preflight import __version__
 from preflight.core.files import shipped_table
 from preflight.core.remote_command import OUTPUT_LIMIT, HasPayload
 from preflight.core.trust import who_may_change
-from preflight.transport import reach_error
+from preflight.transport import reach_error, start_thread
 from preflight.transport.payload_session import BOOTED, PYTHON_FLOOR, TOO_OLD, PayloadSession
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ def pack_ahead(entry: str, modules: SiteCode) -> None:
         with suppress(Exception):
             bundle(entry, modules=modules)
 
-    threading.Thread(target=pack, name="preflight-pack", daemon=True).start()
+    start_thread(pack, name="preflight-pack")
 
 
 @lru_cache(maxsize=8)

@@ -15,6 +15,7 @@ import msgspec
 
 from preflight.errors import WireError
 from preflight.transport import job_store as notes
+from preflight.transport import start_thread
 from preflight.transport.job_store import JobStore, Order, Reply, StoreLostError
 from preflight.transport.rank_follower import BEAT_S, LEAVE_S, SILENCE_S
 
@@ -50,11 +51,7 @@ class RankHub:
     def begin(self) -> None:
         """Write the first beat, and keep beating until `finish`."""
         self._outgoing.write("beat/0", b"0")
-        self._threads = [
-            threading.Thread(target=work, daemon=True) for work in (self._listen, self._beat)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._threads = [start_thread(self._listen), start_thread(self._beat)]
 
     def watch(self, ranks: Iterable[int]) -> None:
         """Watch the beats of these ranks from now on; each has answered once."""

@@ -25,7 +25,7 @@ from typing import Final, TypeAlias
 from preflight.core.remote_command import ReachError, signal_group
 from preflight.core.text import excerpt
 from preflight.fleet.model import Host
-from preflight.transport import reach_error
+from preflight.transport import reach_error, start_thread
 from preflight.transport.host_keys import REVOKED, HostKey, KnownHost, read_known_hosts, refusal
 from preflight.transport.ssh_config import (
     FetchOnce,
@@ -75,9 +75,7 @@ class JumpHost:
         self._host = host
         self._reasons: dict[tuple[str, str], str] = {}
         self._reason_logged = threading.Condition()
-        threading.Thread(
-            target=self._listen, name=f"preflight-jump-{host.name}", daemon=True
-        ).start()
+        start_thread(self._listen, name=f"preflight-jump-{host.name}")
 
     def connect_error(self, log: str, route: Route, seconds: float) -> ReachError | None:
         """Say why the jump host did not connect; None if the fault lies behind the node's port."""

@@ -20,7 +20,7 @@ import msgspec
 
 from preflight.core.remote_command import Answer, ReachError, Remote
 from preflight.core.text import excerpt, last_line
-from preflight.transport import reach_error
+from preflight.transport import reach_error, start_thread
 
 PYTHON_FLOOR: Final = (3, 8)
 TOO_OLD: Final = 97
@@ -281,7 +281,7 @@ class SuspendDetector:
     def watch(self) -> None:
         """Start to watch, in a thread."""
         self._last_reading = _now()
-        threading.Thread(target=self._watch, daemon=True).start()
+        start_thread(self._watch)
 
     def close(self) -> None:
         """Stop watching."""

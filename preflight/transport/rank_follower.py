@@ -24,6 +24,7 @@ from preflight.core.remote_command import end_group, spawn, with_deadline
 from preflight.errors import WireError
 from preflight.fleet.job_environment import public_variables
 from preflight.transport import job_store as notes
+from preflight.transport import start_thread
 from preflight.transport.bundle import boot_argv, bundle
 from preflight.transport.relay import addresses_towards
 
@@ -90,8 +91,8 @@ class Child:
 
     def run(self) -> None:
         """Start the threads that pass its input and output on."""
-        for work in (self._write, self._read_all):
-            threading.Thread(target=work, daemon=True).start()
+        start_thread(self._write)
+        start_thread(self._read_all)
 
     def feed(self, data: bytes, *, last: bool) -> None:
         """Give it more input."""
@@ -120,9 +121,7 @@ class Child:
         process = self._process
         assert process.stdout is not None
         assert process.stderr is not None
-        errors = (process.stderr.fileno(), "err")
-        stderr_reader = threading.Thread(target=self._pass_on, args=errors, daemon=True)
-        stderr_reader.start()
+        stderr_reader = start_thread(self._pass_on, process.stderr.fileno(), "err")
         if not self._pass_on(process.stdout.fileno(), "out"):
             self.end()
         stderr_reader.join(END_S)
@@ -195,7 +194,7 @@ class _Rank0Watch:
         self.children: dict[int, Child] = {}
         self._place = place
         self._last_beat = time.monotonic() + HELLO_S
-        threading.Thread(target=self._run, daemon=True).start()
+        start_thread(self._run)
 
     def note_beat(self) -> None:
         """Note that rank 0 is alive."""
@@ -244,7 +243,7 @@ class Follower:
         self._outgoing.write(f"beat/{rank}", b"0")
         note = describe_rank(self._place, self._nonce)
         self._outgoing.write(f"present/{rank}", msgspec.json.encode(note))
-        threading.Thread(target=self._beat, daemon=True).start()
+        start_thread(self._beat)
         try:
             # A method, since Python 3.11 does not count a loop's jump back as inside the `try`
             # around it: an exception that a signal raises there would not be caught.
@@ -280,7 +279,7 @@ class Follower:
             self._watch.children[order.child].feed(order.data, last=order.last)
         elif isinstance(order, notes.End) and order.child in self._watch.children:
             child = self._watch.children.pop(order.child)
-            threading.Thread(target=child.end, daemon=True).start()
+            start_thread(child.end)
 
     def _leave(self, code: int) -> int:
         """Report ready, and return when rank 0 sees that all ranks are."""

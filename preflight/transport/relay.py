@@ -22,6 +22,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from preflight.errors import PreflightError
+from preflight.transport import start_thread
 
 START, STDIN, EOF, KILL, MORE_OUT = 1, 2, 3, 4, 5
 OUT, ERR, OUT_END, EXIT, MORE_IN, DEAF = 16, 17, 18, 19, 20, 21
@@ -347,8 +348,7 @@ class RelayHub:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(self._wake_out, selectors.EVENT_READ)
-        self._thread = threading.Thread(target=self._serve, name="preflight-hub", daemon=True)
-        self._thread.start()
+        self._thread = start_thread(self._serve, name="preflight-hub")
 
     def close(self) -> None:
         """Close all connections: each relay then ends its commands and itself. Never raises."""

@@ -33,7 +33,7 @@ from preflight.core.remote_command import (
     with_deadline,
 )
 from preflight.core.text import excerpt
-from preflight.transport import reach_error, relay
+from preflight.transport import reach_error, relay, start_thread
 from preflight.transport import slurm_allocation as slurm
 from preflight.transport.bundle import BOOT, bundle
 from preflight.transport.relay import RelayHub, own_addresses
@@ -199,11 +199,11 @@ class SrunStep:
         # The secret goes through stdin: other users of the node can read argv and environment.
         opening = packed + msgspec.json.encode(request) + b"\n"
         readers = [
-            self._thread(self._read, self._process.stdout, self._read_output),
-            self._thread(self._read, self._process.stderr, self._read_error),
+            start_thread(self._read, self._process.stdout, self._read_output),
+            start_thread(self._read, self._process.stderr, self._read_error),
         ]
-        self._thread(self._send_input, opening)
-        self._thread(self._wait_for_end, readers)
+        start_thread(self._send_input, opening)
+        start_thread(self._wait_for_end, readers)
 
     @property
     def reason(self) -> ReachError | None:
@@ -226,12 +226,6 @@ class SrunStep:
     def kill(self) -> None:
         """End srun at once. Never raises."""
         signal_group(self._process, signal.SIGKILL)
-
-    @staticmethod
-    def _thread(target: Callable[..., None], *args: object) -> threading.Thread:
-        thread = threading.Thread(target=target, args=args, daemon=True)
-        thread.start()
-        return thread
 
     def _send_input(self, opening: bytes) -> None:
         stdin = self._process.stdin
@@ -329,7 +323,7 @@ class SrunTransport:
             if not self._has_started:
                 self._has_started = True
                 atexit.register(self.close)
-                threading.Thread(target=self._start_steps, daemon=True).start()
+                start_thread(self._start_steps)
         self._decided.wait(max(timeout_s, START_S))
         hub = self._hub
         link = hub.links.get(host.name) if hub is not None and self._decided.is_set() else None
@@ -386,7 +380,7 @@ class SrunTransport:
         with self._lock:
             self._hub = None
         hub.close()
-        threading.Thread(target=step.close, daemon=True).start()
+        start_thread(step.close)
         return False
 
     def _open_step(self, names: list[str]) -> tuple[RelayHub, SrunStep]:

@@ -21,7 +21,7 @@ from msgspec import Struct
 from preflight.core.remote_command import LocalConnection, ReachError, run_here
 from preflight.core.statistics import grouped
 from preflight.errors import PreflightError, UsageError
-from preflight.transport import ssh_config
+from preflight.transport import ssh_config, start_thread
 from preflight.transport.host_keys import has_authority
 
 if TYPE_CHECKING:
@@ -267,7 +267,7 @@ def fan_out(
     reported, reported_at = 0, 0.0
     deadline = time.monotonic() + deadline_s
     for number in range(len(by_name) if at_most is None else min(at_most, len(by_name))):
-        threading.Thread(target=serve, name=f"preflight-fan-out-{number}", daemon=True).start()
+        start_thread(serve, name=f"preflight-fan-out-{number}")
     try:
         while len(results) < len(by_name) and (left_s := deadline - time.monotonic()) > 0:
             with suppress(queue.Empty):
