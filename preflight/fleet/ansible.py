@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -232,6 +233,7 @@ class AnsibleInventory:
             check_host_name(name if table.address is None else table.address)
         except UsageError as error:
             raise UsageError(f"{where}: its address {error}") from error
+        value_of = partial(getattr, table)
         return Host(
             name=name,
             address=table.address or name,
@@ -239,16 +241,12 @@ class AnsibleInventory:
             leaf=table.leaf or "",
             python=tables.read_argv(table.python, f"{where}: preflight_python"),
             expected=Expected(
-                **{key: getattr(table, key) for key in tables.EXPECTATION_KEYS},
+                **tables.settings(tables.EXPECTATION_KEYS, value_of),
                 limits=tables.limit_overrides(table, where),
                 baselines=tables.baseline_overrides(table, where),
                 origin=f"{self.path} [{group}]",
             ),
-            **{
-                key: value
-                for key in tables.CONNECTION_KEYS
-                if (value := getattr(table, key)) is not None
-            },
+            **tables.settings(tables.CONNECTION_KEYS, value_of),
         )
 
     def sets_transport(self, name: str) -> bool:

@@ -237,11 +237,16 @@ class Inventory:
             values = (getattr(layer, key) for layer in layers)
             return next((value for value in values if value is not None), None)
 
+        def connection(key: str) -> Any:
+            value = nearest(key)
+            is_file = value and key in tables.FILES
+            return self._make_once(self.resolve_path, value) if is_file else value
+
         where = f"[group.{group}]" if group else "[defaults]"
         if group and (learned := self._content.group[group].learned):
             where += f", learned {learned}"
         is_known = name in self._group_of or own is not None
-        expected = {key: nearest(key) for key in tables.EXPECTATION_KEYS} if is_known else {}
+        expected = tables.settings(tables.EXPECTATION_KEYS, nearest) if is_known else {}
         return Host(
             name=name,
             address=(own.address if own else None) or name,
@@ -255,11 +260,7 @@ class Inventory:
                 origin=f"{self.path} {where}" if is_known else "",
             ),
             off=self._off_of_group(name),
-            **{
-                key: value
-                for key in tables.CONNECTION_KEYS
-                if (value := self._resolve_if_file(key, nearest(key))) is not None
-            },
+            **tables.settings(tables.CONNECTION_KEYS, connection),
         )
 
     def sets_transport(self, name: str) -> bool:
@@ -320,9 +321,6 @@ class Inventory:
         """Yield the table [checks], then those in other tables, each with its place."""
         yield "[checks]", self._content.checks
         yield from ((where, layer.checks) for where, layer in layers if layer.checks)
-
-    def _resolve_if_file(self, key: str, value: Any) -> Any:
-        return self._make_once(self.resolve_path, value) if value and key in tables.FILES else value
 
     def _make_once(self, make: Callable[[Any], Any], value: Any) -> Any:
         """Return `make(value)`, made once for all nodes that take the value from one table."""

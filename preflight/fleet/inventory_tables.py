@@ -170,6 +170,11 @@ FILES = ("identity_file", "known_hosts", "ssh_config")
 CONNECTION_KEYS = ("transport", "user", "port", *FILES)
 
 
+def settings(keys: Iterable[str], value_of: Callable[[str], Any]) -> dict[str, Any]:
+    """The values of those of the keys that are set."""
+    return {key: value for key in keys if (value := value_of(key)) is not None}
+
+
 _A_DATE = "a date such as 2026-12-24"
 _TYPE_NAMES = {
     "int": "a whole number",
