@@ -63,7 +63,7 @@ class LeaveOut:
         `position`: for an even number of values, where between the middle two (0: the lower, 1:
         the higher).
         """
-        places = self._left_out_places(without)
+        places = sorted({place for owner in without for place in self._places.get(owner, ())})
         count = len(self._values) - len(places)
         if not count:
             return None
@@ -71,9 +71,6 @@ class LeaveOut:
         if count % 2:
             return high
         return (1 - position) * self._value(count // 2 - 1, places) + position * high
-
-    def _left_out_places(self, without: Iterable[Hashable]) -> list[int]:
-        return sorted({place for owner in without for place in self._places.get(owner, ())})
 
     def _value(self, rank: int, left_out: list[int]) -> float:
         """The value at `rank` once the places in `left_out` (ascending) are skipped."""
