@@ -91,7 +91,9 @@ def test_burn_device(node: Node, conclude: Conclude) -> None:
 
 def judge_integrity(burn: Burn | None) -> Verdict:
     """A single wrong bit fails the node; without a proof of right bits it does not pass."""
-    if burn is not None and burn.wrong:
+    if burn is None:
+        return not_run("no proof of integrity was measured")
+    if burn.wrong:
         first = burn.wrong[0]
         names = dict.fromkeys(flaw.name for flaw in burn.wrong)
         more = f"; also {', '.join([*names][1:5])}" if len(names) > 1 else ""
@@ -101,13 +103,12 @@ def judge_integrity(burn: Burn | None) -> Verdict:
             cause=f"wrong bits of {first.name}",
             flaws=[f"{flaw.name}: {flaw.what}" for flaw in burn.wrong],
         )
-    reason = no_results(burn, "proof of integrity")
-    if burn is None or (reason is not None and not burn.stopped):
-        return reason or not_run("no proof of integrity was measured")
+    reason = no_results(burn)
     lost = len({flaw.cause for flaw in burn.lost if flaw.cause})
-    if burn.proven + lost < burn.devices or not burn.devices:
-        if reason is not None:
-            return reason
+    incomplete = burn.proven + lost < burn.devices or not burn.devices
+    if reason is not None and (incomplete or not burn.stopped):
+        return reason
+    if incomplete:
         sentence = (
             f"{burn.proven} of {count(burn.devices, 'device')} proved that their bits are right"
         )
@@ -198,23 +199,20 @@ FAILED = "run ib_write_bw by hand on it, against 127.0.0.1; look at memlock and 
 
 def judge_nic(burn: Burn | None) -> Verdict:
     """A NIC that cannot be measured is unknown; without perftest none is measured."""
-    if burn is not None and burn.state == "measured":
-        failed = [line.removeprefix("nic ") for line in burn.troubles if line.startswith("nic ")]
-        if burn.nic_absent:
-            return not_run(burn.nic_absent)
-        verdict = judge_speed("nic", burn)
-        if failed and verdict.outcome is not Outcome.FAIL:
-            verdict = unknown(f"ib_write_bw failed on {'; '.join(failed)}", advice=FAILED)
-        if burn.nics_no_time:
-            return replace(verdict, sentence=verdict.sentence + _no_time_words(burn, len(failed)))
-        return verdict
-    return judge_speed("nic", burn)
-
-
-def _no_time_words(burn: Burn, failed: int) -> str:
+    if burn is None or burn.state != "measured":
+        return judge_speed("nic", burn)
+    if burn.nic_absent:
+        return not_run(burn.nic_absent)
+    failed = [line.removeprefix("nic ") for line in burn.troubles if line.startswith("nic ")]
+    verdict = judge_speed("nic", burn)
+    if failed and verdict.outcome is not Outcome.FAIL:
+        verdict = unknown(f"ib_write_bw failed on {'; '.join(failed)}", advice=FAILED)
     without_time = burn.nics_no_time
-    nics = len(without_time) + len(burn.of("nic_gbits")) + failed
-    return f"; no time for {len(without_time)} of {nics} NICs: {', '.join(without_time)}"
+    if not without_time:
+        return verdict
+    nics = len(without_time) + len(burn.of("nic_gbits")) + len(failed)
+    no_time = f"; no time for {len(without_time)} of {nics} NICs: {', '.join(without_time)}"
+    return replace(verdict, sentence=verdict.sentence + no_time)
 
 
 def test_burn_nic(node: Node, conclude: Conclude) -> None:
@@ -250,17 +248,17 @@ def judge_units(
 
     `advice` is about a slow one, with "{0}" for its name.
     """
-    units = burn.of(*measures) if burn is not None else ()
-    if burn is not None and burn.stopped and units:
-        fault = _slow(units, what, advice) or _flaky(units, what, advice)
+    if burn is None:
+        return not_run(f"no {what} was measured")
+    units = burn.of(*measures)
+    fault = _slow(units, what, advice) or _flaky(units, what, advice)
+    if burn.stopped and units:
         return fault or _interrupted(burn, units, what)
-    reason = no_results(burn, what)
-    if reason is not None or burn is None:
-        return reason or not_run(f"no {what} was measured")
+    if reason := no_results(burn):
+        return reason
     if not units:
         return _unmeasured(burn, what)
-    fault = _slow(units, what, advice) or _flaky(units, what, advice) or _missing(burn, units, what)
-    return fault or _starved(units, what) or _fine(units, what)
+    return fault or _missing(burn, units, what) or _starved(units, what) or _fine(units, what)
 
 
 def _fine(units: Sequence[Unit], what: str) -> Verdict:
@@ -287,10 +285,8 @@ def _interrupted(burn: Burn, units: Sequence[Unit], what: str) -> Verdict:
     return not_run(sentence, stopped=True, **_evidence(units))
 
 
-def no_results(burn: Burn | None, what: str) -> Verdict | None:
+def no_results(burn: Burn) -> Verdict | None:
     """The reason why there is nothing to judge, if there is nothing."""
-    if burn is None:
-        return not_run(f"no {what} was measured")
     if burn.state == "not_run":
         return not_run(burn.reason, stopped=burn.stopped)
     if burn.state != "measured":
@@ -375,8 +371,7 @@ def _range(units: Sequence[Unit], what: str) -> str:
         values = sorted(unit.best for unit in units if unit.measure == measure)
         low, high = (amount(value, measure) for value in (values[0], values[-1]))
         symbol = table()["units"][measure]
-        span = high if low == high else f"{low.removesuffix(' ' + symbol)} to {high}"
-        clauses.append(span)
+        clauses.append(high if low == high else f"{low.removesuffix(' ' + symbol)} to {high}")
     return f"{what} {', '.join(clauses)} ({_unit_count(units)})"
 
 

@@ -20,7 +20,6 @@ from preflight.burn.units import (
     model_floor,
     series_of_node,
     speed,
-    strictest,
 )
 from preflight.core.files import shipped_table
 from preflight.core.statistics import grouped, median
@@ -83,23 +82,22 @@ def _judge_node(
         return Burn(state="not_run", reason=burned.left_out)
     # Where preflight's own time was up, the node is not at fault.
     unfinished: BurnState = "not_run" if burned.stopped else "trouble"
-    why, advice, stopped = burned.trouble, burned.advice, burned.stopped
+    base = Burn(state=unfinished, advice=burned.advice, stopped=burned.stopped)
     if burned.ready is None:
-        return Burn(state=unfinished, reason=why, advice=advice, stopped=stopped)
+        return replace(base, reason=burned.trouble)
     gpus = host.expected.gpus or (len(facts.gpus or ()) if facts is not None else 0)
     if burned.ready.kind == "cpu" and gpus:
         reason = f"torch {burned.ready.torch} in its Python sees 0 of {count(gpus, 'GPU')}"
         return Burn(state="no_cuda", reason=reason, advice=_TORCH)
     names, on_gpus = Names(burned, facts), burned.ready.kind == "cuda"
-    return Burn(
+    return replace(
+        base,
         state="measured" if burned.done else unfinished,
         kind=burned.ready.kind,
         devices=burned.ready.devices,
         unseen=max(0, gpus - burned.ready.devices) if on_gpus else 0,
         unplaced=sum(not device.bus_id for device in burned.opened) if on_gpus else 0,
-        reason="" if burned.done else why,
-        advice=advice,
-        stopped=stopped,
+        reason="" if burned.done else burned.trouble,
         units=tuple(judged),
         lost=tuple(_failures(burned, names)),
         wrong=tuple(_wrong_proofs(burned, names, digests)),
@@ -192,7 +190,8 @@ def _compare_peers(
             if not any(limits):
                 past = history_limit(raw, earlier(raw), limit)
                 limits = [own_start, past, model_floor(raw, hosts[node].expected)]
-            rows.append((raw, strictest([*limits, own_start])))
+            known = [bound for bound in (*limits, own_start) if bound is not None]
+            rows.append((raw, max(known, key=lambda bound: bound.speed, default=None)))
     slow_share = median([_count_slow_samples(raw, bound) / len(raw.values) for raw, bound in rows])
     return [(raw.node, _unit(raw, bound, slow_share, limit)) for raw, bound in rows]
 
@@ -274,9 +273,7 @@ def majority_digests(fleet: Mapping[str, Burned]) -> dict[_ProofKey, str]:
 def _wrong_proofs(burned: Burned, names: Names, digests: Mapping[_ProofKey, str]) -> Iterator[Flaw]:
     """Yield a flaw for each wrong proof of each device of one node."""
     for proof in burned.proofs:
-        majority = digests.get(_proof_key(proof, names), "")
-        problem = _wrong_result(proof) or _other_digest(proof, majority)
-        if problem:
+        if problem := _problem(proof, digests.get(_proof_key(proof, names), "")):
             cause = names.of(proof.device) if proof.to is None else ""
             yield Flaw(name=names.of(proof.device, proof.to), what=problem, cause=cause)
 
@@ -285,17 +282,15 @@ def _proof_key(proof: Proof, names: Names) -> _ProofKey:
     return proof.what, proof.size, names.model(proof.device)
 
 
-def _wrong_result(proof: Proof) -> str:
-    if not proof.wrong:
-        return ""
-    extent = f"{proof.wrong} of {proof.rounds} times"
-    if proof.what == "memory":
-        extent = f"{proof.wrong} words in {proof.rounds} passes over {proof.size}"
-    return f"{_WORDS['proof'][proof.what]} ({extent}; {proof.first})"
-
-
-def _other_digest(proof: Proof, majority: str) -> str:
-    if not majority or not proof.digest or proof.digest == majority:
+def _problem(proof: Proof, majority: str) -> str:
+    """Say that a result was wrong, or that most devices have another digest; "" if neither."""
+    what = _WORDS["proof"][proof.what]
+    if proof.wrong:
+        extent = f"{proof.wrong} of {proof.rounds} times"
+        if proof.what == "memory":
+            extent = f"{proof.wrong} words in {proof.rounds} passes over {proof.size}"
+        return f"{what} ({extent}; {proof.first})"
+    if proof.digest in ("", majority) or not majority:
         return ""
     digests = f"digest {proof.digest}, most devices have {majority}"
-    return f"{_WORDS['proof'][proof.what]}, the same each time: {digests}"
+    return f"{what}, the same each time: {digests}"

@@ -18,7 +18,7 @@ from preflight.core.statistics import healthy_share, median, usual_speed
 from preflight.facts.burn import Burned, Clocks, Kind, Look, Measure, Opened, Reading, Throttle
 from preflight.fleet.baselines import Measure as Baseline
 from preflight.fleet.baselines import gpu_floor, gpu_floor_of_model
-from preflight.history.run_record import LONGEST_WORD, name_after_slot, unit_key
+from preflight.history.run_record import LONGEST_WORD, split_gpu_unit, unit_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -198,7 +198,8 @@ _LEAST_LOOKS = 2
 
 def looks_under_load(clocks: Clocks | None) -> tuple[Look, ...]:
     """NVML's readings during the load; the first one was before it."""
-    return () if clocks is None else tuple(look for look in clocks.looks[1:] if _is_readable(look))
+    looks = clocks.looks[1:] if clocks is not None else ()
+    return tuple(look for look in looks if look.sm_mhz is not None or look.reasons is not None)
 
 
 def clock_remark(clocks: Clocks | None) -> str:
@@ -231,10 +232,6 @@ def find_throttle(name: str, clocks: Clocks, limit: Thresholds) -> Throttle | No
 def _reasons(looks: tuple[Look, ...]) -> list[str]:
     counts = Counter(reason for look in looks for reason in look.reasons or () if reason in FORCED)
     return [reason for reason, _ in counts.most_common()]
-
-
-def _is_readable(look: Look) -> bool:
-    return look.sm_mhz is not None or look.reasons is not None
 
 
 _BASELINE: Final[dict[Measure, Baseline]] = {
@@ -293,40 +290,6 @@ MOST_UNITS = 512
 """With more units than this, each other node counts as one number."""
 
 
-def peer_limit(
-    others: Sequence[float], *, effect: float, scatter: float, where: str
-) -> SpeedLimit | None:
-    """The limit below which a unit is slow compared with `others`; None where these are too few.
-
-    Of an even number, the slower of the middle two counts: one unusually fast unit must not make
-    its neighbours look slow.
-    """
-    if len(others) < MIN_PEERS:
-        return None
-    middle = _lower_middle(sorted(others))
-    share = _share(others, middle, effect, scatter)
-    return SpeedLimit(middle * share, f"{share:.2g} of the median of {len(others)} {where}", middle)
-
-
-def _lower_middle(ordered: Sequence[float]) -> float:
-    return ordered[(len(ordered) - 1) // 2]
-
-
-def _share(values: Sequence[float], middle: float, effect: float, scatter: float) -> float:
-    """The share of the middle below which a value is slow, by the values' scatter and `effect`."""
-    mad = median([abs(math.log(value / middle)) for value in values])
-    return healthy_share(mad, effect=effect, scatter=scatter)
-
-
-def strictest(bounds: Sequence[SpeedLimit | None]) -> SpeedLimit | None:
-    """The highest of the bounds; None if there are none."""
-    return max(
-        (bound for bound in bounds if bound is not None),
-        default=None,
-        key=lambda bound: bound.speed,
-    )
-
-
 class Population:
     """The speeds of units that have the same `peer_key`, by node."""
 
@@ -349,7 +312,22 @@ class Population:
         return self._peer_limit(others, "others here")
 
     def _peer_limit(self, others: Sequence[float], where: str) -> SpeedLimit | None:
-        return peer_limit(others, effect=self._effect, scatter=self._scatter, where=where)
+        """The limit below which a unit is slow compared with `others`; None if they are too few."""
+        if len(others) < MIN_PEERS:
+            return None
+        middle, share = self._middle_and_share(sorted(others))
+        origin = f"{share:.2g} of the median of {len(others)} {where}"
+        return SpeedLimit(middle * share, origin, middle)
+
+    def _middle_and_share(self, ordered: Sequence[float]) -> tuple[float, float]:
+        """The middle of these values, and the share of it below which a value is slow.
+
+        Of an even number, the slower of the middle two counts: one unusually fast unit must not
+        make its neighbours look slow.
+        """
+        middle = ordered[(len(ordered) - 1) // 2]
+        mad = median([abs(math.log(value / middle)) for value in ordered])
+        return middle, healthy_share(mad, effect=self._effect, scatter=self._scatter)
 
     def _limit_by_speeds(self, node: str) -> SpeedLimit | None:
         others = [values for name, values in self._speeds.items() if name != node]
@@ -358,8 +336,7 @@ class Population:
 
     @cached_property
     def _healthy_share(self) -> float:
-        middle = _lower_middle(self._medians)
-        return _share(self._medians, middle, self._effect, self._scatter)
+        return self._middle_and_share(self._medians)[1]
 
     def _limit_by_medians(self, node: str) -> SpeedLimit:
         """The limit by the other nodes' medians; the scatter is computed once, over all nodes."""
@@ -388,9 +365,9 @@ def history_key(raw: RawSeries, burned: Burned, facts: Facts | None) -> str:
     """The key of a series in the history: by its GPU's UUID if it has one, else by its node."""
     gpus = facts.gpus or () if facts is not None else ()
     under = conditions(burned, facts)
-    for gpu in gpus if raw.kind == "cuda" else ():
-        name = name_after_slot(raw.name, gpu.index)
-        if name is not None:
+    slot, name = split_gpu_unit(raw.name) or ("", "")
+    for gpu in gpus:
+        if slot == str(gpu.index):
             return unit_key(gpu.uuid, raw.measure, name, under)
     return unit_key(raw.node, raw.measure, raw.name, under)
 

@@ -147,12 +147,6 @@ def split_gpu_unit(unit: str) -> tuple[str, str] | None:
     return None if rest.startswith("to ") else (slot, rest)
 
 
-def name_after_slot(unit: str, slot: int) -> str | None:
-    """The rest of a unit's name after its GPU; None for a unit of another GPU or of none."""
-    parts = split_gpu_unit(unit)
-    return parts[1] if parts is not None and parts[0] == str(slot) else None
-
-
 def is_gpu_unit(unit: str) -> bool:
     """Whether a unit belongs to a GPU."""
     return unit.startswith(_GPU)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from preflight.burn.comparison import judge_burn
-from preflight.burn.units import peer_limit
+from preflight.burn.units import Population
 from preflight.core.thresholds import SHIPPED, Override
 from preflight.fleet.model import Expected, Host
 from tests.unit.burn.builders import H100, UNKNOWN, burned, judged
@@ -161,7 +161,8 @@ def test_healthy_noise_counts_against_no_unit(seed: int) -> None:
 @given(st.lists(st.floats(0.001, 1e9), max_size=20), st.floats(0, 0.9), st.floats(0, 1))
 def test_a_limit_lies_below_its_peers(others: list[float], effect: float, scatter: float) -> None:
     """Whatever they are: never above their median, and nothing where they are too few."""
-    bound = peer_limit(others, effect=effect, scatter=scatter, where="others")
+    population = Population({"b1": [1.0, *others]}, effect=effect, scatter=scatter)
+    bound = population.limit_by_same_node("b1", 0)
     assert (bound is None) == (len(others) < 2)
     if bound is not None:
         assert 0 <= bound.speed <= max(others)
