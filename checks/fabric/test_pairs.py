@@ -81,9 +81,10 @@ def judge_allreduce(pair: Pair) -> Verdict:
 
 def _slow_or_broken(pair: Pair, evidence: dict[str, Any]) -> Verdict:
     if pair.doubt:
-        from preflight.fabric.retest import MORE_TIME
+        from preflight.fabric.phrases import ADVICE
 
-        return unknown(pair.doubt, advice=MORE_TIME, blame=f"pair {pair.a}-{pair.b}", **evidence)
+        advice, blame = ADVICE["pair"]["doubted"], f"pair {pair.a}-{pair.b}"
+        return unknown(pair.doubt, advice=advice, blame=blame, **evidence)
     # The port stage found the same path closed: one cause, one finding.
     cause = f"ports of {pair.blamed}" if pair.state == "no_connect" else ""
     return fail(pair.why, cause=cause, **_blame(pair), **evidence)

@@ -25,7 +25,7 @@ from preflight.fabric.nvlink_domain import judge_domains
 from preflight.fabric.observed import Observed, observe
 from preflight.fabric.outright_blame import blames
 from preflight.fabric.pair_summary import Pair, wire_from
-from preflight.fabric.phrases import Blame, components
+from preflight.fabric.phrases import ADVICE, Blame, components
 from preflight.fabric.retest import cleared_by_retests, doubts, without_doubts
 from preflight.fabric.schedule import Pairing, ordered
 from preflight.fabric.socket_fallback import fallback_blames
@@ -176,12 +176,6 @@ _COPIED_FIELDS = (
 """Fields that a pair copies from its worst rail."""
 
 
-_PAST_NICS = (
-    "name each machine once, and unset NCCL_HOSTID in the job's environment: NCCL takes both nodes "
-    "for one host; then run again"
-)
-
-
 def _summarise(
     rails: Sequence[PairJudgement],
     blamed: Sequence[Blame],
@@ -204,8 +198,8 @@ def _summarise(
     )
     faults = [blame for blame in blamed if blame.kind != "systemic"]
     if not faults or not (worst.bad or hidden):
-        bypassed = bool(worst.bypass)
-        return replace(pair, advice=_PAST_NICS if bypassed else "", trouble=bypassed, doubt=doubt)
+        advice = ADVICE["pair"]["past_nics"] if worst.bypass else ""
+        return replace(pair, advice=advice, trouble=bool(worst.bypass), doubt=doubt)
     # The advice on a shared cause replaces advice to drain so many nodes.
     shared = [blame for blame in blamed if blame.kind == "systemic"][:1]
     sentences = dict.fromkeys(blame.sentence for blame in (*faults, *shared))
@@ -225,9 +219,6 @@ def _union(name_lists: Iterable[Sequence[str]]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for names in name_lists for name in names))
 
 
-_ALL_WAITED = "look at the load of the nodes and at the ports open between them; run again"
-
-
 def _mark_waiting(pair: Pair, sweep: Sweep) -> Pair:
     """Mark a pair as not measured, which is no pass, if its nodes only waited for another.
 
@@ -240,7 +231,7 @@ def _mark_waiting(pair: Pair, sweep: Sweep) -> Pair:
         return pair
     if sweep.troubles:
         return replace(pair, waited=True)
-    return replace(pair, trouble=True, advice=_ALL_WAITED)
+    return replace(pair, trouble=True, advice=ADVICE["pair"]["all_waited"])
 
 
 def _with_missing_rails(pair: Pair, sweep: Sweep) -> Pair:

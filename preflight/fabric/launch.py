@@ -29,7 +29,7 @@ from preflight.fabric.agent_events import (
 )
 from preflight.fabric.agents import Agents, SessionEnd
 from preflight.fabric.collect import TIME_UP, EarlyEnd, SweepAccounts
-from preflight.fabric.phrases import OTHER_PLAN, advice_on
+from preflight.fabric.phrases import ADVICE, OTHER_PLAN, advice_on
 from preflight.fabric.retest import MOST_ROUNDS, add_rounds, possible_rounds
 from preflight.fabric.roster import Roster, build_roster, go_order, measuring_order
 from preflight.fabric.samples import Sweep
@@ -316,11 +316,6 @@ class _RunningSweep:
 
 
 _STRAGGLER_S = 10.0
-_NOTHING_CAME = (
-    "look at the link and the load of {0}, and at how fast its Python is read (network file "
-    "system?); then run again"
-)
-_NO_TORCH = "name the job's Python with --preflight-python"
 
 
 class ReadyNodes:
@@ -364,7 +359,7 @@ class ReadyNodes:
         if isinstance(event, NoTorch):
             self.out[name] = f"no usable torch in its Python: {event.error}"
             self._no_torch.add(name)
-            self.advice[name] = _NO_TORCH
+            self.advice[name] = ADVICE["start"]["no_torch"]
         elif isinstance(event, Busy):
             self._excuse(name, f"{BUSY_PREFIX}{event.error}")
         elif self._early_end.is_our_fault(event):
@@ -403,7 +398,7 @@ class ReadyNodes:
             f"it sent nothing for {time.monotonic() - self._began:.0f} s, within which "
             "its Python should have imported torch"
         )
-        self.advice[name] = _NOTHING_CAME.format(name)
+        self.advice[name] = ADVICE["start"]["sent_nothing"].format(name)
         self._agents.dismiss(name)
 
     def _excuse(self, name: str, why: str) -> None:

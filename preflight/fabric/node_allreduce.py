@@ -29,7 +29,7 @@ from preflight.fabric.pair_summary import (
     wire_from,
     worst_state,
 )
-from preflight.fabric.phrases import OWN_CAUSES, advice_on
+from preflight.fabric.phrases import ADVICE, OWN_CAUSES, STATES, advice_on
 from preflight.fabric.samples import End, InsideSamples, PairState, Sweep, Timing
 from preflight.facts.boards import nvlink_gbs
 from preflight.facts.burn import Inside
@@ -261,31 +261,12 @@ _LEAST_EVENTS, _TIMES_PEERS = 4, 4
 _STARVED = 0.5
 """With gloo, if waiting for a CPU explains so much of it, what carries the data is not at fault."""
 
-_SLOW = (
-    "look at NVLink errors and link counts (nvidia-smi nvlink), PCIe width and rate, ACS and IOMMU "
-    "settings of {0}; exclude it until then"
-)
 _NVLINK_FROM = 64 << 20
-_NO_NVLINK = (
-    "look why NCCL does not use NVLink: NCCL_P2P_DISABLE, NCCL_P2P_LEVEL and NCCL_SHM_DISABLE in "
-    "the job's environment, ranks in separate containers, nvidia-fabricmanager, ACS; run again"
-)
-_EVENTS = "look at what else runs on {0} (load, throttling, IRQs) and at its Xids; run again"
-_STUCK = "look at {0} for Xids, stopped or D-state processes; exclude it, run again"
-CORRUPT_ADVICE = (
-    "take {0} out of service now and run its memory and NVLink diagnostics (dcgmi diag -r 3)"
-)
 
 
 _AWAITED_RAIL = re.compile(r"^rail (\d{1,4}) of this node did not come").match
 NEVER = "it never reported"
 _STOPPED = "stopped by a signal"  # as its supervisor says
-_FAILURE_VERBS: dict[str, str] = {
-    "hung": "hung",
-    "no_connect": "never began",
-    "absent": "never began",
-    "error": "broke off",
-}
 
 
 def judge_inside(
@@ -326,7 +307,7 @@ def judge_by_nvlink(inside: Inside, gpus: Sequence[Gpu], share: float) -> Inside
     way = f", carried by {inside.way}" if inside.way else ""
     reached = f"{gbs(inside.best_gbs or 0.0)} at best at {size(inside.at_bytes)}"
     why = f"{reached} among {inside.rails} GPUs{way}; {shortfall}"
-    return replace(inside, why=why, advice=_NO_NVLINK)
+    return replace(inside, why=why, advice=ADVICE["inside"]["no_nvlink"])
 
 
 def below_nvlinks(
@@ -386,7 +367,8 @@ def _judge_node(
         return compared
     why = _bandwidth_words(node, bound, further) or _latency_words(node, peers)
     if why:
-        return replace(compared, why=why + _way_words(node, peers), advice=_SLOW.format(node.name))
+        advice = ADVICE["inside"]["slow"].format(node.name)
+        return replace(compared, why=why + _way_words(node, peers), advice=advice)
     return _judge_events(compared, node, peers)
 
 
@@ -400,10 +382,11 @@ def _judge_failure(base: Inside, node: NodeAllreduce, samples: InsideSamples) ->
     at_fault = _rails_at_fault(errors, node.state)
     first = next((rail for rail in at_fault if rail in errors), next(iter(errors)))
     if node.state == "corrupt":
-        what, advice = "sums came out wrong", CORRUPT_ADVICE
+        what, advice = "sums came out wrong", ADVICE["inside"]["corrupt"]
     else:
         remedy = advice_on(node.name, errors[first]) if at_fault else ""
-        verb, advice = ("broke off", remedy) if remedy else (_FAILURE_VERBS[node.state], _STUCK)
+        advice = remedy or ADVICE["inside"]["stuck"]
+        verb = STATES["error" if remedy else node.state]["inside"]
         what = f"the all-reduce among its {node.rails} rails {verb}"
     rails = at_fault if len(at_fault) < node.rails else []
     where = f" on {_rails(rails, node.backend)} of {node.name}" if rails else ""
@@ -476,7 +459,7 @@ def _judge_events(compared: Inside, node: NodeAllreduce, peers: PeerNodes) -> In
     return replace(
         compared,
         why=f"{why}; at the worst of its {peers.count(node)} peers {_event_words(usual)}",
-        advice=_EVENTS.format(node.name),
+        advice=ADVICE["inside"]["events"].format(node.name),
         events=events.count,
         operations=events.operations,
     )

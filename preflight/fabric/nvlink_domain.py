@@ -16,12 +16,12 @@ from preflight.core.statistics import median
 from preflight.core.text import gbs, size
 from preflight.core.thresholds import SHIPPED, Thresholds
 from preflight.fabric.node_allreduce import (
-    CORRUPT_ADVICE,
     NEVER,
     NodeAllreduce,
     below_nvlinks,
     measure_inside,
 )
+from preflight.fabric.phrases import ADVICE
 from preflight.fabric.samples import InsideSamples, PairSamples, Sweep
 from preflight.facts.boards import nvlink_gbs
 from preflight.facts.burn import OverNvlink
@@ -36,16 +36,7 @@ if TYPE_CHECKING:
     """Results by node and rail."""
 
 _LEAST_PEERS = 2
-_BROKEN = (
-    "look at IMEX on {0} (nvidia-imex-ctl -N, /dev/nvidia-caps-imex-channels), at its NVLinks and "
-    "Xids; run again"
-)
-_FELL_BACK = (
-    "look why NCCL does not use NVLink on {0}: NCCL_P2P_DISABLE, NCCL_CUMEM_ENABLE=0, the IMEX "
-    "channel (/dev/nvidia-caps-imex-channels) in its container; run again"
-)
 _OUTCOMES = {"hung": "hung", "corrupt": "came out wrong"}
-_SLOW = "look at its NVLink errors (nvidia-smi nvlink -e) and at the NVLink switches; run again"
 
 
 class _Neighbour(Struct, frozen=True):
@@ -93,7 +84,8 @@ def judge_domain_by_nvlink(domain: OverNvlink, gpus: Sequence[Gpu], share: float
     shortfall = below_nvlinks(domain.best_gbs, domain.at_bytes, nvlink_gbs(gpus, len(gpus)), share)
     if domain.why or not shortfall:
         return domain
-    return replace(domain, why=f"{_speed_words(domain)}; {shortfall}", advice=_SLOW)
+    why, advice = f"{_speed_words(domain)}; {shortfall}", ADVICE["nvlink_domain"]["slow"]
+    return replace(domain, why=why, advice=advice)
 
 
 def _unmeasured(name: str, base: OverNvlink, results: ByNode, sweep: Sweep) -> OverNvlink | None:
@@ -157,7 +149,7 @@ def _judge_node(
             if _sums_wrong(name, pair):
                 node = _on_rail(base, rail, neighbours, pair)
                 sums = f"sums over NVLink with {pair.partner} came out wrong on GPU {rail}"
-                why, advice = f"{sums} ({pair.error})", CORRUPT_ADVICE.format(name)
+                why, advice = f"{sums} ({pair.error})", ADVICE["inside"]["corrupt"].format(name)
                 return replace(node, why=why, advice=advice, proven=True)
     rail = min(rails, key=lambda number: max(pair.best_gbs for pair in rails[number]))
     best = max(rails[rail], key=lambda pair: pair.best_gbs)
@@ -171,15 +163,15 @@ def _judge_node(
         end = _OUTCOMES.get(best.measured.state, "did not come about")
         partners = " and ".join(node.partners)
         why = f"the all-reduce of GPU {rail} over NVLink with {partners} {end} ({best.error})"
-        return replace(node, why=why, advice=_BROKEN.format(name))
+        return replace(node, why=why, advice=ADVICE["nvlink_domain"]["broken"].format(name))
     if not best.best_gbs:
         joined = f"which joins the {node.nodes} nodes of its domain"
         why = f"{_speed_words(node)}, not over NVLink, {joined}"
-        return replace(node, why=why, advice=_FELL_BACK.format(name))
+        return replace(node, why=why, advice=ADVICE["nvlink_domain"]["no_nvlink"].format(name))
     if best.best_gbs < least:
         usual = f"the median of the others is {gbs(peers_gbs or 0.0)}"
         why = f"{_speed_words(node)}; {usual}, at least {gbs(least)} is expected"
-        return replace(node, why=why, advice=_SLOW)
+        return replace(node, why=why, advice=ADVICE["nvlink_domain"]["slow"])
     if why := _bad_path(name, results, least):
         return replace(node, why=why, advice="run again", proven=False)
     return node

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
-from preflight.core.files import shipped_table
 from preflight.core.statistics import SYSTEMIC_NODES, shared_cause
 from preflight.core.text import gbs, join_or, size, time_us
 from preflight.fabric.decoding.culprit import Component, Culprit
 from preflight.fabric.observed import STOOD_STILL
 from preflight.fabric.phrases import (
+    ADVICE,
     OWN_CAUSES,
+    STATES,
     Blame,
     advice_on,
     after_signal,
@@ -36,12 +37,6 @@ if TYPE_CHECKING:
 _SYSTEMIC = 0.8
 
 _WORST: tuple[PairState, ...] = ("corrupt", "hung", "no_connect", "absent", "error")
-_STATES: dict[str, dict[str, str]] = shipped_table(__file__, "states.toml")
-_PATH_ADVICE = (
-    "check what lies between {0}: cables, switch ports, routes, firewall; "
-    "until then keep them in different jobs"
-)
-_SLOW_ADVICE = "check link rate, cable, port errors (ethtool -S) and shaping of {0}; exclude it"
 
 
 def blames(
@@ -186,9 +181,9 @@ def _advice(
         nodes = " and ".join(names)
         look = advice.removesuffix("; run again").removesuffix("; exclude it")
         path_advice = f"{look}, and what lies between; until then keep {nodes} in different jobs"
-        return path_advice if advice else _PATH_ADVICE.format(nodes)
-    advice = advice or (_SLOW_ADVICE if worst.slow else after_signal(worst.error))
-    advice = (advice or _STATES[worst.state]["advice"]).format(
+        return path_advice if advice else ADVICE["pair"]["path"].format(nodes)
+    advice = advice or (ADVICE["pair"]["slow"] if worst.slow else after_signal(worst.error))
+    advice = (advice or STATES[worst.state]["advice"]).format(
         join_or(names), ports(nets) or "its link"
     )
     return unresolved_advice(advice, names, more)
@@ -223,7 +218,7 @@ def _observation(worst: PairJudgement, name: str, troubles: Mapping[str, str], w
     error = troubles.get(name) or worst.error
     if error and not name and not error.startswith((f"{worst.a}: ", f"{worst.b}: ")):
         error = f"each end: {error}"
-    return f"{_STATES[worst.state]['words']} {between}" + (f" ({error})" if error else "")
+    return f"{STATES[worst.state]['words']} {between}" + (f" ({error})" if error else "")
 
 
 def _fault_kind(culprit: Culprit, bad: Sequence[PairJudgement]) -> str:

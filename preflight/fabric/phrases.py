@@ -8,10 +8,17 @@ from typing import Literal
 
 from msgspec import Struct
 
+from preflight.core.files import shipped_table
 from preflight.core.text import join_or
 from preflight.fabric.decoding.culprit import NODE_KINDS, Component, Culprit
 from preflight.fabric.schedule import Pairing
 from preflight.fleet.nodeset import fold
+
+ADVICE: dict[str, dict[str, str]] = shipped_table(__file__, "advice.toml")
+"""What to do about each fault, by where it was found."""
+
+STATES: dict[str, dict[str, str]] = shipped_table(__file__, "states.toml")
+"""What the states of bad pairs and late hosts are called, and what to do about each."""
 
 BlameKind = Literal["node", "endpoint", "path", "leaf_rail", "unresolved", "systemic"]
 
@@ -109,36 +116,19 @@ OTHER_PLAN = (
 )
 """A node whose agent reports it has measured, but not what was ordered."""
 
-_ANOTHER_VERSION = (
-    "look for another version of preflight installed on {0}, and at its memory (ECC); run again"
-)
-_NO_ROOM = ("No space left on device", "No usable temporary directory", "Disk quota exceeded")
-_NO_CUDA = ("CUDA did not initialise", "CUDA error")
 NO_GPU_MEMORY = "CUDA out of memory"
 OWN_CAUSES = (NO_GPU_MEMORY, "CUDA error")
 """Errors of a measuring process whose cause is on its own node, whatever the other end does."""
 
-_LOOK_AT_DRIVER = (
-    "on {0}: nvidia-smi, and Xids in the kernel log (dmesg); reset the GPU or reboot, run again"
-)
-_NO_MEMORY = "on {0}: nvidia-smi shows which process holds the GPU's memory; end it, run again"
 _BY_SIGKILL = "its measuring process was killed by SIGKILL"
 """A supervisor's message: only the kernel or a privileged user does that."""
 
-_LOOK_FOR_OOM = "look at the kernel log on {0} for out-of-memory kills; make room there, run again"
 _TWO = 2
-_MAKE_ROOM = "make room in /tmp, /var/tmp and /dev/shm of {0} (df -h, df -i); run again"
 
 
 def advice_on(name: str, error: str) -> str:
     """Return what the operator must do; "" if the error alone does not say."""
-    if error == OTHER_PLAN:
-        return _ANOTHER_VERSION.format(name)
-    if NO_GPU_MEMORY in error:
-        return _NO_MEMORY.format(name)
-    if any(phrase in error for phrase in _NO_CUDA):
-        return _LOOK_AT_DRIVER.format(name)
-    return _MAKE_ROOM.format(name) if any(phrase in error for phrase in _NO_ROOM) else ""
+    return next((do.format(name) for words, do in ADVICE["error"].items() if words in error), "")
 
 
 _PORT = re.compile(r"(?:\bon dev |\bhca )([A-Za-z0-9_.-]+)(?::(\d+))?")
@@ -192,7 +182,7 @@ def _carriers(nets: Mapping[str, str]) -> dict[str, re.Match[str]]:
 
 def after_signal(error: str) -> str:
     """Return advice, with {0} for the node, on a process that the kernel killed; else ""."""
-    return _LOOK_FOR_OOM if _BY_SIGKILL in error else ""
+    return ADVICE["pair"]["killed"] if _BY_SIGKILL in error else ""
 
 
 def unresolved_advice(advice: str, among: Collection[str], partners: str) -> str:

@@ -234,12 +234,6 @@ def _is_free(round_pairs: Sequence[Pairing], pair: Pairing) -> bool:
     return all(set(pair).isdisjoint(other) for other in round_pairs)
 
 
-MORE_TIME = (
-    "run again with time for a second look (--preflight-budget=SECONDS); until then keep them in "
-    "different jobs"
-)
-
-
 def unsettled_words(sweep: Sweep) -> str:
     """Say which pairs should have been measured again and were not; "" if all were."""
     names = [f"{a}-{b}" for a, b in sweep.unsettled]

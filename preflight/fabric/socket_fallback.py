@@ -13,7 +13,7 @@ from preflight.core.statistics import grouped, shared_cause
 from preflight.core.text import join_or
 from preflight.fabric.decoding.culprit import Component, Culprit
 from preflight.fabric.decoding.hard_failures import decode
-from preflight.fabric.phrases import Blame, with_partners
+from preflight.fabric.phrases import ADVICE, Blame, with_partners
 from preflight.fabric.samples import Meeting, Sweep
 
 if TYPE_CHECKING:
@@ -107,16 +107,7 @@ def _devices(way: str) -> set[str]:
 
 _CERTAIN, _UNRESOLVED = 0.95, 0.3
 
-_NODE_ADVICE = (
-    "on {0} look for NCCL_IB_DISABLE, NCCL_IB_HCA, NCCL_NET and an nccl.conf, for libibverbs and "
-    "/dev/infiniband in the job's container, at the port's state (ibstat) and nvidia_peermem"
-)
-_SHARED_ADVICE = (
-    "look for NCCL_IB_DISABLE, NCCL_IB_HCA and NCCL_NET in the job's environment and in nccl.conf, "
-    "for libibverbs and /dev/infiniband in its container, and at what the inventory expects"
-)
 _LIKELIER = "one setting of the job or its container is likelier than that many faults"
-_PATH_ADVICE = "read NCCL's log of {0} (NCCL_DEBUG=INFO); compare their GIDs, subnets and pkeys"
 
 
 class _Context(NamedTuple):
@@ -165,13 +156,13 @@ def _blame(culprit: Culprit, rails: list[int], context: _Context) -> Blame:
     rail = rails[0] if endpoint and len(rails) == 1 else None
     parts = [part for part in culprit.among if kind != "unresolved" or part.kind == "node"]
     between, contrast = join_or(culprit.nodes), ""
-    advice = _NODE_ADVICE.format(between)
+    advice = ADVICE["sockets"]["node"].format(between)
     if kind == "node":
         partners = {name for pair in pairs for name in pair.nodes} - names
         between = with_partners(between, len(partners), min(partners))
     elif kind == "path":
         between, contrast = " and ".join(culprit.nodes), "; both use the expected way with others"
-        advice = _PATH_ADVICE.format(between)
+        advice = ADVICE["sockets"]["path"].format(between)
     what = _transport_words(between, pairs, culprit.nodes, rails, context)
     return Blame(
         kind="endpoint" if endpoint else kind,
@@ -196,7 +187,7 @@ def _blame_shared_cause(names: Sequence[str], nodes: int, context: _Context) -> 
         among=tuple(Component("node", (name,)) for name in names),
         sentence=f"{what}; {_LIKELIER}",
         confidence=_CERTAIN,
-        advice=_SHARED_ADVICE,
+        advice=ADVICE["sockets"]["most_nodes"],
         pairs=tuple(dict.fromkeys(pair.nodes for pair in bad)),
     )
 

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from preflight.core.statistics import grouped
 from preflight.core.text import gbs, percent, size, time_us
 from preflight.fabric.decoding.culprit import EVENTS, Component, Culprit, RetestDoubt
-from preflight.fabric.phrases import Blame, both_fine, more_partners, with_partners
+from preflight.fabric.phrases import ADVICE, STATES, Blame, both_fine, more_partners, with_partners
 from preflight.fabric.retest import retested_counters
 from preflight.facts.boards import explain_xid
 
@@ -28,19 +28,6 @@ if TYPE_CHECKING:
     from preflight.fabric.compare import PairJudgement
     from preflight.fabric.observed import Observed
     from preflight.fabric.schedule import Pairing
-
-
-_STOPPED = (
-    "its measuring process was stopped",
-    "stops processes (SIGSTOP, a debugger or profiler, a job scheduler's suspend)",
-)
-_FROZEN = (
-    "the host did not run",
-    (
-        "freezes processes (swapping, stolen CPU or a paused VM, a cgroup's freezer or quota, "
-        "soft lockups in dmesg)"
-    ),
-)
 
 
 def _standstill(culprit: Culprit, observed: Observed) -> tuple[str, str] | None:
@@ -58,16 +45,15 @@ def _standstill(culprit: Culprit, observed: Observed) -> tuple[str, str] | None:
     if not times or 2 * times < culprit.events:
         return None
     stopped = sum(stall.times for stall in stalls if stall.what == "stopped")
-    how, suspects = _STOPPED if 2 * stopped >= times else _FROZEN
+    what = STATES["stopped" if 2 * stopped >= times else "frozen"]
     often = f"{times} times" if times > 1 else "once"
-    return f"{how} {often}, for up to {time_us(max(s.most_ms for s in stalls) * 1e3)}", suspects
+    longest = time_us(max(stall.most_ms for stall in stalls) * 1e3)
+    return f"{what['words']} {often}, for up to {longest}", what["advice"]
 
 
 _BUSY = "what else runs on {0} (load, IRQs, throttling)"
 _MOST_NAMES = 3
 _RETEST_WORDS: Mapping[RetestDoubt, str] = {
-    "": "",
-    "none": "",
     "too_short": "; measured again it was quiet, but too shortly to clear it",
     "counter_moved": "; measured again it was quiet, but its counters moved",
 }
@@ -109,7 +95,7 @@ def _blame(
     sentence = (
         _sentence(culprit, observed, judgements)
         + _counter_words(culprit, observed)
-        + _RETEST_WORDS[culprit.second_look]
+        + _RETEST_WORDS.get(culprit.second_look, "")
     )
     if part is None:
         sentence += "; the samples do not tell these apart"
@@ -239,7 +225,7 @@ def _advice(culprit: Culprit, observed: Observed, suspects: Sequence[str]) -> st
         all_suspects = {1: "it", 2: "both"}.get(len(suspects), "them")
         return f"exclude {all_suspects}, or run again {partners} to tell them apart"
     if culprit.symptom == "corrupt":
-        return f"take {name} out of service now and run its memory and link diagnostics"
+        return STATES["corrupt"]["advice"].format(name)
     if culprit.symptom == "late":  # never at the cable
         standstill = _standstill(culprit, observed)
         where = f"what {standstill[1]} on {name}" if standstill else _BUSY.format(name)
@@ -260,14 +246,6 @@ shared cores were seen at half of the limit)."""
 
 _LEAST = 3  # operations: a single one may have waited for anything
 _CONFIDENCE = 0.5
-_ADVICE = (
-    "what was slow comes and goes; one reading cannot tell {0}'s link, {1}'s and the way between "
-    "apart: port errors of both, flaps in the switch's log, cables; run again"
-)
-_HUNG_ONCE = (
-    "one hang that does not come again cannot tell {0}, {1} and the way between them apart: look "
-    "at Xids and port errors of both; run again"
-)
 
 
 def transient_paths(
@@ -317,7 +295,7 @@ def _hung_once(readings: Sequence[PairJudgement], *, multirail: bool) -> Iterato
         where = f" on rail {reading.rail}" if multirail else ""
         then = _speeds(pair for pair in readings if pair.good)
         sentence = f"an all-reduce hung once{where} ({reading.error}), then {then}"
-        yield _transient_blame([reading], len(readings), sentence, _HUNG_ONCE, multirail=multirail)
+        yield _transient_blame([reading], len(readings), sentence, "hung_once", multirail=multirail)
 
 
 def _slow_and_recovered(
@@ -335,13 +313,16 @@ def _blame_recovered(
 ) -> Blame:
     """Blame a path that was slow in some measurements; `rest`: how the others went."""
     sentence = f"slow when first measured, median {_speeds(slow[:1])}, {rest}"
-    return _transient_blame(slow, readings, sentence, _ADVICE, multirail=multirail)
+    return _transient_blame(slow, readings, sentence, "was_slow", multirail=multirail)
 
 
 def _transient_blame(
-    bad: Sequence[PairJudgement], readings: int, sentence: str, advice: str, *, multirail: bool
+    bad: Sequence[PairJudgement], readings: int, sentence: str, fault: str, *, multirail: bool
 ) -> Blame:
-    """Blame a path with some bad and some good measurements; `multirail`: name its rail."""
+    """Blame a path with some bad and some good measurements; `multirail`: name its rail.
+
+    `fault`: the name of its advice in advice.toml.
+    """
     first = bad[0]
     rail = first.rail if multirail else None
     return Blame(
@@ -349,7 +330,7 @@ def _transient_blame(
         among=(Component("path", first.nodes, rail),),
         sentence=sentence,
         confidence=_CONFIDENCE,
-        advice=advice.format(*first.nodes),
+        advice=ADVICE["pair"][fault].format(*first.nodes),
         pairs=(first.nodes,),
         rail=rail,
         events=len(bad),
