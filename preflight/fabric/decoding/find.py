@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec import Struct
 from msgspec.structs import astuple, replace
 
-from preflight.core.statistics import shared_cause
+from preflight.core.statistics import grouped, shared_cause
 from preflight.core.thresholds import SHIPPED, Thresholds
 from preflight.fabric.decoding.culprit import (
     EVENTS,
@@ -97,7 +97,9 @@ def find(
     ]
     if observed.retested:
         culprits = _without_cleared(culprits, observed, meetings, limit)
-    trials = _trials(culprits, observed)
+    suspected = {name for culprit in culprits for part in culprit.among for name in part.nodes}
+    blamed = {culprit.node for culprit in culprits if culprit.node}
+    trials = Trials(observed, suspected=suspected, blamed=blamed)
     culprits = [
         culprit
         if judgements is not None and culprit in outright
@@ -327,11 +329,10 @@ def _at_most(events: int, mean: float) -> float:
     """P(X <= events) of Poisson's law."""
     if mean <= 0:
         return 1.0
-    terms: Sequence[float] = [
+    return math.fsum(
         math.exp(count * math.log(mean) - mean - math.lgamma(count + 1))
         for count in range(events + 1)
-    ]
-    return math.fsum(terms)
+    )
 
 
 def _repeated_events(compared: RetestComparison, observed: Observed, limit: Limit) -> list[Culprit]:
@@ -397,14 +398,6 @@ def check_partners(culprit: Culprit, observed: Observed, trials: Trials) -> Culp
     return replace(culprit, among=among, confidence=_UNPROVEN, cleared_partners=len(cleared))
 
 
-def _trials(culprits: Sequence[Culprit], observed: Observed) -> Trials:
-    return Trials(
-        observed,
-        suspected={name for culprit in culprits for part in culprit.among for name in part.nodes},
-        blamed={culprit.node for culprit in culprits if culprit.node},
-    )
-
-
 def _with_pairs(culprit: Culprit, trials: Trials) -> Culprit:
     """Add a late host's pairs: it is found by its own clock, and its partners waited for it."""
     if culprit.pairs:
@@ -420,12 +413,9 @@ def _with_pairs(culprit: Culprit, trials: Trials) -> Culprit:
 
 def _systemic(culprits: Sequence[Culprit], observed: Observed) -> str:
     """Say if too many nodes are at fault; nodes count, since one slow host makes many pairs bad."""
-    causes: dict[str, set[str]] = {}
-    for culprit in culprits:
-        if culprit.node:
-            causes.setdefault(culprit.symptom, set()).add(culprit.node)
+    by_symptom = grouped((culprit.symptom, culprit.node) for culprit in culprits if culprit.node)
     total = len(observed.nodes)
-    for nodes in causes.values():
-        if shared_cause(len(nodes), total):
-            return f"{len(nodes)} of {total} nodes are blamed at once"
+    for blamed in (len(set(nodes)) for nodes in by_symptom.values()):
+        if shared_cause(blamed, total):
+            return f"{blamed} of {total} nodes are blamed at once"
     return ""

@@ -65,14 +65,11 @@ def decode(tested: Iterable[PairOutcome], silent: Collection[str] = ()) -> tuple
     tested = tuple(tested)
     bad = list(dict.fromkeys(outcome.nodes for outcome in tested if outcome.bad))
     cleared = _cleared_nodes(tested, bad)
-    partners: dict[str, set[str]] = {}
-    for a, b in bad:
-        partners.setdefault(a, set()).add(b)
-        partners.setdefault(b, set()).add(a)
+    partners = grouped((name, other) for a, b in bad for name, other in ((a, b), (b, a)))
     nodes = {
-        name: len(others & cleared)
+        name: len(cleared.intersection(others))
         for name, others in partners.items()
-        if name in silent or _is_at_fault(name, others - set(silent), cleared)
+        if name in silent or _is_at_fault(name, set(others).difference(silent), cleared)
     }
     culprits = [
         _node(name, [pair for pair in bad if name in pair], count, silent=name in silent)

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Struct
 
+from preflight.core.statistics import grouped
 from preflight.fabric.decoding.culprit import Component, PartKind
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from preflight.fabric.observed import Digest, Observed, PairResult
-    from preflight.fabric.samples import Phase
+    from preflight.fabric.samples import MeetingKey, Phase
 
     SizePhase = tuple[int, Phase]
 
@@ -251,13 +252,13 @@ class Meetings(NamedTuple):
 
 def read_meetings(observed: Observed) -> Meetings:
     """Sort a fabric's digests in one pass."""
-    rows: dict[tuple[str, str, int, int], int] = {}
+    rows: dict[MeetingKey, int] = {}
     operations: list[int] = []
     loaded_s: list[float] = []
     columns: dict[SizePhase, Column] = defaultdict(lambda: Column([], [], []))
     outlying: list[tuple[int, Digest]] = []
     for digest in usable(observed):
-        row = rows.setdefault((digest.a, digest.b, digest.rail, digest.round), len(rows))
+        row = rows.setdefault(digest.key, len(rows))
         if row == len(operations):
             operations.append(digest.operations)
             loaded_s.append(digest.loaded_s)
@@ -272,28 +273,14 @@ def read_meetings(observed: Observed) -> Meetings:
             outlying.append((row, digest))
     places = [Place(a, b, rail) for a, b, rail, _ in rows]
     rounds = [number for _, _, _, number in rows]
-    return Meetings(places, rounds, operations, loaded_s, _rows_by_pair(rows), columns, outlying)
+    by_pair = grouped(((a, b, number), row) for (a, b, _, number), row in rows.items())
+    return Meetings(places, rounds, operations, loaded_s, list(by_pair.values()), columns, outlying)
 
 
 def usable(observed: Observed) -> Iterator[Digest]:
     """Yield the digests of pairs that were measured completely."""
-    unusable = {
-        (result.a, result.b, result.rail, result.round)
-        for result in observed.tried
-        if result.state != "measured"
-    }
-    for digest in observed.digests:
-        if digest.operations and not (
-            unusable and (digest.a, digest.b, digest.rail, digest.round) in unusable
-        ):
-            yield digest
-
-
-def _rows_by_pair(rows: Mapping[tuple[str, str, int, int], int]) -> list[list[int]]:
-    by_pair: dict[tuple[str, str, int], list[int]] = defaultdict(list)
-    for (a, b, _, number), row in rows.items():
-        by_pair[a, b, number].append(row)
-    return list(by_pair.values())
+    unusable = {result.key for result in observed.tried if result.state != "measured"}
+    return (digest for digest in observed.digests if digest.key not in unusable)
 
 
 class Trials:

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections import defaultdict
 from functools import cache, partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from preflight.core.statistics import grouped
 from preflight.core.thresholds import SHIPPED, Thresholds
 from preflight.fabric.decoding.parts import ALL_RAILS, SYMPTOM_SHARE, read_meetings, usable
 from preflight.fabric.decoding.rare_events import (
@@ -98,43 +98,20 @@ def sensitivity(
     if not wire.places:
         return ()
     rates, model = rates_of(wire, limit), shifts_of(meetings, observed, "slow", limit)
-    through = _through(wire)
+    measured = [row for row, place in enumerate(wire.places) if place.rail != ALL_RAILS]
+    # A pair loads both its ends.
+    through = grouped(
+        ((name, wire.places[row].rail), row) for row in measured for name in wire.places[row][:2]
+    )
     threshold = math.log((len(through) + len(set(wire.places))) / SYMPTOM_SHARE)
     rule = _BlameRule(rates, threshold, model)
-    measured = sum(place.rail != ALL_RAILS for place in wire.places)
     order = {name: index for index, name in enumerate(observed.nodes)}
-    rows = [
-        _row(node, rail, load, rule, peers=measured - load.pairs)
-        for (node, rail), load in sorted(
-            through.items(), key=lambda entry: (order[entry[0][0]], entry[0])
-        )
+    rail_rows = [
+        _row(endpoint, wire, through[endpoint], rule, peers=len(measured) - len(through[endpoint]))
+        for endpoint in sorted(through, key=lambda endpoint: (order[endpoint[0]], endpoint))
     ]
-    rows.sort(key=lambda row: row.one_in if row.one_in is not None else 0.0)
-    return _by_size(rows[:most], usable(observed), counts.limits_us, rates.least)
-
-
-class _Load(Struct):
-    """What went through one endpoint."""
-
-    operations: int = 0
-    loaded_s: list[float] = []
-    """Of each pair and round."""
-
-    @property
-    def pairs(self) -> int:
-        """Pairs and rounds."""
-        return len(self.loaded_s)
-
-
-def _through(wire: Exposures) -> dict[Endpoint, _Load]:
-    """Sum up the load of each endpoint; a pair loads both its ends."""
-    through: dict[Endpoint, _Load] = defaultdict(_Load)
-    for row, (a, b, rail) in enumerate(wire.places):
-        for name in (a, b) if rail != ALL_RAILS else ():
-            load = through[name, rail]
-            load.operations += wire.operations[row]
-            load.loaded_s.append(wire.loaded_s[row])
-    return through
+    rail_rows.sort(key=lambda row: row.one_in if row.one_in is not None else 0.0)
+    return _by_size(rail_rows[:most], usable(observed), counts.limits_us, rates.least)
 
 
 class _BlameRule:
@@ -144,6 +121,7 @@ class _BlameRule:
         self._rates = rates
         self._threshold = threshold
         self._model = model
+        self.least = rates.least
         self.events = cache(self._events_needed)
         self.slower = cache(self._least_loss)
 
@@ -154,12 +132,6 @@ class _BlameRule:
         place = bisect_right(counts, self._threshold, key=gain)
         return counts[place] if place < len(counts) else None
 
-    def mean(self, events: int, load: _Load) -> float | None:
-        """Return the mean number of events that shows so many, at a rate that matters."""
-        mean = mean_for(events, _moments(load.loaded_s))
-        least = self._rates.least * load.operations
-        return None if mean is None else max(mean, least)
-
     def _least_loss(self, pairs: int) -> float | None:
         """The least loss of bandwidth, at this scatter, that so many pairs would prove."""
         # A pair's own scatter hides it: two scales, nine times in ten, over the pairs.
@@ -168,22 +140,33 @@ class _BlameRule:
         return round(loss, 3) if loss < _LARGEST_LOSS else None
 
 
-def _row(node: str, rail: int, load: _Load, rule: _BlameRule, *, peers: int) -> SensitivityRow:
-    loaded_s = sum(load.loaded_s)
+def _row(
+    endpoint: Endpoint, wire: Exposures, rows: Sequence[int], rule: _BlameRule, *, peers: int
+) -> SensitivityRow:
+    """Judge the test of one endpoint; `rows`: what went through it, of each pair and round."""
+    operations, pairs = sum(wire.operations[row] for row in rows), len(rows)
+    loads_s = [wire.loaded_s[row] for row in rows]
+    loaded_s = sum(loads_s)
     has_peers = peers >= LEAST_PEERS  # without peers only floors and failures count
-    events = rule.events(load.operations // load.pairs, load.pairs) if has_peers else None
-    mean = rule.mean(events, load) if events is not None else None
+    events = rule.events(operations // pairs, pairs) if has_peers else None
+    mean = _mean_that_matters(events, loads_s, rule.least * operations)
     return SensitivityRow(
-        node=node,
-        rail=rail,
-        operations=load.operations,
+        node=endpoint[0],
+        rail=endpoint[1],
+        operations=operations,
         loaded_s=round(loaded_s, 3),
-        pairs=load.pairs,
-        one_in=None if mean is None else round(load.operations / mean, 1),
+        pairs=pairs,
+        one_in=None if mean is None else round(operations / mean, 1),
         every_s=None if mean is None else round(loaded_s / mean, 4),
-        slower=rule.slower(load.pairs) if has_peers else None,
+        slower=rule.slower(pairs) if has_peers else None,
         events=events,
     )
+
+
+def _mean_that_matters(events: int | None, loads_s: Iterable[float], least: float) -> float | None:
+    """Return the mean number of events that shows so many, and at least `least`."""
+    mean = None if events is None else mean_for(events, _moments(loads_s))
+    return None if mean is None else max(mean, least)
 
 
 def _by_size(
@@ -196,19 +179,20 @@ def _by_size(
 
     `least`: added events per operation, of all sizes, below which no part is named.
     """
-    digests_of: dict[Endpoint, dict[int, list[Digest]]]
-    digests_of = {(rail_row.node, rail_row.rail): {} for rail_row in rail_rows}
-    for digest in digests:
-        for name in digest.nodes:
-            sizes = digests_of.get((name, digest.rail))
-            if sizes is not None:
-                sizes.setdefault(digest.size_bytes, []).append(digest)
+    endpoints = {(rail_row.node, rail_row.rail) for rail_row in rail_rows}
+    digests_of = grouped(
+        ((name, digest.rail, digest.size_bytes), digest)
+        for digest in digests
+        for name in digest.nodes
+        if (name, digest.rail) in endpoints
+    )
+    sizes = grouped((key[:2], rows) for key, rows in sorted(digests_of.items()))
     return tuple(
         replace(
             rail_row,
             sizes=tuple(
-                _at_size(rail_row, rows, max(limits_us[size, row.phase] for row in rows), least)
-                for size, rows in sorted(digests_of[rail_row.node, rail_row.rail].items())
+                _at_size(rail_row, rows, limits_us, least)
+                for rows in sizes[rail_row.node, rail_row.rail]
             ),
         )
         for rail_row in rail_rows
@@ -216,15 +200,16 @@ def _by_size(
 
 
 def _at_size(
-    rail_row: SensitivityRow, rows: Sequence[Digest], over_us: float, least: float
+    rail_row: SensitivityRow,
+    rows: Sequence[Digest],
+    limits_us: Mapping[SizePhase, float],
+    least: float,
 ) -> SensitivitySizeRow:
     operations = sum(row.operations for row in rows)
     loaded_s = sum(row.loaded_s for row in rows)
-    mean = None
-    if rail_row.events is not None:
-        mean = mean_for(rail_row.events, _moments(row.loaded_s for row in rows))
-    if mean is not None:
-        mean = max(mean, least * rail_row.operations)
+    over_us = max(limits_us[row.size_bytes, row.phase] for row in rows)
+    loads_s = (row.loaded_s for row in rows)
+    mean = _mean_that_matters(rail_row.events, loads_s, least * rail_row.operations)
     shows = mean is not None and mean <= operations  # more than all of them cannot be spikes
     return SensitivitySizeRow(
         size_bytes=rows[0].size_bytes,

@@ -107,26 +107,23 @@ class Shifts(Model):
         if reference is None:
             return 0.0, 0.0
         shift = self._typical(through) - reference.log
+        return shift, self._gain(through, shift, reference)
+
+    def fits_fault(self, rows: Sequence[int], strength: float, through: Sequence[int]) -> bool:
+        """Whether these rows fit a fault of that strength better than none."""
+        reference = self._reference(through)
+        return reference is not None and self._gain(rows, strength, reference) > 0
+
+    def _gain(self, rows: Sequence[int], shift: float, reference: _Reference) -> float:
+        """Return by how many nats rows fit a shift better than what is expected of them."""
         gain = 0.0
-        for row in through:
+        for row in rows:
             expected = self._expected[row]
             if shift > expected:
                 distance = self._logs[row] - reference.log
                 gain += surprise((distance - expected) / reference.scatter)
                 gain -= surprise((distance - shift) / reference.scatter)
-        return shift, gain
-
-    def fits_fault(self, rows: Sequence[int], strength: float, through: Sequence[int]) -> bool:
-        """Whether these rows fit a fault of that strength better than none."""
-        reference = self._reference(through)
-        if reference is None:
-            return False
-        gain = 0.0
-        for row in rows:
-            distance = self._logs[row] - reference.log
-            gain += surprise((distance - self._expected[row]) / reference.scatter)
-            gain -= surprise((distance - max(strength, self._expected[row])) / reference.scatter)
-        return gain > 0
+        return gain
 
     def accept(self, through: Sequence[int], strength: float) -> None:
         """Expect this shift in these observations, unless a slower part is already expected."""
