@@ -107,7 +107,8 @@ class Accounts:
         expected = key in self.ends and name in key[2:] and name not in self.ends[key]
         if not expected or not is_possible(account, self._backend, self._iterations[key]):
             return False
-        self.ends[key][name] = _as_end(name, account)
+        fields = (field for field in End.__struct_fields__ if field != "node")
+        self.ends[key][name] = End(name, **{field: getattr(account, field) for field in fields})
         return True
 
     def samples(self) -> tuple[PairSamples, ...]:
@@ -137,12 +138,6 @@ def is_possible(account: Account, backend: str, iterations: Mapping[Kind, int]) 
             for kind, timing in timings.items()
         )
     )
-
-
-def _as_end(name: str, account: Account) -> End:
-    """Convert an account to a sample's end."""
-    fields = (field for field in End.__struct_fields__ if field != "node")
-    return End(name, **{field: getattr(account, field) for field in fields})
 
 
 _FEW = 64  # only the last stragglers are examined pair by pair

@@ -21,7 +21,7 @@ from preflight.fabric.pair_summary import (
     pair_error,
     wire_from,
 )
-from preflight.fabric.samples import End, Meeting, PairSamples, PairState, Sweep
+from preflight.fabric.samples import Meeting, PairSamples, PairState, Sweep
 from preflight.fleet.baselines import rail_floor
 
 if TYPE_CHECKING:
@@ -194,13 +194,12 @@ def _how_far(pair: PairSamples, reached: int, top: int) -> str:
     """Say which size a pair reached, and within which time, at the end that took longer."""
     if reached >= top:
         return ""
-    spent_s = max(map(_spent_s, pair.ends))
+    spent_s = max(
+        sum(sum(timing.times_us) + sum(timing.gaps_us) for timing in end.timings) / 1e6
+        for end in pair.ends
+    )
     spent = f", in {spent_s:.2g} s of the pair's time" if spent_s else ""
     return f"only {size(reached)} of {size(top)} were reached{spent}"
-
-
-def _spent_s(end: End) -> float:
-    return sum(sum(timing.times_us) + sum(timing.gaps_us) for timing in end.timings) / 1e6
 
 
 INDEPENDENT = "peers' median"

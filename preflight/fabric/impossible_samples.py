@@ -15,7 +15,7 @@ from preflight.fleet.nodeset import MOST_NODES, check_host_name
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
-    from preflight.fabric.observed import Digest, Observed, PairResult, Standout
+    from preflight.fabric.observed import Digest, Observed, PairResult
     from preflight.fabric.samples import End, PairSamples, Sweep
 
 
@@ -61,16 +61,13 @@ def refuse_digest(where: str, digest: Digest) -> None:
     if len({standout.operation for standout in digest.standouts}) < len(digest.standouts):
         raise absurd(where, "an operation stands out twice", "leave one of them out")
     for number, standout in enumerate(digest.standouts):
-        _refuse_standout(f"{where}.standouts[{number}]", standout, digest)
-
-
-def _refuse_standout(where: str, standout: Standout, digest: Digest) -> None:
-    if standout.operation >= digest.operations:
-        problem = f"operation {standout.operation} of {digest.operations}"
-        raise absurd(where, problem, "they are counted from 0: correct either")
-    if standout.network_us > _ROUNDED * digest.most_us:
-        problem = f"{standout.network_us:g} us at both ends, and most_us is {digest.most_us:g}"
-        raise absurd(where, problem, "correct either")
+        place = f"{where}.standouts[{number}]"
+        if standout.operation >= digest.operations:
+            problem = f"operation {standout.operation} of {digest.operations}"
+            raise absurd(place, problem, "they are counted from 0: correct either")
+        if standout.network_us > _ROUNDED * digest.most_us:
+            problem = f"{standout.network_us:g} us at both ends, and most_us is {digest.most_us:g}"
+            raise absurd(place, problem, "correct either")
 
 
 def refuse_left_out(sweep: Sweep) -> None:
@@ -211,7 +208,7 @@ def refuse_absurd(observed: Observed) -> None:
     for number, tried in enumerate(observed.tried):
         where = _where("tried", number, tried)
         meetings.add(where, tried)
-        if not {tried.stood_still, *tried.lost} <= {"", *tried.nodes}:
+        if not {tried.suspect, *tried.lost} <= {"", *tried.nodes}:
             what = "stood_still or lost names another node"
             raise absurd(where, what, f"they name {tried.a}, {tried.b}, or none")
     tried_keys = {tried.key for tried in observed.tried}

@@ -18,8 +18,8 @@ from preflight.core.statistics import grouped
 from preflight.core.text import gbs, natural
 from preflight.core.thresholds import SHIPPED, Thresholds
 from preflight.fabric.compare import PairJudgement, compare
-from preflight.fabric.decoding import find
 from preflight.fabric.decoding.culprit import FAILURES, Culprit
+from preflight.fabric.decoding.find import find
 from preflight.fabric.node_allreduce import judge_inside
 from preflight.fabric.nvlink_domain import judge_domains
 from preflight.fabric.observed import Observed, observe

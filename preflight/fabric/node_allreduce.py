@@ -323,16 +323,12 @@ def below_nvlinks(
 
 def _unmeasured(name: str, samples: InsideSamples | None, sweep: Sweep) -> Inside | None:
     """Say why there is nothing to judge; None if there is."""
-    complete = samples is not None and all(end is not None for end in samples.rails)
-    rails = len(samples.rails) if samples is not None else 0
-    if complete:
+    if samples is not None and all(end is not None for end in samples.rails):
         return None
+    rails = len(samples.rails) if samples is not None else 0
     if name in sweep.troubles:
-        why, advice = (
-            f"{name} fell out of the sweep: {sweep.troubles[name]}",
-            sweep.advice.get(name),
-        )
-        return Inside(state="trouble", rails=rails, reason=why, advice=advice or "")
+        why = f"{name} fell out of the sweep: {sweep.troubles[name]}"
+        return Inside(state="trouble", rails=rails, reason=why, advice=sweep.advice.get(name, ""))
     if name in sweep.left_out:
         return Inside(state="not_run", rails=rails, reason=sweep.left_out[name])
     if why := sweep.waited.get(name) or sweep.unfinished:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from heapq import nlargest
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 
 from preflight.core.statistics import grouped, median, nearest_rank
 from preflight.fabric.pair_summary import (
@@ -251,7 +251,7 @@ class PairResult(Meeting, frozen=True, kw_only=True):
 
     state: PairState = "measured"
     """The worse of both ends'."""
-    stood_still: str = ""
+    suspect: str = field(default="", name="stood_still")
     """The end whose own measuring process hung or died; the other only lost its partner."""
     lost: tuple[str, ...] = ()
     """The ends whose account of it is missing, so that it is not judged."""
@@ -279,11 +279,6 @@ class PairResult(Meeting, frozen=True, kw_only=True):
     def good(self) -> bool:
         """Whether it was measured completely."""
         return self.state == "measured"
-
-    @property
-    def suspect(self) -> str:
-        """The end that failed by itself."""
-        return self.stood_still
 
 
 class Observed(Struct, frozen=True, kw_only=True):
@@ -332,7 +327,7 @@ def _pair_result(pair: PairSamples, lost: tuple[str, ...]) -> PairResult:
     return PairResult(
         *pair.key,
         state="not_run" if lost else joint_state(pair),
-        stood_still=failed_by_itself(pair),
+        suspect=failed_by_itself(pair),
         lost=lost,
         first=_end_result(pair.first),
         second=_end_result(pair.second),

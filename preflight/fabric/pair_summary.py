@@ -238,7 +238,7 @@ def find_breakdown(
         culprits |= {name: silent.get(name, _ALONE) for name in others}
     elif not culprits and silent.keys() != set(nodes):
         culprits = silent
-    waited = _waited_for(culprits)
+    waited = f"waited for {first_few([*culprits], _MANY)}" if culprits else NO_CULPRIT
     return Breakdown(culprits, {name: waited for name in others if name not in culprits})
 
 
@@ -255,10 +255,3 @@ def _decisive_messages(messages: Iterable[LastMessage], host: str) -> dict[str, 
         if earlier is None or (message.own_fault and not earlier.own_fault):
             by_node[message.node] = message
     return by_node
-
-
-def _waited_for(culprits: Collection[str]) -> str:
-    names = list(culprits)
-    if not names:
-        return NO_CULPRIT
-    return f"waited for {first_few(names, _MANY)}"

@@ -20,8 +20,8 @@ from preflight.core.statistics import grouped
 from preflight.core.text import first_few
 from preflight.core.thresholds import SHIPPED
 from preflight.fabric.compare import PairJudgement, compare
-from preflight.fabric.decoding import Findings, find
 from preflight.fabric.decoding.culprit import EVENTS, FAILURES, NODE_KINDS, SHIFTS, Component
+from preflight.fabric.decoding.find import Findings, find
 from preflight.fabric.decoding.greedy_search import MOST_PARTS
 from preflight.fabric.decoding.hard_failures import decode
 from preflight.fabric.observed import Observed, observe

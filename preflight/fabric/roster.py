@@ -141,11 +141,6 @@ def host_first(names: Sequence[str], failed: Links) -> tuple[str, ...]:
     return (host, *(name for name in names if name != host))
 
 
-def cut_off(host: str, names: Sequence[str], cut: Links) -> frozenset[str]:
-    """Return the nodes that cannot connect to the store's host."""
-    return frozenset(name for name in names if (name, host) in cut)
-
-
 _TWO = 2
 _RAREST, _TIMES_USUAL = 1e-4, 10.0
 _FALSE_ALARM, _MISS = 1e-6, 1e-3
@@ -215,7 +210,8 @@ def build_roster(
     candidates = with_gpus if nccl else answered
     rails = match_rails(ready, candidates, hosts or {}, nccl=nccl)
     matched = host_first([name for name in candidates if name not in rails.unknown], plan.cut)
-    unreachable = cut_off(matched[0], matched, plan.cut) if matched else frozenset()
+    # The others connect to the store's host, which connects to none.
+    unreachable = frozenset(name for name in matched if (name, matched[0]) in plan.cut)
     names = [name for name in matched if name not in unreachable]
     backend: Literal["gloo", "nccl"] = "nccl" if nccl else "gloo"
     ladder, soak = plan.sizes(backend)

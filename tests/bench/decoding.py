@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
-from preflight.fabric.decoding import find
 from preflight.fabric.decoding.culprit import FAILURES, Component
+from preflight.fabric.decoding.find import find
 from tests.bench.fabrics import case, make
 from tests.simulate.score import score
 

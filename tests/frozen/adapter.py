@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from preflight.fabric.decoding import find
+from preflight.fabric.decoding.find import find
 from tests.bench.decoding import decode, decoder
 from tests.bench.fabrics import case, make
 

@@ -4,7 +4,3 @@
 have a model of what a healthy observation looks like; one greedy search explains what is left over
 by the fewest parts, and takes what a fault explains off its partners.
 """
-
-from preflight.fabric.decoding.find import Findings, find
-
-__all__ = ["Findings", "find"]

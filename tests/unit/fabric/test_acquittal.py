@@ -8,9 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from preflight.core.thresholds import SHIPPED
-from preflight.fabric.decoding import find
 from preflight.fabric.decoding.culprit import Component, Culprit
-from preflight.fabric.decoding.find import RetestComparison
+from preflight.fabric.decoding.find import RetestComparison, find
 from preflight.fabric.decoding.parts import read_meetings
 from preflight.fabric.observed import EndResult
 from preflight.fabric.samples import Moved

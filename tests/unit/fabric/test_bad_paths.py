@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from preflight.fabric.decoding import find
+from preflight.fabric.decoding.find import find
 from tests.unit.fabric.fabrics import Made
 
 if TYPE_CHECKING:

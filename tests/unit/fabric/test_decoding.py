@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from preflight.fabric.decoding import find
+from preflight.fabric.decoding.find import find
 from tests.cases import draws
 from tests.unit.fabric.fabrics import Made
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from preflight.fabric.decoding import find
 from preflight.fabric.decoding.culprit import Component
+from preflight.fabric.decoding.find import find
 from preflight.fabric.decoding.sensitivity import POWER, mean_for, sensitivity
 from preflight.fabric.observed import Standout
 from tests.cases import draws

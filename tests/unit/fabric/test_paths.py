@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from preflight.fabric.decoding import find
+from preflight.fabric.decoding.find import find
 from preflight.fabric.judge import judge_sweep
 from preflight.fabric.retest import suspects
 from preflight.fabric.samples import End, Timing

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from preflight.checks.fabric.test_pairs import judge_allreduce
 from preflight.fabric.agent_events import Ready
 from preflight.fabric.judge import judge_sweep
-from preflight.fabric.roster import build_roster, cut_off, host_first
+from preflight.fabric.roster import build_roster, host_first
 from preflight.fabric.schedule import circle_rounds
 from preflight.fabric.sweep_plan import SweepPlan
 from preflight.run.stages import cut_links
@@ -50,11 +50,6 @@ def test_the_host_is_the_first_of_those_with_the_fewest_cut_paths(
     cuts = {name: sum(name in path for path in paths) for name in NAMES}
     assert ordered[0] == min(NAMES, key=lambda name: (cuts[name], NAMES.index(name)))
     assert ordered[1:] == tuple(name for name in NAMES if name != ordered[0])
-
-
-def test_only_who_cannot_connect_to_the_host_is_cut_off() -> None:
-    """The store is connected to, and connects to no node."""
-    assert cut_off("h1", NAMES, [("h3", "h1"), ("h1", "h4"), ("h2", "h5")]) == {"h3"}
 
 
 def test_what_did_not_connect_is_a_cut_path() -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from preflight.fabric.decoding import find
+from preflight.fabric.decoding.find import find
 from preflight.fabric.observed import EndResult, Observed, observe
 from preflight.report.document import BlameRow
 from preflight.report.fabric_page import LARGEST, fabric_page

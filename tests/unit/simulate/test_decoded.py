@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from preflight.fabric.decoding import find
+from preflight.fabric.decoding.find import find
 from preflight.fabric.observed import observe
 from tests.bench.decoding import decoder
 from tests.simulate.condense import observed
