@@ -182,9 +182,9 @@ def node_records(
     since_s: float,
     *,
     most: int | None = None,
-    nodes: Iterable[int] | None = None,
+    node: int | None = None,
 ) -> tuple[NodeRecord, ...]:
-    """How often nodes were not ready; the worst `most` of all, or these nodes.
+    """How often nodes were not ready; the worst `most` of all, or this node if any run judged it.
 
     A run, or a sweep, in which a quarter of the fleet was not ready counts against no node: it had
     one shared cause.
@@ -204,24 +204,16 @@ def node_records(
         .where(RUNS.c.started_s >= since_s, RUNS.c.systemic == 0)
         .group_by(NODES.c.id, NODES.c.name, NODES.c.serial)
     )
-    if nodes is not None:
-        ids = list(nodes)
-        query = query.where(NODES.c.id.in_(ids))
+    if node is not None:
+        query = query.where(NODES.c.id == node)
     else:
         query = query.having(bad > 0).order_by(bad.desc(), NODES.c.name).limit(most)
     rows = connection.execute(query).all()
     checks = _failed_checks(connection, since_s, [row.id for row in rows])
-    records = [
+    return tuple(
         as_struct(NodeRecord, row, serial=row.serial or "", checks=checks.get(row.id, ()))
         for row in rows
-    ]
-    if nodes is not None and not records:
-        query_all = select(NODES).where(NODES.c.id.in_(ids))
-        records = [
-            NodeRecord(node=row.name, serial=row.serial or "", judged=0, bad=0, flaky=0)
-            for row in connection.execute(query_all)
-        ]
-    return tuple(records)
+    )
 
 
 def _failed_checks(

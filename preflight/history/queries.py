@@ -228,9 +228,9 @@ def _as_trends(series: _Series) -> tuple[Trend, ...]:
 
 
 def gpu_placements(
-    connection: Connection, *, node: int | None = None, gpu: int | None = None
+    connection: Connection, condition: ColumnElement[bool]
 ) -> tuple[GpuPlacement, ...]:
-    """Of a node: its present GPUs, then former ones. Of a GPU: its places, oldest first."""
+    """The GPUs, nodes and slots of these rows of PLACES, oldest first."""
     since, until = RUNS.alias(), RUNS.alias()
     query = (
         select(
@@ -247,13 +247,10 @@ def gpu_placements(
             .join(since, PLACES.c.since_run == since.c.id)
             .outerjoin(until, PLACES.c.until_run == until.c.id)
         )
+        .where(condition)
         .order_by(PLACES.c.id)
     )
-    query = query.where(PLACES.c.node_id == node if gpu is None else PLACES.c.gpu_id == gpu)
-    placements = [as_struct(GpuPlacement, row) for row in connection.execute(query)]
-    if gpu is None:
-        placements.sort(key=lambda placement: (placement.until_s is not None, placement.slot))
-    return tuple(placements)
+    return tuple(as_struct(GpuPlacement, row) for row in connection.execute(query))
 
 
 NIGHT_S = 86400.0
@@ -329,13 +326,15 @@ class History:
             return None
         machine = machines[name]
         since_s = self._window_start_s(nights)
-        (standing,) = node_records(self._connection, since_s, nodes=[machine.id])
+        unjudged = NodeRecord(node=name, serial=machine.serial or "", judged=0, bad=0, flaky=0)
+        records = node_records(self._connection, since_s, node=machine.id)
+        seats = gpu_placements(self._connection, PLACES.c.node_id == machine.id)
         query = select(NODES.c.serial).where(NODES.c.name == name, NODES.c.id != machine.id)
         return NodePast(
-            standing=standing,
+            standing=records[0] if records else unjudged,
             first_s=self._run_start_s(machine.first_run),
             last_s=self._run_start_s(machine.last_run),
-            seats=gpu_placements(self._connection, node=machine.id),
+            seats=tuple(sorted(seats, key=lambda seat: (seat.until_s is not None, seat.slot))),
             episodes=episodes_of(self._connection, machine.id),
             trends=self._numbers.trends(machine.id, since_s),
             namesakes=tuple(serial or "" for serial in self._connection.execute(query).scalars()),
@@ -349,7 +348,7 @@ class History:
         return GpuPast(
             uuid=row.uuid,
             model=row.model,
-            seats=gpu_placements(self._connection, gpu=row.id),
+            seats=gpu_placements(self._connection, PLACES.c.gpu_id == row.id),
             episodes=episodes_of(self._connection, gpu=row.id),
             trends=self._numbers.trends_of_gpu(row.id, self._window_start_s(nights)),
         )
