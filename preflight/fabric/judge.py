@@ -79,16 +79,16 @@ def judge_sweep(
     by_pair = grouped((pair.nodes, pair) for pair in judgements)
     blamed = _blames_by_pair(all_blames, by_pair, doubted)
     hidden_pairs = {pair for blame in hidden for pair in blame.pairs}
-    pairs: dict[Pairing, Pair] = {}
-    for ends, rails in by_pair.items():
-        doubt = doubted.get(ends, "")
-        pair = _summarise(rails, blamed[ends], hidden=ends in hidden_pairs, doubt=doubt)
-        pairs[ends] = _mark_waiting(pair, sweep)
-    pairs |= {
-        ends: pair if pair.trouble else _mark_waiting(pair, sweep)
-        for ends, pair in left_out_pairs(sweep, names, pairs).items()
+    pairs = {
+        ends: _summarise(
+            rails, blamed[ends], hidden=ends in hidden_pairs, doubt=doubted.get(ends, "")
+        )
+        for ends, rails in by_pair.items()
     }
-    pairs = {ends: _with_missing_rails(pair, sweep) for ends, pair in pairs.items()}
+    pairs |= left_out_pairs(sweep, names, pairs)
+    pairs = {
+        ends: _with_missing_rails(_mark_waiting(pair, sweep), sweep) for ends, pair in pairs.items()
+    }
     return Decoded(
         judgements,
         all_blames,
@@ -224,10 +224,11 @@ def _mark_waiting(pair: Pair, sweep: Sweep) -> Pair:
 
     The same if it had no turn because the time was up: the reason is given once for both ends.
     """
-    if pair.state == "not_run" and sweep.unfinished and sweep.unfinished in pair.error:
+    if pair.state != "not_run" or pair.trouble:
+        return pair
+    if sweep.unfinished and sweep.unfinished in pair.error:
         return replace(pair, waited=True, error=sweep.unfinished)
-    waited = not sweep.waited.keys().isdisjoint((pair.a, pair.b))
-    if pair.state != "not_run" or pair.trouble or not waited:
+    if sweep.waited.keys().isdisjoint((pair.a, pair.b)):
         return pair
     if sweep.troubles:
         return replace(pair, waited=True)

@@ -137,10 +137,8 @@ def _events(
 ) -> Events:
     count, operations, worst_us, lost_us = 0, 0, 0.0, 0.0
     late: dict[int, int] = {}
-    for rails, usual_us in zip(
-        columns.values(), (summary.p50_us for summary in sizes), strict=True
-    ):
-        cut_us = max(limit("spike_us"), SPIKE_MEDIANS * usual_us)
+    for rails, usual in zip(columns.values(), sizes, strict=True):
+        cut_us = max(limit("spike_us"), SPIKE_MEDIANS * usual.p50_us)
         operations += min(len(rail.gaps_us) for rail in rails)
         if all(max(rail.times_us) <= cut_us for rail in rails):
             continue
@@ -150,9 +148,10 @@ def _events(
                 continue
             count += 1
             worst_us = max(worst_us, *times)
-            lost_us += max(times) - usual_us
+            excess_us = max(times) - usual.p50_us
+            lost_us += excess_us
             last = times.index(min(times))
-            if gaps[number][last] >= _EXPLAINS * (max(times) - usual_us):
+            if gaps[number][last] >= _EXPLAINS * excess_us:
                 late[numbers[last]] = late.get(numbers[last], 0) + 1
     return Events(count, operations, worst_us, lost_us, late)
 

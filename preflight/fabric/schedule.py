@@ -10,6 +10,7 @@ across (L if L is odd) join every two leaves.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
@@ -18,7 +19,7 @@ from preflight.core.statistics import grouped
 from preflight.fabric.pair_summary import joint_state
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from preflight.fabric.samples import PairSamples, Sweep
 
@@ -312,26 +313,22 @@ def round_kind_of(pair: PairSamples, sweep: Sweep, scheduled: frozenset[Pairing]
     return "scheduled" if pair.nodes in scheduled else "repair"
 
 
-def unscheduled_pairs(sweep: Sweep, scheduled: Iterable[Pairing]) -> tuple[Pairing, ...]:
+def unscheduled_pairs(sweep: Sweep, scheduled: frozenset[Pairing]) -> tuple[Pairing, ...]:
     """Return pairs of unscheduled rounds, in the order of their turns.
 
     A repair that was not measured needs a verdict as well; a retest that was not measured does not.
     """
-    schedule = frozenset(scheduled)
     pairs = (
         pair.nodes
         for pair in sweep.pairs
-        if pair.nodes not in schedule
-        and (round_kind_of(pair, sweep, schedule) == "repair" or joint_state(pair) != "not_run")
+        if pair.nodes not in scheduled
+        and (round_kind_of(pair, sweep, scheduled) == "repair" or joint_state(pair) != "not_run")
     )
     return tuple(dict.fromkeys(pairs))
 
 
-def count_by_round_kind(sweep: Sweep, scheduled: Iterable[Pairing]) -> dict[RoundKind, int]:
+def count_by_round_kind(sweep: Sweep, scheduled: frozenset[Pairing]) -> Counter[RoundKind]:
     """Count the measured pairs by reason; a pair with two reasons counts for both."""
-    schedule = frozenset(scheduled)
-    by_kind: dict[RoundKind, set[Pairing]] = {"scheduled": set(), "repair": set(), "retest": set()}
-    for pair in sweep.pairs:
-        if joint_state(pair) != "not_run":
-            by_kind[round_kind_of(pair, sweep, schedule)].add(pair.nodes)
-    return {kind: len(pairs) for kind, pairs in by_kind.items()}
+    measured = (pair for pair in sweep.pairs if joint_state(pair) != "not_run")
+    kinds = {(round_kind_of(pair, sweep, scheduled), pair.nodes) for pair in measured}
+    return Counter(kind for kind, _ in kinds)

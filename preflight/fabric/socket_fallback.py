@@ -61,12 +61,13 @@ class PairTransport(Meeting, frozen=True, kw_only=True):
 
     def way(self, name: str) -> str:
         """Return that node's way."""
-        return self.ways[(self.a, self.b).index(name)]
+        return self.ways[self.nodes.index(name)]
 
 
 def pair_transports(sweep: Sweep, hosts: Iterable[Host]) -> tuple[PairTransport, ...]:
     """Return what carried each pair of nodes for which the inventory expects NICs."""
-    expected = {host.name: host.expected for host in hosts if expects_ib(host.expected)}
+    with_nics = (host for host in hosts if host.expected.nics or host.expected.hcas)
+    expected = {host.name: host.expected for host in with_nics}
     transports: list[PairTransport] = []
     for pair in sweep.pairs:
         if pair.backend == "nccl" and pair.a in expected and pair.b in expected:
@@ -75,11 +76,6 @@ def pair_transports(sweep: Sweep, hosts: Iterable[Host]) -> tuple[PairTransport,
             second = _is_fallback(b, expected[pair.b], pair.rail)
             transports.append(PairTransport(*pair.key, ways=(a, b), fallback=(first, second)))
     return tuple(transports)
-
-
-def expects_ib(expectation: Expected) -> bool:
-    """Whether a group's inventory entry says that its data go over RDMA NICs."""
-    return bool(expectation.nics or expectation.hcas)
 
 
 def expected_words(expectation: Expected, rails: Iterable[int]) -> str:

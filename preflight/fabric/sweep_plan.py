@@ -44,14 +44,9 @@ class Budget(Struct, frozen=True, kw_only=True):
     """For CUDA to initialise, before the first round: 1 to 15 s without persistence mode."""
 
     @property
-    def turn_s(self) -> float:
-        """The longest time of a connected pair if nothing hangs."""
-        return self.pair_s + self.soak_s
-
-    @property
     def barrier_s(self) -> float:
         """For all nodes to reach the next round: the slowest pair, a hung one, and a margin."""
-        return self.turn_s + self.op_s + self.meet_s
+        return self.pair_s + self.soak_s + self.op_s + self.meet_s
 
 
 GLOO = (

@@ -340,8 +340,6 @@ class Rates(Model):
 
     def _beyond_chance(self, own: _Count, rest: _Count) -> float:
         """Return the nats by which two rates fit better than one; few calm pairs prove nothing."""
-        if own.events <= 0 or rest.operations <= 0:
-            return 0.0
         own_rate, rest_rate = own.events / own.operations, rest.events / rest.operations
         together = (own.events + rest.events) / (own.operations + rest.operations)
         common = min(together, max(self._usual, rest_rate))

@@ -179,23 +179,19 @@ def _by_size(
 
     `least`: added events per operation, of all sizes, below which no part is named.
     """
-    endpoints = {(rail_row.node, rail_row.rail) for rail_row in rail_rows}
+    row_of = {(rail_row.node, rail_row.rail): rail_row for rail_row in rail_rows}
     digests_of = grouped(
         ((name, digest.rail, digest.size_bytes), digest)
         for digest in digests
         for name in digest.nodes
-        if (name, digest.rail) in endpoints
+        if (name, digest.rail) in row_of
     )
-    sizes = grouped((key[:2], rows) for key, rows in sorted(digests_of.items()))
+    sizes = grouped(
+        ((node, rail), _at_size(row_of[node, rail], rows, limits_us, least))
+        for (node, rail, _), rows in sorted(digests_of.items())
+    )
     return tuple(
-        replace(
-            rail_row,
-            sizes=tuple(
-                _at_size(rail_row, rows, limits_us, least)
-                for rows in sizes[rail_row.node, rail_row.rail]
-            ),
-        )
-        for rail_row in rail_rows
+        replace(rail_row, sizes=tuple(sizes[endpoint])) for endpoint, rail_row in row_of.items()
     )
 
 
@@ -252,8 +248,6 @@ def mean_for(events: int, moments: int) -> float | None:
 
 def _probability(events: int, moments: int, mean: float) -> float:
     """P(X >= events), X binomial over moments that each hold an event with 1 - exp(-mean / n)."""
-    if mean <= 0:
-        return 0.0
     none = -mean / moments
     any_ = math.log(-math.expm1(none))
     lead = math.lgamma(moments + 1)
