@@ -309,20 +309,14 @@ class RetestComparison:
 
 def _count(counts: EventCounts, part: Component, *, late: bool) -> _Counts:
     exposures = counts.late if late else counts.wire
-    rows = [row for row, place in enumerate(exposures.places) if _through(place, part)]
+    paths = (Component("path", place[:2], place.rail) for place in exposures.places)
+    rows = [row for row, path in enumerate(paths) if is_within(path, part)]
     single = [row for row in rows if exposures.places[row].rail != ALL_RAILS]
     return _Counts(
         sum(exposures.events[row] for row in rows),
         sum(exposures.operations[row] for row in single),
         sum(exposures.loaded_s[row] for row in single),
     )
-
-
-def _through(place: Place, part: Component) -> bool:
-    ends = {place.a, place.b}
-    if part.rail is not None and place.rail != part.rail:
-        return False
-    return ends == set(part.nodes) if part.kind == "path" else not ends.isdisjoint(part.nodes)
 
 
 def _at_most(events: int, mean: float) -> float:

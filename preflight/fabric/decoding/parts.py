@@ -107,47 +107,31 @@ class Parts:
     def suspects(self, outliers: Iterable[int]) -> dict[Key, list[int]]:
         """Return parts of outlying observations, each with all observations through it."""
         keys = dict.fromkeys(key for row in outliers for key in self.keys_of(self._places[row]))
-        by_node = self._node_rows({key.name for key in keys if key.kind == "node"})
-        by_leaf = self._leaf_rows([key for key in keys if key.kind == "leaf_rail"])
-        return {
-            key: by_leaf[key] if key in by_leaf else self._part_rows(key, by_node[key.name])
-            for key in keys
-        }
+        names = {name for key in keys for name in self.component(key).nodes}
+        by_node = grouped(
+            (name, row)
+            for row, place in enumerate(self._places if names else ())
+            for name in place[:2]
+            if name in names
+        )
+        return {key: self._rows_through(key, by_node) for key in keys}
 
-    def _node_rows(self, names: Collection[str]) -> dict[str, list[int]]:
-        through: dict[str, list[int]] = {name: [] for name in names}
-        for row, (a, b, _) in enumerate(self._places if names else ()):
-            if a in through:
-                through[a].append(row)
-            if b in through:
-                through[b].append(row)
-        return through
-
-    def _part_rows(self, key: Key, through: list[int]) -> list[int]:
-        """Return those observations of a node that go through its endpoint or path `key`."""
-        if key.rail == WHOLE_NODE:
-            return [row for row in through if self.on_all_rails(row)]
+    def _rows_through(self, key: Key, by_node: Mapping[str, list[int]]) -> list[int]:
+        """Return those observations of a part's nodes that go through the part."""
+        if key.kind == "node" and key.rail != WHOLE_NODE:
+            return by_node[key.name]
         if key.kind == "node":
-            return through
+            return [row for row in by_node[key.name] if self.on_all_rails(row)]
+        through: Iterable[int] = by_node.get(key.name, ())
+        if key.kind == "leaf_rail":
+            members = (by_node.get(name, ()) for name in self._nodes_of[key.name])
+            through = (row for row in sorted(set().union(*members)) if self._places[row].b)
+            through = (row for row in through if not self.on_all_rails(row))
         if key.rail >= 0:
-            through = [row for row in through if self._places[row].rail == key.rail]
+            through = (row for row in through if self._places[row].rail == key.rail)
         if key.kind == "path":
-            through = [row for row in through if self._places[row].b == key.partner]
-        return through
-
-    def _leaf_rows(self, keys: Collection[Key]) -> dict[Key, list[int]]:
-        through: dict[Key, list[int]] = {key: [] for key in keys}
-        by_leaf: dict[tuple[str | None, int], Key] = {(key.name, key.rail): key for key in keys}
-        leaf_of = self._leaves.get
-        for row, (a, b, rail) in enumerate(self._places if keys else ()):
-            if not b or rail == ALL_RAILS:
-                continue
-            leaf_a, leaf_b = leaf_of(a), leaf_of(b)
-            for leaf in (leaf_a,) if leaf_a == leaf_b else (leaf_a, leaf_b):
-                key = by_leaf.get((leaf, rail if self._many_rails else -1))
-                if key is not None:
-                    through[key].append(row)
-        return through
+            through = (row for row in through if self._places[row].b == key.partner)
+        return list(through)
 
     def members(self, key: Key) -> list[Key]:
         """Return the parts within a part: a leaf's nodes, a node's endpoints."""
