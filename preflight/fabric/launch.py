@@ -30,7 +30,8 @@ from preflight.fabric.agent_events import (
 from preflight.fabric.agents import Agents, SessionEnd
 from preflight.fabric.collect import TIME_UP, EarlyEnd, SweepAccounts
 from preflight.fabric.phrases import ADVICE, OTHER_PLAN, advice_on
-from preflight.fabric.retest import MOST_ROUNDS, add_rounds, possible_rounds
+from preflight.fabric.planner import restrict_rounds
+from preflight.fabric.retest import MOST_ROUNDS, add_rounds
 from preflight.fabric.roster import Roster, build_roster, go_order, measuring_order
 from preflight.fabric.samples import Sweep
 from preflight.facts.burn import Busy, Done, NoTorch
@@ -226,7 +227,8 @@ class _RunningSweep:
             if host not in idle:
                 return
             idle_names = [name for name in self._roster.names if name in idle]
-            rounds = possible_rounds(suspects(self._result()), idle_names, rounds_left)
+            possible = restrict_rounds(suspects(self._result())[:rounds_left], idle_names)
+            rounds = tuple(filter(None, possible))
             if not rounds:
                 return
             extended = add_rounds(self._roster, self._plan, rounds)
@@ -416,15 +418,14 @@ class PlanDigest:
     """The digest of the ordered plan, which all ends of each round must report."""
 
     def __init__(self) -> None:
-        self._orders: list[tuple[int, dict[str, Any]]] = []
-        """(first round, order)."""
+        self._orders: dict[int, dict[str, Any]] = {}
+        """By first round, what is the same for all nodes."""
 
     def add_order(self, order: Mapping[str, object], first: int = 0) -> None:
         """Note an order to any node: its common part is the same for all."""
-        previous = self._orders[-1][1] if self._orders else {}
-        common = {**previous, **{name: order[name] for name in _COMMON if name in order}}
-        if not self._orders or self._orders[-1][0] < first:
-            self._orders.append((first, common))
+        common = {name: order[name] for name in _COMMON if name in order}
+        previous = next(reversed(self._orders.values()), {})
+        self._orders.setdefault(first, {**previous, **common})
 
     def verify(self, event: Event | SessionEnd, roster: Roster) -> Event | SessionEnd:
         """Return the event, or `Trouble` if it is an account by another plan.
@@ -437,7 +438,7 @@ class PlanDigest:
 
     def _digest(self, pair: PairAccount, roster: Roster) -> str:
         plan: dict[str, Any] = {
-            **next((order for first, order in reversed(self._orders) if pair.round >= first), {}),
+            **next((self._orders[at] for at in reversed(self._orders) if at <= pair.round), {}),
             "round": pair.round,
             "ends": [pair.a, pair.b],
             "numbers": [roster.names.index(pair.a), roster.names.index(pair.b)],

@@ -43,25 +43,6 @@ RETEST_TIMES = 4
 """A retest has this multiple of a scheduled round's iterations and time, for each size."""
 
 
-def possible_rounds(rounds: Rounds, nodes: Sequence[str], most: int) -> Rounds:
-    """Keep the pairs of these rounds that can be measured: of `nodes`, and each node once a round.
-
-    `nodes` is in fleet order, and in each pair the earlier node comes first, as in every round.
-    """
-    place = {name: at for at, name in enumerate(nodes)}
-    possible: list[tuple[Pairing, ...]] = []
-    for round_pairs in rounds[:most]:
-        busy: set[str] = set()
-        pairs: list[Pairing] = []
-        for a, b in round_pairs:
-            if a != b and {a, b} <= place.keys() and not busy & {a, b}:
-                busy |= {a, b}
-                pairs.append(ordered((a, b), place.__getitem__))
-        if pairs:
-            possible.append(tuple(pairs))
-    return tuple(possible)
-
-
 def add_rounds(roster: Roster, plan: SweepPlan, rounds: Rounds) -> Roster:
     """Return the launch with more rounds, which have more iterations and more time."""
     (ladder, soak), limits = plan.sizes(roster.backend), plan.limits(roster.backend)

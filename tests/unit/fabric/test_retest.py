@@ -12,7 +12,7 @@ from preflight.fabric.agent_events import PairAccount, Ready
 from preflight.fabric.collect import SweepAccounts
 from preflight.fabric.launch import Hooks, sweep
 from preflight.fabric.observed import observe
-from preflight.fabric.retest import RETEST_TIMES, add_rounds, possible_rounds
+from preflight.fabric.retest import RETEST_TIMES, add_rounds
 from preflight.fabric.roster import build_roster, turns_of
 from preflight.fabric.samples import Timing
 from preflight.fabric.schedule import Rounds, circle_rounds
@@ -36,20 +36,6 @@ CPU = Ready("2.13.0+cpu", cuda=False, gpus=0)
 BUSY = pytest.mark.busy
 TORCH = pytest.mark.skipif(not HAS_TORCH, reason="no torch in this Python")
 LEFT = pytest.mark.usefixtures("nothing_left")
-
-
-def test_only_what_can_be_measured_is_measured_again() -> None:
-    """Who left, a node twice in one round, too many rounds are out; the earlier node is first."""
-    wanted: Rounds = (
-        (("h2", "h1"), ("h2", "h3"), ("h3", "h4")),
-        (("h1", "h9"),),
-        (("h3", "h3"),),
-        (("h1", "h3"),),
-        (("h1", "h4"),),
-    )
-    able = ["h1", "h2", "h3", "h4"]
-    assert possible_rounds(wanted, able, 4) == ((("h1", "h2"), ("h3", "h4")), (("h1", "h3"),))
-    assert possible_rounds((), able, 4) == ()
 
 
 def test_a_retest_is_numbered_on_and_measures_more() -> None:
