@@ -210,17 +210,16 @@ class Peers:
 
     def __init__(self, measured: Sequence[PairJudgement]) -> None:
         self._measured = measured
-        by_size = grouped(
-            (digest.size_bytes, (digest, pair.nodes)) for pair in measured for digest in pair.sizes
+        self._speeds = self._by_size(lambda digest: digest.busbw_gbs)
+        self._times = self._by_size(lambda digest: digest.p50_us)
+
+    def _by_size(self, value: Callable[[Digest], float]) -> dict[int, LeaveOut]:
+        values = grouped(
+            (digest.size_bytes, (value(digest), pair.nodes))
+            for pair in self._measured
+            for digest in pair.sizes
         )
-        self._speeds = {
-            size_bytes: LeaveOut((digest.busbw_gbs, nodes) for digest, nodes in rows)
-            for size_bytes, rows in by_size.items()
-        }
-        self._times = {
-            size_bytes: LeaveOut((digest.p50_us, nodes) for digest, nodes in rows)
-            for size_bytes, rows in by_size.items()
-        }
+        return {size_bytes: LeaveOut(of_pairs) for size_bytes, of_pairs in values.items()}
 
     def busbw(self, pair: PairJudgement, size_bytes: int) -> tuple[float | None, str]:
         """Return the GB/s to compare with, and what they are."""

@@ -177,11 +177,7 @@ _COPIED_FIELDS = (
 
 
 def _summarise(
-    rails: Sequence[PairJudgement],
-    blamed: Sequence[Blame],
-    *,
-    hidden: bool,
-    doubt: str,
+    rails: Sequence[PairJudgement], blamed: Sequence[Blame], *, hidden: bool, doubt: str
 ) -> Pair:
     """Build the pair from its worst rail."""
     steady = [row for row in rails if not (row.once or row.hung_once)] or rails

@@ -15,12 +15,7 @@ from msgspec.structs import replace
 from preflight.core.statistics import median
 from preflight.core.text import gbs, size
 from preflight.core.thresholds import SHIPPED, Thresholds
-from preflight.fabric.node_allreduce import (
-    NEVER,
-    NodeAllreduce,
-    below_nvlinks,
-    measure_inside,
-)
+from preflight.fabric.node_allreduce import NEVER, NodeAllreduce, below_nvlinks, measure_inside
 from preflight.fabric.phrases import ADVICE
 from preflight.fabric.samples import InsideSamples, PairSamples, Sweep
 from preflight.facts.boards import nvlink_gbs

@@ -160,11 +160,7 @@ def _own_cause(ends: Sequence[End]) -> End | None:
 
 
 def _advice(
-    culprit: Culprit,
-    names: tuple[str, ...],
-    worst: PairJudgement,
-    more: str,
-    ends: Sequence[End],
+    culprit: Culprit, names: tuple[str, ...], worst: PairJudgement, more: str, ends: Sequence[End]
 ) -> str:
     """Return advice; `more`: what to measure again, if the samples do not settle it."""
     cause = _own_cause(ends)

@@ -251,12 +251,11 @@ class TimeInterner:
 
     def end(self, end: End) -> End:
         """Return an equal account that shares times seen before."""
-        return replace(end, timings=tuple(map(self._timing, end.timings)))
-
-    def _timing(self, timing: Timing) -> Timing:
-        return replace(
-            timing, times_us=self._share(timing.times_us), gaps_us=self._share(timing.gaps_us)
+        timings = (
+            replace(each, times_us=self._share(each.times_us), gaps_us=self._share(each.gaps_us))
+            for each in end.timings
         )
+        return replace(end, timings=tuple(timings))
 
     def _share(self, values: tuple[float, ...]) -> tuple[float, ...]:
         lookup = self._shared.setdefault if len(self._shared) < self._most else self._shared.get

@@ -178,11 +178,7 @@ def find_machines(connection: Connection, names: Sequence[str]) -> dict[str, Any
 
 
 def node_records(
-    connection: Connection,
-    since_s: float,
-    *,
-    most: int | None = None,
-    node: int | None = None,
+    connection: Connection, since_s: float, *, most: int | None = None, node: int | None = None
 ) -> tuple[NodeRecord, ...]:
     """How often nodes were not ready; the worst `most` of all, or this node if any run judged it.
 
