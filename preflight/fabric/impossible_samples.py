@@ -173,10 +173,9 @@ def _consistent_pairs(
         where = _where(table, number, pair)
         meetings.add(where, pair)
         yield where, pair
-        if pair.first is not None:
-            refuse_end(f"{where}.first", pair.first, pair.a)
-        if pair.second is not None:
-            refuse_end(f"{where}.second", pair.second, pair.b)
+        for side, end, name in (("first", pair.first, pair.a), ("second", pair.second, pair.b)):
+            if end is not None:
+                refuse_end(f"{where}.{side}", end, name)
 
 
 def _rounds(sweep: Sweep) -> list[set[frozenset[str]]]:

@@ -14,6 +14,7 @@ ends, those of a simulated fabric with thousands of nodes are made directly.
 from __future__ import annotations
 
 from heapq import nlargest
+from itertools import starmap
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec import Meta, Struct, field
@@ -159,9 +160,8 @@ def _by_kind(end: End | None) -> dict[tuple[int, Phase], Timing]:
 
 
 def _digest(pair: PairSamples, first: Timing | None, second: Timing | None) -> Digest:
-    timing, other = first or second, second or first
-    assert timing is not None
-    assert other is not None
+    both = [timing for timing in (first, second) if timing is not None]
+    timing, other = both[0], both[-1]
     shorter_us = shortest_us((timing, other))
     ranked = sorted(shorter_us)  # once, for all that follows
     typical = median(ranked)
@@ -185,34 +185,21 @@ def _digest(pair: PairSamples, first: Timing | None, second: Timing | None) -> D
 def _standouts(
     pair: PairSamples, first: Timing | None, second: Timing | None, cut_us: float
 ) -> tuple[Standout, ...]:
-    timing, other = first or second, second or first
-    assert timing is not None
-    assert other is not None
+    both = [timing for timing in (first, second) if timing is not None]
+    timing, other = both[0], both[-1]
     if max(timing.times_us) <= cut_us and max(other.times_us) <= cut_us:
         return ()
     end = pair.first if first is not None else pair.second
-    times_us, others_us = timing.times_us, other.times_us
-    both_us = list(zip(times_us, others_us, strict=False))
+    both_us = list(zip(timing.times_us, other.times_us, strict=False))
     outliers = [number for number, pair_us in enumerate(both_us) if max(pair_us) > cut_us]
     numbers = sorted(nlargest(MOST_STANDOUTS, outliers, key=lambda number: min(both_us[number])))
     began_s = list(starts_s(end.started_s if end is not None else 0.0, timing))
-    stalls_us = zip(
-        stalled_us(pair.first, first, numbers),
-        stalled_us(pair.second, second, numbers),
-        strict=True,
-    )
-    return tuple(
-        Standout(
-            began_s[number],
-            number,
-            times_us[number],
-            others_us[number],
-            timing.gaps_us[number],
-            other.gaps_us[number],
-            *both_stalls_us,
-        )
-        for number, both_stalls_us in zip(numbers, stalls_us, strict=True)
-    )
+    times_us, gaps_us = (timing.times_us, other.times_us), (timing.gaps_us, other.gaps_us)
+    # In the order of a standout's fields.
+    columns = (began_s, range(len(began_s)), *times_us, *gaps_us)
+    values = [[column[number] for number in numbers] for column in columns]
+    stalls_us = stalled_us(pair.first, first, numbers), stalled_us(pair.second, second, numbers)
+    return tuple(starmap(Standout, zip(*values, *stalls_us, strict=True)))
 
 
 def ladder(condensed: Iterable[Digest]) -> tuple[Digest, ...]:

@@ -20,14 +20,8 @@ LATENCY_BELOW = 64 << 10
 """Below this size, bytes, the time is all latency."""
 
 WORST_FIRST: tuple[PairState, ...] = (
-    "corrupt",
-    "hung",
-    "no_connect",
-    "error",
-    "not_run",
-    "absent",
-    "measured",
-)
+    "corrupt", "hung", "no_connect", "error", "not_run", "absent", "measured",
+)  # fmt: skip
 
 
 def wire_from(backend: str) -> int:

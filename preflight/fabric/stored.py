@@ -19,9 +19,10 @@ import msgspec
 from msgspec import Raw, Struct
 
 from preflight.core.files import file_errors, read_regular, unpacked_limit
+from preflight.core.statistics import grouped
 from preflight.errors import UsageError
 from preflight.fabric.impossible_samples import refuse_absurd, refuse_absurd_sweep
-from preflight.fabric.observed import EndResult, Observed, PairResult, StallTotal, observe
+from preflight.fabric.observed import EndResult, Observed, PairResult, StallTotal, ladder, observe
 from preflight.fabric.pair_summary import lost_sentence
 from preflight.fabric.samples import (
     Backend,
@@ -280,13 +281,10 @@ UNTIMED = "none of its times are stored"
 def rebuilt(observed: Observed) -> Sweep:
     """Return a sweep whose ends hold no times: it reverses `observe`, as far as possible."""
     timed = {digest.key for digest in observed.digests}
-    rungs: dict[int, int] = {}
-    for digest in observed.digests:
-        if digest.phase == "ladder":
-            rungs[digest.size_bytes] = max(rungs.get(digest.size_bytes, 0), digest.operations)
+    rungs = grouped((rung.size_bytes, rung.operations) for rung in ladder(observed.digests))
     untimed = any(_state_of(result, timed)[1] for result in observed.tried)
     return Sweep(
-        ladder=tuple(Rung(size, 0, count) for size, count in sorted(rungs.items())),
+        ladder=tuple(Rung(size, 0, max(counts)) for size, counts in rungs.items()),
         rounds=(),
         pairs=tuple(_pair(result, timed, observed.backend or "gloo") for result in observed.tried),
         troubles=dict(observed.silent),

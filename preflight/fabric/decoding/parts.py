@@ -244,11 +244,10 @@ def read_meetings(observed: Observed) -> Meetings:
     for digest in usable(observed):
         row = rows.setdefault(digest.key, len(rows))
         if row == len(operations):
-            operations.append(digest.operations)
-            loaded_s.append(digest.loaded_s)
-        else:
-            operations[row] += digest.operations
-            loaded_s[row] += digest.loaded_s
+            operations.append(0)
+            loaded_s.append(0.0)
+        operations[row] += digest.operations
+        loaded_s[row] += digest.loaded_s
         times_rows, p50_us, best_us = columns[digest.size_bytes, digest.phase]
         times_rows.append(row)
         p50_us.append(digest.p50_us)

@@ -272,14 +272,11 @@ def _median(logs: Iterable[float | None]) -> float | None:
 def _groups(
     meetings: Meetings, leaves: Mapping[str, str], wanted: Callable[[int], bool]
 ) -> dict[_Kind, _Group]:
-    under_leaf = [_under_one_leaf(place, leaves) for place in meetings.places] if leaves else []
+    under_leaf = [_under_one_leaf(place, leaves) for place in meetings.places]
     groups: dict[_Kind, _Group] = {}
     for (size_bytes, phase), column in meetings.columns.items():
         if wanted(size_bytes):
             group = _Group(column.rows, _times_us(size_bytes, column))
-            if not under_leaf:
-                groups[size_bytes, phase, False] = group
-                continue
             for flag in {under_leaf[row] for row in group.rows}:
                 groups[size_bytes, phase, flag] = _filter(group, under_leaf, wanted=flag)
     return groups
