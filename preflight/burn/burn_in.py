@@ -117,14 +117,13 @@ class EventCollector:
         ends = (getattr(event, "device", None), getattr(event, "to", None))
         if any(end is not None and end >= devices for end in ends):
             return True
-        if isinstance(event, Reading):
-            key: tuple[object, ...] = ("reading", event.measure, *ends, event.side, event.name)
-        elif isinstance(event, Proof):
-            key = ("proof", event.what, *ends)
-        elif isinstance(event, Opened | Clocks | NoTime):
-            key = (type(event).__name__, *ends)
-        else:
+        if not isinstance(event, Reading | Proof | Opened | Clocks | NoTime):
             return False
+        key: tuple[object, ...] = (type(event), *ends)
+        if isinstance(event, Reading):
+            key = (*key, event.measure, event.side, event.name)
+        elif isinstance(event, Proof):
+            key = (*key, event.what)
         repeated = key in self._event_keys
         self._event_keys.add(key)
         return repeated

@@ -98,9 +98,7 @@ def episodes_of(
             )
             .where(*during_placement(place, BLAMED.c.node_id, VERDICTS.c.run_id))
         )
-        for row in rows:
-            if _names_gpu(row.text, place.slot, place.uuid):
-                ids[row.id] = None
+        ids |= dict.fromkeys(row.id for row in rows if _names_gpu(row.text, place.slot, place.uuid))
     return tuple(
         episode
         for piece in chunks(ids)

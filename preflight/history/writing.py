@@ -368,21 +368,18 @@ class MachineWriter:
             machine.name: serial if reports[serial := machine.serial[:LONGEST_WORD]] == 1 else ""
             for machine in night.machines
         }
-        numbers: dict[str, int] = {}
-        updates: list[dict[str, object]] = []
-        for machine in night.machines:
-            node = self._find_or_add_node(machine.name, serials, run)
-            numbers[machine.name] = node.id
-            updates.append(
-                {"node": node.id, "name": machine.name, "serial": node.serial, "run": run}
-            )
+        nodes = {name: self._find_or_add_node(name, serials, run) for name in night.names}
         self._nodes.write()
         self._connection.execute(
             update(NODES)
             .where(NODES.c.id == bindparam("node"))
             .values(name=bindparam("name"), serial=bindparam("serial"), last_run=bindparam("run")),
-            updates,
+            [
+                {"node": node.id, "name": name, "serial": node.serial, "run": run}
+                for name, node in nodes.items()
+            ],
         )
+        numbers = {name: node.id for name, node in nodes.items()}
         states = [
             {"node_id": numbers[machine.name], "run_id": run, "state": machine.state}
             for machine in night.machines
