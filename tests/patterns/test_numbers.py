@@ -136,7 +136,7 @@ def _read_unbounded(function: ast.AST) -> Iterator[str]:
 
 
 KERNELS = [
-    "burn/paths.py: int(port)", "probe/kernel_log.py: int(fields[2])",
+    "burn/main.py: int(port)", "probe/kernel_log.py: int(fields[2])",
     "probe/kernel_log.py: int(number[0])",
     "probe/network.py: int(word)", "probe/node_files.py: int(ids[0])",
     "probe/node_files.py: int(text)", "probe/procfs.py: int(name)", "probe/procfs.py: int(uid)",

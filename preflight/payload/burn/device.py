@@ -309,25 +309,22 @@ def _describe_word(chunk: Any, expected: Any, offset: int) -> str:
 _SM_CLOCK = 1  # nvml.h: nvmlClockType_t
 
 
-class Gauge:
-    """NVML readings of one GPU, found by its PCI address; none without NVML."""
+def gpu_of(bench: Bench) -> counters.Gpu | None:
+    """NVML's view of the bench's GPU, found by its PCI address; None without NVML."""
+    address = bench.bus_id() if bench.kind == "cuda" else ""
+    gpus = counters.Gpus().by_bus_id(address) if address else []
+    return gpus[0] if gpus else None
 
-    def __init__(self, bench: Bench) -> None:
-        address = bench.bus_id() if bench.kind == "cuda" else ""
-        self._gpus = counters.Gpus().by_bus_id(address) if address else []
 
-    def look(self) -> dict[str, Any] | None:
-        """One reading; None without NVML."""
-        if not self._gpus:
-            return None
-        (gpu,) = self._gpus
-        milliwatts = gpu.ask("PowerUsage")
-        return {
-            "sm_mhz": gpu.ask("ClockInfo", _SM_CLOCK),
-            "celsius": gpu.ask("Temperature", 0),  # NVML_TEMPERATURE_GPU
-            "watts": None if milliwatts is None else milliwatts / 1000,
-            "reasons": gpu.throttled(),
-        }
+def read_clocks(gpu: counters.Gpu) -> dict[str, Any]:
+    """One reading of a GPU's clock, temperature and power, and of what throttles it."""
+    milliwatts = gpu.ask("PowerUsage")
+    return {
+        "sm_mhz": gpu.ask("ClockInfo", _SM_CLOCK),
+        "celsius": gpu.ask("Temperature", 0),  # NVML_TEMPERATURE_GPU
+        "watts": None if milliwatts is None else milliwatts / 1000,
+        "reasons": gpu.throttled(),
+    }
 
 
 _MOST_WINDOWS = 2000
@@ -343,9 +340,9 @@ def measure_sustained(bench: Bench, spec: dict[str, Any]) -> list[dict[str, Any]
     expected = torch.mm(left, right)
     out = torch.empty_like(expected)
     work = partial(torch.mm, left, right, out=out)
-    gauge = Gauge(bench)
+    gpu = gpu_of(bench)
     rates: list[float] = []
-    looks, wrong, first = [gauge.look()], 0, ""
+    looks, wrong, first = [read_clocks(gpu)] if gpu else [], 0, ""
     times = bench.times(work, spec["window_s"])
     began = time.perf_counter()
     while time.perf_counter() - began < spec["seconds"] and len(rates) < _MOST_WINDOWS:
@@ -353,16 +350,15 @@ def measure_sustained(bench: Bench, spec: dict[str, Any]) -> list[dict[str, Any]
         window_began = time.perf_counter()
         for _ in range(times):
             work()
-        if bench.kind == "cuda":
-            looks.append(gauge.look())
+        if gpu is not None:
+            looks.append(read_clocks(gpu))
         bench.sync()
         rates.append(times * 2 * n**3 / (time.perf_counter() - window_began) / 1e12)
         if not torch.equal(out, expected):
             row, column = first_difference(out, expected)
             first = first or f"element {row},{column} after {window_began - began:.1f} s"
             wrong += 1
-    readings = [look for look in looks if look is not None]
-    events = [reading("sustained_tflops", rates), {"event": "clocks", "looks": readings}]
+    events = [reading("sustained_tflops", rates), {"event": "clocks", "looks": looks}]
     digest = digest_of(bench, expected) if bench.kind == "cuda" else ""
     size = f"{n}x{n}"
     events.append(proof("load", len(rates), wrong, first, digest=digest, size=size))

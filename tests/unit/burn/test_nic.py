@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from burn import paths
+from burn import main as agent
 from hypothesis import given
 from hypothesis import strategies as st
 from probe import node_files
@@ -46,14 +46,14 @@ cat {page}
 @given(st.text(max_size=80))
 def test_anything_else_has_no_figure(printed: str) -> None:
     """Truncated, translated, empty: no number, no crash."""
-    found = paths.parse_average(printed)
+    found = agent.parse_average(printed)
     assert found is None or found > 0
 
 
 @pytest.mark.parametrize("line", [" 65536 5000 0.00 nan 0.1", " 65536 5000 0.00 -3 0.1", "65536 5"])
 def test_figures_that_are_none(line: str) -> None:
     """What is no rate is no rate."""
-    assert paths.parse_average(line) is None
+    assert agent.parse_average(line) is None
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def _measured(
     node: Path, ends: float = math.inf, sides: Sides | None = None, **how: int
 ) -> list[dict[str, Any]]:
     events: list[dict[str, Any]] = []
-    paths.measure_nics({**HOW, **how}, str(node), events.append, sides or [], ends)
+    agent.measure_nics({**HOW, **how}, str(node), events.append, sides or [], ends)
     return events
 
 
@@ -117,7 +117,7 @@ def test_one_nic_at_a_time_on_each_numa_node(node: Path, monkeypatch: pytest.Mon
         return 390.0, ""
 
     pinned: list[list[int]] = []
-    monkeypatch.setattr(paths, "_loopback", loop)
+    monkeypatch.setattr(agent, "_loopback", loop)
     monkeypatch.setattr(os, "sched_setaffinity", lambda _pid, cpus: pinned.append(cpus))
     events = _measured(node, sides=[(0, [0, 1]), (1, [2, 3])], samples=1)
     assert sorted(one["name"] for one in events) == [*numa]
@@ -136,7 +136,7 @@ def test_nics_of_unknown_places_are_measured_one_by_one(
         threads.add(threading.get_ident())
         return 390.0, ""
 
-    monkeypatch.setattr(paths, "_loopback", loop)
+    monkeypatch.setattr(agent, "_loopback", loop)
     assert len(_measured(node)) == 2
     assert len(threads) == 1
 
@@ -149,7 +149,7 @@ def test_who_had_no_time_is_named(
     names = [f"mlx5_{number}" for number in range(3)]
     for name in names:
         _nic(node, name)
-    monkeypatch.setattr(paths, "_loopback", lambda *_: (390.0, ""))
+    monkeypatch.setattr(agent, "_loopback", lambda *_: (390.0, ""))
     events = _measured(node, ends=0.0, first=first)
     assert [one["event"] for one in events] == ["reading", "no_time"]
     assert events[0]["name"] == begun

@@ -51,11 +51,12 @@ print(json.dumps(rail_nic.bus_id(torch, {gpu})))
 GAUGE = """
 import json
 from types import SimpleNamespace
-from burn.device import Bench, Gauge
+from burn.device import Bench, gpu_of, read_clocks
 known = SimpleNamespace(**{known!r})
 torch = SimpleNamespace(cuda=SimpleNamespace(get_device_properties=lambda gpu: known))
 torch.device = lambda kind, index: SimpleNamespace(index=index)
-print(json.dumps(Gauge(Bench(torch, "cuda", 1)).look()))
+gpu = gpu_of(Bench(torch, "cuda", 1))
+print(json.dumps(read_clocks(gpu) if gpu else None))
 """
 
 
