@@ -10,7 +10,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable, Collection
+from typing import Callable, Collection
 
 
 def end(pid: int) -> None:

@@ -17,7 +17,7 @@ import socket
 import struct
 import subprocess
 import time
-from collections.abc import Iterator
+from typing import Iterator
 
 import children
 from start import Emit, Message, Read

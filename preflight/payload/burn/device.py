@@ -8,9 +8,8 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable
 from functools import partial
-from typing import Any, List, Tuple
+from typing import Any, Callable, List, Tuple
 
 from probe import node_files
 from probe.node_files import clean

@@ -14,8 +14,7 @@ import os
 import select
 import struct
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Callable, Iterable, Mapping, Sequence
 
 import children
 

@@ -6,10 +6,9 @@ import os
 import re
 import resource
 import time
-from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, Callable, Iterable
 
 from . import file_systems, guard, node_files, procfs
 from .node_files import (

@@ -14,9 +14,8 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from typing import Any, Optional, Tuple
+from typing import Any, Iterable, Iterator, Optional, Tuple
 
 from . import guard, node_files, procfs
 from .node_files import clean, words

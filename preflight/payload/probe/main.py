@@ -10,8 +10,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, Sequence
 
 import children
 from start import Emit, Message, Read

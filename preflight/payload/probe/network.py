@@ -10,8 +10,7 @@ import re
 import socket
 import struct
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, Iterator, List, Sequence, Tuple
 
 from . import guard
 from .node_files import attempt, clean, counters, names, number, safe_name

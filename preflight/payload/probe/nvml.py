@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Callable
 
 from . import gpu_health, guard, node_files
 from .node_files import clean, clean_block

@@ -6,8 +6,7 @@ Only in a disposable process, as any call may hang.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Callable
 
 from .node_files import clean, words
 

@@ -8,8 +8,7 @@ import os
 import re
 import struct
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any, Callable, Collection, Iterable, Iterator, Mapping, TypeVar
 
 from . import guard, procfs
 from .node_files import clean

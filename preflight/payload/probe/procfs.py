@@ -9,8 +9,7 @@ import itertools
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Iterator, Mapping
 
 import start
 

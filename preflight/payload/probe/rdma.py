@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable
 from contextlib import suppress
-from typing import Any, Dict
+from typing import Any, Dict, Iterable
 
 from . import node_files
 from .node_files import attempt, clean, counters, names, safe_name

@@ -19,9 +19,8 @@ import site
 import struct
 import sys
 import time
-from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from typing import Any
+from typing import Any, Iterable, Iterator
 
 from .node_files import clean, names, open_regular, words
 

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable
 from functools import partial
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Iterable, Optional
 
 from probe import guard, kernel_log, processes, procfs
 from probe.node_files import TEXT_LIMIT, clean

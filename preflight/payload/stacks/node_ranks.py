@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, Sequence
 
 from probe import guard, procfs
 from probe.node_files import clean

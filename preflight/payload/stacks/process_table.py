@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterator, Sequence
-from typing import Mapping
+from typing import Collection, Iterator, Mapping, Sequence
 
 from probe import procfs
 from probe.node_files import clean, whole_number

@@ -18,8 +18,7 @@ import tempfile
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, Callable, Iterable, Iterator
 
 from probe import guard, node_files, procfs
 from probe.node_files import attempt, clean

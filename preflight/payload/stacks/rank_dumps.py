@@ -15,8 +15,8 @@ import socket
 import stat
 import time
 import zlib
-from collections.abc import Callable
 from contextlib import suppress
+from typing import Callable
 
 from probe import node_files, processes, procfs
 from probe.node_files import clean, words

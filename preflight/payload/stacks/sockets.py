@@ -8,8 +8,7 @@ import os
 import socket
 import struct
 import sys
-from collections.abc import Container, Iterator
-from typing import Any
+from typing import Any, Container, Iterator
 
 from probe import procfs
 from probe.network import answers, attributes

@@ -16,8 +16,7 @@ import contextlib
 import os
 import re
 import signal
-from collections.abc import Collection, Iterator
-from typing import Any
+from typing import Any, Collection, Iterator
 
 import children
 import start

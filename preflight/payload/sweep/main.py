@@ -15,9 +15,8 @@ from __future__ import annotations
 import os
 import queue
 import threading
-from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, Callable
 
 import children
 import start

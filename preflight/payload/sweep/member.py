@@ -9,9 +9,8 @@ pairs of nodes in one NVLink domain. Every step of a job uses these, too.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Callable
 
 from . import clocks, counters, cuda, pair, plan, transports, verify
 from .counters import MOST_COUNTERS, PATIENCE_S

@@ -19,9 +19,8 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Collection
 from datetime import timedelta
-from typing import Any
+from typing import Any, Collection
 
 from probe import network
 from start import Lease

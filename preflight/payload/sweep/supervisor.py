@@ -8,9 +8,8 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Callable
 
 import children
 import start

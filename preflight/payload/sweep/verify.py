@@ -13,9 +13,8 @@ On the host, memcmp is used: torch.equal takes 0.7 ms for 4 MiB, libc 0.1 ms.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Iterable, NamedTuple
 
 # Odd multipliers from Knuth's golden ratio and from xxHash; any odd constant that mixes works.
 _INDEX = -1640531535
