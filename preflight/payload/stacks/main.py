@@ -8,19 +8,17 @@ from __future__ import annotations
 import os
 import time
 from functools import partial
-from typing import Any, Callable, Iterable, Optional
+from typing import Any, Callable, Iterable
 
 from probe import guard, kernel_log, processes, procfs
 from probe.node_files import TEXT_LIMIT, clean
 from probe.processes import Care
 from probe.procfs import Users, identity
-from start import Emit
+from start import Emit, Read
 
 from . import Document, moments, node_ranks, pyspy, rank_dumps, ras_client
 from .moments import Instant
 from .node_ranks import Patience
-
-Lines = Callable[..., Optional[Document]]
 
 SPY_S, READ_S, NATIVE_S = 8.0, 8.0, 8.0
 """Time limit of each step; on a healthy node they take milliseconds, native stacks a second."""
@@ -47,14 +45,13 @@ class StackReader:
         self._use_installed = use_installed
         self._spy: pyspy.Spy | None = None
         self._no_spy = ""
-        self._sent: pyspy.SentSpy | None = None
         self._first: dict[int, Any] = {}
         self._later: dict[int, Any] = {}
         self._native: dict[int, Any] = {}
         self._samplers: dict[int, guard.Child] = {}
         self._sampled: dict[int, list[Document]] = {}
 
-    def prepare(self, pythons: list[Document], lines: Lines, emit: Emit) -> None:
+    def prepare(self, pythons: list[Document], lines: Read, emit: Emit) -> None:
         """Find the node's own py-spy, or request one; only if there are processes to read."""
         if not pythons:
             return
@@ -64,9 +61,8 @@ class StackReader:
         if self._spy is None and not pyspy.request_spy(emit):
             self._no_spy = _INSTALLED
         elif self._spy is None:
-            self._sent = pyspy.SentSpy(lines, self._patience.until)
-            self._spy = self._sent.spy
-            self._no_spy = f"{self._sent.refused}: {_INSTALL}"
+            self._spy, refused = pyspy.receive_spy(lines, self._patience.until)
+            self._no_spy = f"{refused}: {_INSTALL}"
 
     def read(self, pids: Iterable[int], until: float) -> None:
         """Read the stacks a first time; retry those that changed while they were read."""
@@ -126,11 +122,6 @@ class StackReader:
         ]
         if row["stacks"] is None:
             row["no_stacks"] = clean(self._no_stacks_reason(rank, row), TEXT_LIMIT)
-
-    def close(self) -> None:
-        """Close the file of a py-spy that was sent."""
-        if self._sent is not None:
-            self._sent.close()
 
     def _dump(self, pids: Iterable[int], until: float) -> dict[int, Any]:
         return {} if self._spy is None else self._without_reused(self._spy.dump(pids, until))
@@ -202,7 +193,7 @@ MARGIN_S = 1.0
 FIND_S, USERS_S, GPUS_S, DUMPS_S = 6.0, 1.0, 3.0, 3.0
 
 
-def run(request: Document, lines: Lines, emit: Emit) -> None:
+def run(request: Document, lines: Read, emit: Emit) -> None:
     """Emit one `NodeLook` document: preflight.facts.job, docs/internals/wire.md.
 
     With the field `ras` in the request: one `RasLook` of NCCL's RAS service.
@@ -252,7 +243,6 @@ def run(request: Document, lines: Lines, emit: Emit) -> None:
         stacks.add(rank, row)
         row["ras"] = services.get(str(rank["pid"]), "")
         row["dump"] = dumped.get(str(rank["pid"])) or served.get(str(rank["pid"]))
-    stacks.close()
     document.update(
         ranks=rows,
         launchers=launchers,

@@ -187,7 +187,6 @@ class Instant:
         return [port for then, now in read for port in changes(then, now)][:512]
 
 
-_IDLE = "idle"
 MOST_PIDS = 256
 MIB = 1 << 20
 
@@ -226,7 +225,7 @@ def _gpu(nvml: Nvml, index: int) -> Document | None:
         "busy_percent": rates.gpu if rates is not None and rates.gpu in range(101) else None,
         "clock_mhz": nvml.ask_by_name("nvmlDeviceGetClockInfo", handle, sm),
         "memory_used_mib": memory and memory.used // MIB,
-        "throttled": [name for name in reasons(int(bits or 0)) if name != _IDLE],
+        "throttled": [name for name in reasons(int(bits or 0)) if name != "idle"],
         "pids": _pids(nvml, handle),
     }
 

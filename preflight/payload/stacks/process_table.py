@@ -40,8 +40,6 @@ _INTERPRETER = re.compile(r"^(?:python|pypy)[\d.]*$")
 _WORDS = 16
 """Words of a command to read: the program comes first."""
 
-_LARGEST = 65535
-
 
 def kind(argv: Sequence[bytes]) -> str:
     """Return the kind of launcher of a command line; "" for anything else."""
@@ -160,8 +158,6 @@ def _number(text: bytes | None, limit: int) -> int | None:
 _HELPERS = (b"resource_tracker", b"semaphore_tracker")
 """Helpers of Python's multiprocessing, which compute nothing."""
 
-_ENDED = "ZX"
-
 
 class ProcessTable:
     """All processes but our own; with `only`, these, their descendants, and their jobs' ranks here.
@@ -240,7 +236,7 @@ class ProcessTable:
 
     def ended(self, pid: int) -> bool:
         """Whether it is a zombie."""
-        return self.stats[pid].state in _ENDED
+        return self.stats[pid].state in "ZX"
 
     def stuck(self, pid: int) -> bool:
         """Whether reading its memory would hang."""

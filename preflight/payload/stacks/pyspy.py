@@ -18,10 +18,11 @@ import tempfile
 import time
 import zlib
 from collections import Counter
-from typing import Any, Callable, Iterable, Iterator
+from typing import Any, Iterable, Iterator
 
 from probe import guard, node_files, procfs
 from probe.node_files import attempt, clean
+from start import Emit, Read
 
 MOST_THREADS, MOST_FRAMES, KEPT_INNER = 256, 128, 96
 """Of a deep stack, the innermost frames are kept, and the outermost, which are the script's."""
@@ -155,7 +156,6 @@ _MOST_STEPS = 400
 """Most folders and links on the path to one program; links may form a loop."""
 
 _VERSION = re.compile(r"py-spy (\d[\w.]{0,30})")
-_STOPPED = "T"
 
 
 class Spy:
@@ -280,7 +280,7 @@ def _continue(pid: int) -> None:
         process = procfs.outline(pid)
         if process is None:
             return
-        if process.state == _STOPPED:
+        if process.state == "T":
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGCONT)
 
@@ -362,7 +362,7 @@ WAIT_S = 8.0
 _LARGEST = 32 << 20
 
 
-def request_spy(emit: Callable[[dict[str, Any]], None]) -> bool:
+def request_spy(emit: Emit) -> bool:
     """Request py-spy; False with a preinstalled payload, which runs no program that is sent.
 
     docs/how-to/preinstalled.md guarantees that.
@@ -373,45 +373,27 @@ def request_spy(emit: Callable[[dict[str, Any]], None]) -> bool:
     return True
 
 
-class SentSpy:
-    """The py-spy that the controller sent, in a file that lasts only as long as this process."""
+def receive_spy(lines: Read, until: float) -> tuple[Spy | None, str]:
+    """Return the py-spy that the controller sends, or why there is none that runs.
 
-    def __init__(self, lines: Callable[[float], dict[str, Any] | None], until: float) -> None:
-        self._file: int | None = None
-        self.spy: Spy | None = None
-        self.refused = ""
-        """The reason if there is no `spy`."""
-        ends = min(until, time.monotonic() + WAIT_S)
-        try:
-            content = _receive(lines, ends)
-        except TimeoutError:
-            content = "py-spy did not arrive in time"
-        except (ValueError, zlib.error, KeyError, TypeError):
-            content = "the py-spy that arrived is damaged"
-        if isinstance(content, str):
-            self.refused = content
-        else:
-            self.spy = self._find_runnable(content, until)
-
-    def _find_runnable(self, content: bytes, until: float) -> Spy | None:
-        """Return a py-spy that runs: from memory, or else from a temporary file."""
-        for place in (_memory_file, _temporary_file):
-            with contextlib.suppress(OSError, AttributeError):
-                self._file = place(content)
-                path = f"/proc/{os.getpid()}/fd/{self._file}"
-                version = version_of(path, until)
-                if version:
-                    return Spy(path, f"py-spy {version} that travelled")
-            self.close()
-        origin = "from memory or its temporary folder"
-        self.refused = f"py-spy arrived, but this node runs no program {origin}"
-        return None
-
-    def close(self) -> None:
-        """Close its file."""
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
+    It runs from memory, or else from a temporary file, which lasts as long as this process.
+    """
+    try:
+        content = _receive(lines, min(until, time.monotonic() + WAIT_S))
+    except TimeoutError:
+        return None, "py-spy did not arrive in time"
+    except (ValueError, zlib.error, KeyError, TypeError):
+        return None, "the py-spy that arrived is damaged"
+    if isinstance(content, str):
+        return None, content
+    for place in (_memory_file, _temporary_file):
+        with contextlib.suppress(OSError, AttributeError):
+            path = f"/proc/{os.getpid()}/fd/{place(content)}"
+            version = version_of(path, until)
+            if version:
+                return Spy(path, f"py-spy {version} that travelled"), ""
+    origin = "from memory or its temporary folder"
+    return None, f"py-spy arrived, but this node runs no program {origin}"
 
 
 def _memory_file(content: bytes) -> int:
@@ -431,7 +413,7 @@ def _temporary_file(content: bytes) -> int:
         return os.open(f"/proc/self/fd/{file.fileno()}", os.O_RDONLY | os.O_CLOEXEC)
 
 
-def _receive(lines: Callable[[float], dict[str, Any] | None], ends: float) -> bytes | str:
+def _receive(lines: Read, ends: float) -> bytes | str:
     """Return the program, or why none is sent; TimeoutError, or ValueError if it is damaged."""
     packed = bytearray()
     while True:

@@ -18,8 +18,8 @@ import zlib
 from contextlib import suppress
 from typing import Callable
 
-from probe import node_files, processes, procfs
-from probe.node_files import clean, words
+from probe import processes, procfs
+from probe.node_files import clean, open_regular, words
 
 from . import Document
 
@@ -103,7 +103,7 @@ def _newest(rank: Document, path: str, until: float) -> Document | None:
 def _dump(place: str, path: str, rank: Document, until: float) -> Document | None:
     """Return the file, or why it is not read; None where there is none of this job."""
     try:
-        file, status = node_files.open_regular(place, follow=False)
+        file, status = open_regular(place, follow=False)
     except OSError as error:
         if error.errno == errno.EINVAL:
             return _document(why=_WRONG_OWNER)

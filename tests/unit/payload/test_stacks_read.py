@@ -383,8 +383,8 @@ def test_an_installed_payload_runs_nothing_that_it_was_sent(
 )
 def test_what_arrives_in_py_spys_place(message: dict[str, object] | None, why: str) -> None:
     """Nothing, nonsense and half of it end in words."""
-    came = pyspy.SentSpy(lambda _within_s: message, time.monotonic() + 20)
-    assert (came.spy, came.refused) == (None, why)
+    came = pyspy.receive_spy(lambda _within_s: message, time.monotonic() + 20)
+    assert came == (None, why)
 
 
 def test_a_crowd_of_threads_is_cut_and_the_main_one_is_not() -> None:
