@@ -17,6 +17,8 @@ import time
 from contextlib import suppress
 from typing import Any, Iterable, Iterator, Optional, Tuple
 
+from start import Message
+
 from . import guard, node_files, procfs
 from .node_files import clean, words
 
@@ -279,8 +281,9 @@ _ESCAPED = re.compile(rb"\\x([0-9a-f]{2})")
 class Readers:
     """The running readers of the log."""
 
-    def __init__(self, path: str, since_s: float | None) -> None:
-        """Start to read the last `since_s` seconds; None: all since boot."""
+    def __init__(self, request: Message) -> None:
+        """Start to read `kmsg`, its last `kernel_log_since_s` seconds; None: all since boot."""
+        path, since_s = str(request.get("kmsg", LOG)), request.get("kernel_log_since_s")
         self._after_s = 0.0 if since_s is None else max(0.0, procfs.up_s() - since_s)
         self._refused = ""
         self._children: list[tuple[str, guard.Child]] = []

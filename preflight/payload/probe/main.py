@@ -150,9 +150,7 @@ def run(request: Message, lines: Read, emit: Emit) -> None:
             str(request.get("nccl_conf_file", "")),
         ),
     )
-    log_readers = kernel_log.Readers(
-        str(request.get("kmsg", kernel_log.LOG)), request.get("kernel_log_since_s")
-    )
+    log_readers = kernel_log.Readers(request)
 
     def answer(name: str) -> Any:
         return guard.answer_of(name, sections[name], soon, problems.append)

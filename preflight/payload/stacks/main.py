@@ -208,9 +208,7 @@ def run(request: Document, lines: Read, emit: Emit) -> None:
     look_s = max(0.1, float(request.get("look_s", LOOK_S)))
     sysfs = str(request.get("sysfs", "/sys"))
     document = identity(request["nonce"])
-    log = kernel_log.Readers(
-        str(request.get("kmsg", kernel_log.LOG)), request.get("kernel_log_since_s")
-    )
+    log = kernel_log.Readers(request)
     gpus_asked = guard.spawn(moments.read_gpu_look, began + look_s)
     survey = _find(request, patience)
     ranks, launchers = survey["ranks"], survey["launchers"]

@@ -73,7 +73,7 @@ def test_a_long_log_of_programs_is_read_whenever_its_turn_comes(
     script = f"seq 1000 9999 | sed 's/.*/{line}/'"
     monkeypatch.setattr(kernel_log, "_PROGRAMS", {source: ("sh", "-c", script)})
     monkeypatch.setattr(kernel_log, "LOG", "/nowhere")
-    asked = kernel_log.Readers("/nowhere", None)
+    asked = kernel_log.Readers({"kmsg": "/nowhere"})
     ((_, reader),) = asked._children
     other = guard.spawn(while_they_work, [reader.pid])
     assert other.listen()

@@ -315,7 +315,7 @@ import json, sys, time; sys.path.insert(0, sys.argv[1])
 from probe import kernel_log as kmsg
 problems = []
 kmsg.LOG = "/nowhere"
-print(json.dumps(kmsg.Readers(kmsg.LOG, None).finish(time.monotonic() + 20, problems)))
+print(json.dumps(kmsg.Readers({}).finish(time.monotonic() + 20, problems)))
 ' "$3"
 """
 CRASH = "process '/home/a\n{}' started with executable stack"
@@ -417,7 +417,7 @@ try:
     sys.path.insert(0, sys.argv[1])
     from probe import kernel_log
     problems, kernel_log.LOG = [], "/nowhere"
-    print(json.dumps(kernel_log.Readers("/nowhere", None).finish(time.monotonic() + 20, problems)))
+    print(json.dumps(kernel_log.Readers({}).finish(time.monotonic() + 20, problems)))
 finally:
     daemon.kill()
     daemon.wait()
