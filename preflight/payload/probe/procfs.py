@@ -13,8 +13,7 @@ from typing import Any, Iterator, Mapping
 
 import start
 
-from . import node_files
-from .node_files import attempt, attempt_raw
+from .node_files import attempt, attempt_raw, clean, raw
 
 _JOB = rb"(?m)(?:^|/)job_(\d+)(?:/|$)"
 _GPU, _SOCKET = "/dev/nvidia", "socket:["
@@ -30,7 +29,7 @@ def argv(pid: int) -> list[bytes]:
 def environ(pid: int) -> bytes | None:
     """Return its initial environment, raw; None where this login may not read it."""
     try:
-        return node_files.raw(f"/proc/{pid}/environ", ENVIRON_LIMIT)
+        return raw(f"/proc/{pid}/environ", ENVIRON_LIMIT)
     except OSError:
         return None
 
@@ -159,8 +158,8 @@ def open_files(pid: int, most: int = MOST_FILES) -> OpenFiles | None:
 
 
 PF_KTHREAD = 0x00200000
-_STAT_FIELDS = 22
-"""Fields after `comm` up to the resident pages."""
+_STAT_FIELDS = 20
+"""Fields after `comm` up to the start time."""
 
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -168,7 +167,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 class Stat:
     """The stat line of one process: the kernel reads no memory of it."""
 
-    __slots__ = ("comm", "cpu_s", "kernel", "pages", "pid", "ppid", "start", "state", "threads")
+    __slots__ = ("comm", "cpu_s", "kernel", "pid", "ppid", "start", "state", "threads")
 
     def __init__(self, line: bytes) -> None:
         """Parse a line of /proc/PID/stat (proc(5)); ValueError for anything else.
@@ -191,8 +190,6 @@ class Stat:
         """Clock ticks after boot; with the pid it identifies a process uniquely."""
         self.cpu_s = (int(fields[11]) + int(fields[12])) / TICKS
         """Seconds of CPU time, of all its threads."""
-        self.pages = max(0, int(fields[21]))
-        """Resident pages of its memory."""
 
     def age_s(self) -> float:
         """Seconds since it was started."""
@@ -240,12 +237,10 @@ def outline(pid: int) -> Stat | None:
     words = status(pid)
     comm = attempt_raw(f"/proc/{pid}/comm").rstrip(b"\n")
     try:
-        state, parent = words[b"State"][0], words[b"PPid"][0]
-        threads, kib = words[b"Threads"][0], words.get(b"VmRSS", [b"0"])[0]
+        state, parent, threads = (words[name][0] for name in (b"State", b"PPid", b"Threads"))
     except LookupError:
         return None
-    pages = b"%d" % ((int(kib) << 10) // os.sysconf("SC_PAGE_SIZE"))
-    fields = [state, parent, *[b"0"] * 15, threads, *[b"0"] * 3, pages, b"0"]
+    fields = [state, parent, *[b"0"] * 15, threads, b"0", b"0"]
     return Stat(b"%d (%s) %s" % (pid, comm, b" ".join(fields)))
 
 
@@ -316,7 +311,7 @@ def identity(nonce: str) -> dict[str, Any]:
     return {
         "wire": start.VERSION,
         "nonce": nonce,
-        "host": node_files.clean(os.uname().nodename),
+        "host": clean(os.uname().nodename),
         "time_s": round(now_s, 3),
         "boot_s": round(max(0.0, now_s - uptime_s), 3),
     }
