@@ -96,8 +96,8 @@ def _try(target: Message, nonce: str) -> dict[str, Any]:
     except socket.timeout:
         result, error = "timeout", f"no connection within {CONNECT_S:.0f} s"
     except OSError as failure:
-        is_listed = not isinstance(failure, socket.gaierror) and failure.errno in _WORDS
-        result = _WORDS[failure.errno or 0] if is_listed else "error"
+        # The codes of a name that is not found (EAI_...) are negative, and so none of these.
+        result = _WORDS.get(failure.errno or 0, "error")
         error = failure.strerror or str(failure)
     except (ValueError, OverflowError) as failure:
         result, error = "error", str(failure)
@@ -322,8 +322,8 @@ def find(port: int) -> dict[str, Any]:
 def _find(port: int, run_pid: int, care: Care) -> dict[str, Any]:
     rows = [row for row in procfs.tcp() if row.port == port]
     opened = [row for row in rows if row.inode != "0"]
-    opened.sort(key=lambda row: row.state != procfs.LISTEN)
-    holder = _holder(opened[0], run_pid, care) if opened else None
+    first = min(opened, key=lambda row: row.state != procfs.LISTEN, default=None)
+    holder = first and _holder(first, run_pid, care)
     return {"holder": holder, "lingering": len(rows) - len(opened)}
 
 

@@ -37,7 +37,7 @@ LARGEST = 256 << 10
 
 
 class Refused(Exception):  # noqa: N818 (the payload's endings are named for what happened)
-    """The other side is not the controller, or breaks the protocol."""
+    """The controller is not reached, or the other side is not it or breaks the protocol."""
 
 
 class Sealer:
@@ -337,16 +337,14 @@ PROOF = 32
 DIAL_S = 4.0
 """Time limit for one address; the controller waits for longer than two of them."""
 
-_KEEPALIVE = (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 3), ("TCP_KEEPCNT", 3))
-_STALL_MS = 15_000
-
-
-class NoRoute(Exception):  # noqa: N818 (the payload's endings are named for what happened)
-    """No address of the controller can be reached from here; the text lists the attempts."""
+_KEEPALIVE = (
+    ("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 3), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 15_000),
+)  # fmt: skip
+"""Seconds, seconds, a number, milliseconds."""
 
 
 def dial(addresses: list[str], port: int) -> socket.socket:
-    """Connect to the first address that answers."""
+    """Connect to the first address that answers; Refused, with every attempt, if none does."""
     failures = []
     for address in addresses:
         try:
@@ -356,7 +354,7 @@ def dial(addresses: list[str], port: int) -> socket.socket:
         else:
             _tune(connection)
             return connection
-    raise NoRoute("; ".join(failures) or "the controller gave no address")
+    raise Refused("; ".join(failures) or "the controller gave no address")
 
 
 def authenticate(connection: socket.socket, name: str, secret: bytes) -> tuple[Sealer, Opener]:
@@ -394,7 +392,7 @@ def _tune(connection: socket.socket) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     # A controller that vanishes without closing (power, cable) must end us, too.
-    for option, value in (*_KEEPALIVE, ("TCP_USER_TIMEOUT", _STALL_MS)):
+    for option, value in _KEEPALIVE:
         if hasattr(socket, option):
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
@@ -417,7 +415,7 @@ def run(request: Message, lines: Read, emit: Emit) -> None:
         offered = [address for address in request["addresses"] if address != slurm_address]
         connection = dial([*([slurm_address] if slurm_address else []), *offered], request["port"])
         sealer, opener = authenticate(connection, name, bytes.fromhex(request["secret"]))
-    except (NoRoute, Refused, OSError) as error:
+    except (Refused, OSError) as error:
         emit({"node": name, "trouble": str(error) or type(error).__name__})
         return
     Server(connection, sealer, opener).run()
