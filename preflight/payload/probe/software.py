@@ -19,6 +19,7 @@ import site
 import struct
 import sys
 import time
+from collections import Counter
 from contextlib import suppress
 from typing import Any, Iterable, Iterator
 
@@ -93,12 +94,8 @@ def _common_targets(containers: list[frozenset[str]]) -> list[str] | None:
     """Keep the targets of at least half of them: some kernels are for one architecture only."""
     if not containers:
         return None
-    archs = dict.fromkeys(arch for targets in containers for arch in targets)
-    common = [
-        arch
-        for arch in archs
-        if 2 * sum(arch in targets for targets in containers) >= len(containers)
-    ]
+    counts = Counter(arch for targets in containers for arch in targets)
+    common = [arch for arch, count in counts.items() if 2 * count >= len(containers)]
     return sorted(common, key=lambda arch: (arch.split("_")[0], int(arch.split("_")[1])))[:MOST]
 
 

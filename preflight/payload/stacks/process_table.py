@@ -107,8 +107,7 @@ def read_identity(environ: Environ) -> Identity | None:
     """
     for kind, names in _NAMES.items():
         limits = (_MOST_LOCAL, _MOST_LOCAL, _MOST_RANKS, _MOST_LOCAL)
-        values = map(_number, map(environ.get, names), limits)
-        rank, local, world, local_world = values
+        rank, local, world, local_world = map(_number, map(environ.get, names), limits)
         if rank is None or not world or (kind != "torch" and world == 1):
             continue
         return {

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Any, Iterable
 
 from . import clocks
@@ -203,18 +203,14 @@ def digest(go: Go, turn: PairOfRound) -> str:
     common: dict[str, Any] = {name: getattr(go, name) for name in COMMON}
     common.update(
         missing=sorted(go.missing),
-        ladder=[_rung(rung) for rung in go.ladder],
-        soak=None if go.soak is None else _rung(go.soak),
+        ladder=[astuple(rung) for rung in go.ladder],
+        soak=None if go.soak is None else astuple(go.soak),
         round=turn.round,
         ends=[turn.a, turn.b],
         numbers=numbers[::-1] if turn.rank else numbers,
     )
     text = json.dumps(common, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode("ascii")).hexdigest()[:32]
-
-
-def _rung(rung: Rung) -> list[int]:
-    return [rung.size_bytes, rung.warmup, rung.iterations]
 
 
 ERROR_LIMIT = 300

@@ -25,7 +25,6 @@ _REAP_S = 2.0
 """Time for a killed process to end, where no driver must free its resources."""
 
 _LOST_IN = {"connect": "no_connect", "pair": "hung"}  # a pair's state if it is late in that phase
-_DIED = "error"
 _ATTEMPTS = 2  # measuring processes that may die outside a pair before the rank gives up
 
 
@@ -47,7 +46,7 @@ class _ProcessEnd:
     @property
     def state(self) -> str:
         """The state of the pair that follows from its end."""
-        return _DIED if self.died and self.phase == "pair" else _LOST_IN[self.phase]
+        return "error" if self.died and self.phase == "pair" else _LOST_IN[self.phase]
 
 
 class _Exit:
