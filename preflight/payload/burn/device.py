@@ -11,8 +11,7 @@ import time
 from functools import partial
 from typing import Any, Callable, List, Tuple
 
-from probe import node_files
-from probe.node_files import clean
+from probe.node_files import clean, numa
 from sweep import clocks, counters, cuda, transports, verify
 
 Sides = List[Tuple[int, List[int]]]
@@ -409,7 +408,7 @@ def _open_device(bench: Bench, index: int, sides: Sides) -> dict[str, Any]:
     event["name"] = clean(properties.name)
     event["bus_id"] = bench.bus_id()
     if event["bus_id"]:
-        event["numa"] = node_files.numa("/sys/bus/pci/devices/" + event["bus_id"])
+        event["numa"] = numa("/sys/bus/pci/devices/" + event["bus_id"])
     near = dict(sides).get(event["numa"]) if event["numa"] is not None else None
     if near:
         os.sched_setaffinity(0, near)

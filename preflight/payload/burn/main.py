@@ -29,8 +29,7 @@ from itertools import combinations
 from typing import Any
 
 import children
-from probe import node_files as pci
-from probe.node_files import clean, names
+from probe.node_files import attempt_raw, clean, cpus_in, names, numa
 from start import Emit, Read
 from sweep import agent, cuda, transports, verify
 
@@ -144,7 +143,7 @@ def numa_sides(sysfs: str) -> Sides:
     for name in names(folder):
         match = _NODE.match(name)
         try:
-            cpus = pci.cpus_in(pci.attempt_raw(f"{folder}/{name}/cpulist").decode("ascii"))
+            cpus = cpus_in(attempt_raw(f"{folder}/{name}/cpulist").decode("ascii"))
         except ValueError:
             cpus = []
         usable = [cpu for cpu in cpus if cpu in allowed]
@@ -185,7 +184,7 @@ def measure_nics(spec: dict[str, Any], sysfs: str, emit: Emit, sides: Sides, end
         return [name for name, _ in left]
 
     lanes = _lanes(folder, ports, spec["first"])
-    near = [dict(sides).get(numa, []) if numa is not None else [] for numa in lanes]
+    near = [dict(sides).get(side, []) if side is not None else [] for side in lanes]
     with ThreadPoolExecutor(len(lanes)) as threads:
         left_out = [name for row in threads.map(take_turns, lanes.values(), near) for name in row]
     if left_out:
@@ -199,11 +198,11 @@ def _lanes(
 
     In a virtual machine the NUMA nodes, and so what NICs share, are unknown.
     """
-    numa = {name: pci.numa(f"{folder}/{name}/device") for name, _ in ports}
-    complete = None not in numa.values()
+    near = {name: numa(f"{folder}/{name}/device") for name, _ in ports}
+    complete = None not in near.values()
     lanes: dict[int | None, list[tuple[str, int]]] = {}
     for name, port in ports:
-        lanes.setdefault(numa[name] if complete else None, []).append((name, port))
+        lanes.setdefault(near[name] if complete else None, []).append((name, port))
     return {
         side: lane[first % len(lane) :] + lane[: first % len(lane)] for side, lane in lanes.items()
     }

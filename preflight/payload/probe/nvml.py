@@ -8,8 +8,7 @@ from typing import Any, Callable
 
 from . import gpu_health, guard, node_files
 from .node_files import clean, clean_block
-from .nvml_calls import NoDriver, Nvml, Reader, load
-from .nvml_calls import text as as_text
+from .nvml_calls import NoDriver, Nvml, Reader, as_text, load
 
 MIB = 1 << 20
 _REMOTE_KINDS = {0: "gpu", 1: "other", 2: "switch"}

@@ -61,7 +61,7 @@ def load() -> Any:
     return pynvml
 
 
-def text(raw: bytes | str | None) -> str:
+def as_text(raw: bytes | str | None) -> str:
     """Return NVML's string as text: pynvml before 11.515 returns bytes."""
     return raw.decode("ascii", "replace") if isinstance(raw, bytes) else raw or ""
 

@@ -11,8 +11,7 @@ import time
 from contextlib import suppress
 from typing import Any, Dict, Iterable
 
-from . import node_files
-from .node_files import attempt, clean, counters, names, safe_name
+from .node_files import attempt, clean, counters, names, numa, pci_path, pcie_link, safe_name
 
 Counts = Dict[str, int]
 
@@ -220,14 +219,14 @@ def _nic(name: str, folder: str) -> dict[str, Any]:
     device = folder + "/device"
     return {
         "name": safe_name(name),
-        "pci_path": node_files.pci_path(device),
-        "numa": node_files.numa(device),
+        "pci_path": pci_path(device),
+        "numa": numa(device),
         "ports": read_all(folder),
         "netdevs": [safe_name(netdev) for netdev in names(device + "/net")],
         "firmware": attempt(folder + "/fw_ver"),
         "board": attempt(folder + "/board_id"),
         "hca_type": attempt(folder + "/hca_type"),
-        "pcie": node_files.pcie_link(device),
+        "pcie": pcie_link(device),
         "relaxed_ordering": relaxed_ordering(device + "/config"),
     }
 
@@ -279,7 +278,7 @@ def _iommu(devices: Iterable[str]) -> str | None:
 def _acs(root: str, gpus: list[str], nics: list[str]) -> list[dict[str, Any]] | None:
     """The ACS of each PCIe port between a GPU and a NIC that share a switch."""
     of_gpus, of_nics = (
-        {tuple(node_files.pci_path(device) or ()) for device in devices} for devices in (gpus, nics)
+        {tuple(pci_path(device) or ()) for device in devices} for devices in (gpus, nics)
     )
     paths = ((gpu, nic) for gpu in of_gpus for nic in of_nics - of_gpus)
     between = {port for gpu, nic in paths for port in _ports_between(gpu, nic)}

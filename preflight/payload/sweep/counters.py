@@ -21,8 +21,7 @@ from typing import Any, Collection, Iterator
 import children
 import start
 from probe import nvml_calls
-from probe.node_files import attempt, attempt_lines
-from probe.node_files import names as listed
+from probe.node_files import attempt, attempt_lines, names
 from probe.nvml_calls import Nvml
 from probe.rdma import errors
 
@@ -43,10 +42,10 @@ def rdma(root: str, devices: Collection[str] | None) -> dict[str, float]:
     """Read the ports of these RDMA devices (None: of all) under `root`/class/infiniband."""
     counts: dict[str, float] = {}
     folder = root + "/class/infiniband"
-    for device in listed(folder):
+    for device in names(folder):
         if devices is not None and device not in devices:
             continue
-        for port in listed(f"{folder}/{device}/ports"):
+        for port in names(f"{folder}/{device}/ports"):
             for name, value in errors(f"{folder}/{device}/ports/{port}").items():
                 counts[f"{device}/{port} {name}"] = float(value)
     return counts
@@ -65,17 +64,17 @@ def ethernet(root: str, interface: str) -> dict[str, float]:
 def tcp() -> dict[str, float]:
     """Read TCP retransmissions and timeouts of this network namespace."""
     counts: dict[str, float] = {}
-    for path, names in _TCP.items():
+    for path, word_of in _TCP.items():
         for name, value in table(attempt_lines(path)):
-            if name in names:
-                counts["tcp " + names[name]] = value
+            if name in word_of:
+                counts["tcp " + word_of[name]] = value
     return counts
 
 
 def table(lines: list[str]) -> Iterator[tuple[str, float]]:
     """Read the kernel's two-line tables: a line of names, then one of values."""
-    for names, values in zip(lines[::2], lines[1::2]):  # noqa: B905 - Python 3.8
-        group, *columns = names.split()
+    for heading, values in zip(lines[::2], lines[1::2]):  # noqa: B905 - Python 3.8
+        group, *columns = heading.split()
         for column, value in zip(columns, values.split()[1:]):  # noqa: B905 - Python 3.8
             if value.isdigit():
                 yield f"{group} {column}", float(value)
@@ -149,7 +148,7 @@ class Gpus:
         """
         count = self._ask("Count") or 0
         gpus = {at: self._ask("HandleByIndex", at) for at in range(count)}
-        uuids = {at: nvml_calls.text(self._ask("UUID", gpu)) for at, gpu in gpus.items() if gpu}
+        uuids = {at: nvml_calls.as_text(self._ask("UUID", gpu)) for at, gpu in gpus.items() if gpu}
         infos: list[Any] = []
         for name in visible:
             at = name if isinstance(name, int) else _index_of(uuids, name)
@@ -157,7 +156,7 @@ class Gpus:
                 return []
             if gpus.get(at) is not None:  # NVML counts a lost GPU, CUDA skips it
                 infos.append(self._ask("PciInfo", gpus[at]))
-        return [] if None in infos else [nvml_calls.text(pci.busId).lower() for pci in infos]
+        return [] if None in infos else [nvml_calls.as_text(pci.busId).lower() for pci in infos]
 
     def by_bus_id(self, bus_id: str | None) -> list[Gpu]:
         """Return one GPU, or all; handles are found once, and stay valid with the library."""
