@@ -409,7 +409,7 @@ def _open_device(bench: Bench, index: int, sides: Sides) -> dict[str, Any]:
     event["bus_id"] = bench.bus_id()
     if event["bus_id"]:
         event["numa"] = numa("/sys/bus/pci/devices/" + event["bus_id"])
-    near = dict(sides).get(event["numa"]) if event["numa"] is not None else None
+    near = dict(sides).get(event["numa"])
     if near:
         os.sched_setaffinity(0, near)
     return event

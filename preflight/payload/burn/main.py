@@ -18,7 +18,6 @@ import math
 import os
 import re
 import shutil
-import signal
 import socket
 import subprocess
 import time
@@ -271,12 +270,9 @@ def _start(words: list[str]) -> subprocess.Popen[bytes]:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is None:
-        os.kill(process.pid, signal.SIGKILL)
-    try:
+    process.kill()
+    with suppress(subprocess.TimeoutExpired):  # in D state, which no signal ends
         process.communicate(timeout=1.0)
-    except subprocess.TimeoutExpired:
-        return  # in D state, which no signal ends
 
 
 def _free_port() -> int:

@@ -20,8 +20,8 @@ from typing import Any, Collection, Iterator
 
 import children
 import start
-from probe import nvml_calls
-from probe.node_files import attempt, attempt_lines, names
+from probe import node_files, nvml_calls
+from probe.node_files import attempt_lines, names
 from probe.nvml_calls import Nvml
 from probe.rdma import errors
 
@@ -53,12 +53,9 @@ def rdma(root: str, devices: Collection[str] | None) -> dict[str, float]:
 
 def ethernet(root: str, interface: str) -> dict[str, float]:
     """Read an interface's error counters; drops prove nothing."""
-    texts = {name: attempt(f"{root}/class/net/{interface}/{name}") for name in _ETHERNET}
-    return {
-        f"{interface} {name.rpartition('/')[2]}": float(text)
-        for name, text in texts.items()
-        if text.isdigit()
-    }
+    folder = f"{root}/class/net/{interface}"
+    paths = {f"{interface} {name.rpartition('/')[2]}": f"{folder}/{name}" for name in _ETHERNET}
+    return {name: float(count) for name, count in node_files.counters(paths).items()}
 
 
 def tcp() -> dict[str, float]:
