@@ -9,8 +9,8 @@ pairs of nodes in one NVLink domain. Every step of a job uses these, too.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
-from typing import Any, Callable
+from dataclasses import replace
+from typing import Any, Callable, NamedTuple
 
 from . import clocks, counters, cuda, pair, plan, transports, verify
 from .counters import MOST_COUNTERS, PATIENCE_S
@@ -24,8 +24,7 @@ CPU_WAIT = "cpu wait_s"
 _ROUND = -1  # in the pattern's key, so that no pair has the same data
 
 
-@dataclass(frozen=True)
-class _Members:
+class _Members(NamedTuple):
     """The members of an all-reduce: their place in the store, their names, and our index."""
 
     place: str

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Callable
 
@@ -366,7 +366,7 @@ def _look_into(context: Context, turn: plan.PairOfRound, name: str, ladder: Ladd
     assert data is not None
     wrong = data.words() if data.wrong else ""
     alone = data.is_right_alone()
-    reverse = replace(turn, rank=1 - turn.rank)
+    reverse = turn._replace(rank=1 - turn.rank)
     try:
         context.alive("pair", connect_s(context.rail.go) + BEAT_S)
         group = context.connect(f"pair/{name}/1", reverse.rank)

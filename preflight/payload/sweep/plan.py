@@ -9,14 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from dataclasses import astuple, dataclass, replace
-from typing import Any, Iterable
+from dataclasses import dataclass, replace
+from typing import Any, Iterable, NamedTuple
 
 from . import clocks
 
 
-@dataclass(frozen=True)
-class Rung:
+class Rung(NamedTuple):
     """One size of the ladder, or of the soak."""
 
     size_bytes: int
@@ -24,8 +23,7 @@ class Rung:
     iterations: int
 
 
-@dataclass(frozen=True)
-class StopRule:
+class StopRule(NamedTuple):
     """When to stop a size: after `nats` of evidence for an `unusual` rate of spikes."""
 
     spike_us: float
@@ -34,8 +32,7 @@ class StopRule:
     nats: float
 
 
-@dataclass(frozen=True)
-class PairOfRound:
+class PairOfRound(NamedTuple):
     """The pair of one round: ends a and b, our index, the partner's number."""
 
     round: int
@@ -203,8 +200,8 @@ def digest(go: Go, turn: PairOfRound) -> str:
     common: dict[str, Any] = {name: getattr(go, name) for name in COMMON}
     common.update(
         missing=sorted(go.missing),
-        ladder=[astuple(rung) for rung in go.ladder],
-        soak=None if go.soak is None else astuple(go.soak),
+        ladder=go.ladder,
+        soak=go.soak,
         round=turn.round,
         ends=[turn.a, turn.b],
         numbers=numbers[::-1] if turn.rank else numbers,

@@ -29,7 +29,7 @@ _EXACT_BITS = {"float32": 24, "bfloat16": 8}
 class Ends(NamedTuple):
     """The ends whose data are summed: the key of each, and our index."""
 
-    keys: list  # type: ignore[type-arg]  # of int; Python 3.8
+    keys: list[int]
     rank: int
 
 
