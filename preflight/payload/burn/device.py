@@ -11,14 +11,13 @@ import time
 from functools import partial
 from typing import Any, Callable, List, Tuple
 
-from probe.node_files import clean, numa
+from probe.node_files import MIB, clean, numa
 from sweep import clocks, counters, cuda, transports, verify
 
 Sides = List[Tuple[int, List[int]]]
 """Each NUMA node, and its CPUs."""
 
 
-MIB = 1 << 20
 _MOST_TIMES = 100_000
 _LEAST_S = 1e-7
 _TRIES = 5

@@ -28,12 +28,12 @@ from itertools import combinations
 from typing import Any
 
 import children
-from probe.node_files import attempt_raw, clean, cpus_in, names, numa
+from probe.node_files import MIB, attempt_raw, clean, cpus_in, names, numa
 from start import Emit, Read
 from sweep import agent, cuda, transports, verify
 
 from . import crew
-from .device import MIB, Bench, CpuWait, Sides, proof, reading
+from .device import Bench, CpuWait, Sides, proof, reading
 
 _PHASES = ("gemm", "memory", "integrity", "launch", "sustained", "pcie")
 _LAST_WORDS_S = 6.0  # the controller stops listening 5 s before our deadline

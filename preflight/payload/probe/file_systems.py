@@ -10,7 +10,7 @@ from typing import Any
 import children
 
 from . import guard, node_files
-from .node_files import MOST, clean, words
+from .node_files import MIB, MOST, clean, words
 
 DEADLINE_S = 5.0
 """A healthy server answers in milliseconds."""
@@ -28,7 +28,6 @@ _PASSING = ("/run/user/", "/var/lib/kubelet/", "/var/lib/docker/", "/var/lib/con
             "/run/containerd/", "/snap/")  # fmt: skip
 """Mounts below these belong to one login or one container."""
 
-_MIB = 1 << 20
 _HIDDEN = (errno.EACCES, errno.EPERM)
 _OWN_LIMITS = (
     errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN,
@@ -126,8 +125,8 @@ def _look(mount: str, paths: list[str]) -> dict[str, Any]:
     refused = [f"{path}: {why}" for path in paths if path != "/" for why in [_refusal(path)] if why]
     return {
         "seconds": round(time.monotonic() - began, 3),
-        "size_mib": _count(size.f_blocks * size.f_frsize // _MIB),
-        "free_mib": _count(size.f_bavail * size.f_frsize // _MIB),
+        "size_mib": _count(size.f_blocks * size.f_frsize // MIB),
+        "free_mib": _count(size.f_bavail * size.f_frsize // MIB),
         "inodes": _count(size.f_files),
         "inodes_free": _count(size.f_favail),
         "refused": refused,

@@ -12,6 +12,7 @@ from typing import Any, Callable, Iterable
 
 from . import file_systems, guard, node_files, procfs
 from .node_files import (
+    MIB,
     attempt,
     attempt_lines,
     clean,
@@ -25,8 +26,6 @@ from .node_files import (
 from .processes import Care, GuardedSurvey, ancestors
 from .procfs import TICKS, Users
 
-_MIB = 1 << 20
-
 
 def read_cgroup(mounts: list[node_files.Mount]) -> dict[str, Any]:
     """Return `Cgroup`: the lowest limits of our group and of those above it."""
@@ -38,7 +37,7 @@ def read_cgroup(mounts: list[node_files.Mount]) -> dict[str, Any]:
         pids.append(number(f"{folder}/pids.max"))
     # cgroup v1 writes "no limit" as the largest number of pages.
     lowest = _lowest(limit for limit in memory if limit != node_files.MOST)
-    memory_mib = None if lowest is None else int(lowest) // _MIB
+    memory_mib = None if lowest is None else int(lowest) // MIB
     return {"cpus": _lowest(cpus), "memory_mib": memory_mib, "pids": _lowest(pids)}
 
 

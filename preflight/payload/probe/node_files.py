@@ -10,6 +10,8 @@ import select
 import stat
 from contextlib import suppress
 
+MIB = 1 << 20
+
 LINE_LIMIT = 512
 """Bytes, as JSON, of a name, state or version (`Line` in the document)."""
 

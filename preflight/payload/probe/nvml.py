@@ -7,10 +7,9 @@ import time
 from typing import Any, Callable
 
 from . import gpu_health, guard, node_files
-from .node_files import clean, clean_block
+from .node_files import MIB, clean, clean_block
 from .nvml_calls import NoDriver, Nvml, Reader, as_text, load
 
-MIB = 1 << 20
 _REMOTE_KINDS = {0: "gpu", 1: "other", 2: "switch"}
 """nvmlIntNvLinkDeviceType_t; 1 is IBM's NPU."""
 

@@ -20,7 +20,7 @@ _T = TypeVar("_T")
 _RANK = {"master_port": b"MASTER_PORT", "elastic_run_id": b"TORCHELASTIC_RUN_ID"}
 """The only variables of an environment whose values leave a node."""
 
-_DEEPEST = 64
+DEEPEST = 64
 """Most ancestors to follow: a loop made by reused pids must end."""
 
 
@@ -157,7 +157,7 @@ def ancestors(pid: int) -> list[int]:
     """Return the pids of the ancestors, without init."""
     pids: list[int] = []
     stat = look(pid)
-    while stat and stat.ppid > 1 and len(pids) < _DEEPEST:
+    while stat and stat.ppid > 1 and len(pids) < DEEPEST:
         pids.append(stat.ppid)
         stat = look(stat.ppid)
     return pids

@@ -242,9 +242,10 @@ def survey(root: str, proc: str = "/proc") -> dict[str, Any]:
     devices, hcas = root + "/bus/pci/devices", root + "/class/infiniband"
     gpus = [f"{devices}/{name}" for name in names(devices) if _is_gpu(f"{devices}/{name}")]
     nics = [f"{hcas}/{name}/device" for name in names(hcas)]
+    version = attempt(proc + "/driver/nvidia/version")
     return {
         "peermem": _peermem(root),
-        "open_modules": _open_modules(proc),
+        "open_modules": "Open Kernel Module" in version if version else None,
         "iommu": _iommu([*gpus, *nics]),
         "acs": _acs(root, gpus, nics),
         "machine": clean(os.uname().machine),
@@ -256,11 +257,6 @@ def _peermem(root: str) -> bool | None:
         return True
     modules = names(root + "/module")
     return any(name in modules for name in _PEERMEM) if modules else None
-
-
-def _open_modules(proc: str) -> bool | None:
-    version = attempt(proc + "/driver/nvidia/version")
-    return "Open Kernel Module" in version if version else None
 
 
 def _iommu(devices: Iterable[str]) -> str | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import children
 from probe import guard, node_files, processes, procfs, rdma
-from probe.node_files import attempt, clean, names, number, safe_name
+from probe.node_files import MIB, attempt, clean, names, number, safe_name
 from probe.nvml_calls import NoDriver, Nvml, load, reasons
 from probe.processes import Care
 
@@ -188,7 +188,6 @@ class Instant:
 
 
 MOST_PIDS = 256
-MIB = 1 << 20
 
 
 def read_gpu_look(at: float) -> Document:

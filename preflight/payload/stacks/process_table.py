@@ -8,16 +8,12 @@ from typing import Collection, Iterator, Mapping, Sequence
 
 from probe import procfs
 from probe.node_files import clean, whole_number
-from probe.processes import Allowances, Care, ancestors
+from probe.processes import DEEPEST, Allowances, Care, ancestors
 
 from . import Document
 
 Environ = Mapping[bytes, bytes]
 Identity = Document
-
-
-_DEEPEST = 64
-"""Most ancestors to follow: a loop made by reused pids must end."""
 
 
 def is_same_rank(left: Identity | None, right: Identity) -> bool:
@@ -269,7 +265,7 @@ class ProcessTable:
 
     def ancestors_of(self, pid: int) -> Iterator[int]:
         """Yield its ancestors, the nearest first."""
-        for _ in range(_DEEPEST):
+        for _ in range(DEEPEST):
             if pid not in self.stats:
                 return
             pid = self.stats[pid].ppid
