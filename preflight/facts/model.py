@@ -16,11 +16,20 @@ import msgspec
 from msgspec import Meta, Struct
 
 from preflight.errors import WireError
-from preflight.facts import node_network
 from preflight.facts.basics import Count, Device, Index, Int64, Line, Seconds, Text, wire_errors
 from preflight.facts.gpu import GpuHealth
 from preflight.facts.job import NodeLook, RasLook
 from preflight.facts.machine import KernelLog, Machine, Software
+from preflight.facts.node_network import (
+    ConfFile,
+    Counters,
+    Gid,
+    GpuDirect,
+    Interface,
+    Network,
+    PcieLink,
+    Switch,
+)
 
 T = TypeVar("T")
 
@@ -143,7 +152,7 @@ class Nic(Struct, frozen=True, forbid_unknown_fields=True):
     hca_type: Line = ""
     relaxed_ordering: bool | None = None
     """Whether its PCIe writes may be reordered; None where only root may read it."""
-    pcie: node_network.PcieLink | None = None
+    pcie: PcieLink | None = None
     """Its PCIe link; None where that could not be read."""
 
     @property
@@ -162,9 +171,9 @@ class NicPort(Struct, frozen=True, forbid_unknown_fields=True):
     link_layer: Line = ""
     netdev: Device = ""
     """The network interface over the same port; "" where it has none."""
-    counters: node_network.Counters | None = None
+    counters: Counters | None = None
     """Its error counters; None where none could be read."""
-    gids: tuple[node_network.Gid, ...] | None = None
+    gids: tuple[Gid, ...] | None = None
     """The first entries of its GID table that are in use."""
 
 
@@ -248,8 +257,8 @@ class Facts(Struct, frozen=True, forbid_unknown_fields=True, dict=True):
     """NVIDIA's driver takes 32: NV_MAX_DEVICES of its nvlimits.h."""
     gpu_pairs: Annotated[tuple[GpuPair, ...], Meta(max_length=64 * 64)] | None = None
     nics: Annotated[tuple[Nic, ...], Meta(max_length=1024)] | None = None
-    network: node_network.Network | None = None
-    gpudirect: node_network.GpuDirect | None = None
+    network: Network | None = None
+    gpudirect: GpuDirect | None = None
     topo_text: Annotated[str, Meta(max_length=131072)] | None = None
     """`nvidia-smi topo -m` as printed; None where there is no nvidia-smi or it did not answer."""
     processes: Processes | None = None
@@ -257,9 +266,9 @@ class Facts(Struct, frozen=True, forbid_unknown_fields=True, dict=True):
     software: Software | None = None
     """None: could not be read, for example from a hung shared file system."""
     machine: Machine | None = None
-    nccl_conf: Annotated[tuple[node_network.ConfFile, ...], Meta(max_length=2)] | None = None
+    nccl_conf: Annotated[tuple[ConfFile, ...], Meta(max_length=2)] | None = None
     """The files of NCCL settings that exist, the user's first; () where there is none."""
-    switches: Annotated[tuple[node_network.Switch, ...], Meta(max_length=64)] | None = None
+    switches: Annotated[tuple[Switch, ...], Meta(max_length=64)] | None = None
     """Only from captured texts: nodes do not query their switches."""
     problems: tuple[Text, ...] = ()
     """Sections that could not be read, and why: "processes: Permission denied"."""
@@ -267,7 +276,7 @@ class Facts(Struct, frozen=True, forbid_unknown_fields=True, dict=True):
     """Results of the site's own probe sections, by section id; see `section`."""
 
     @property
-    def interfaces(self) -> tuple[node_network.Interface, ...]:
+    def interfaces(self) -> tuple[Interface, ...]:
         """The node's network interfaces; also empty where they could not be read."""
         return (self.network.interfaces if self.network else None) or ()
 
