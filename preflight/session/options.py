@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import secrets
@@ -31,6 +30,7 @@ from preflight.run.estimate import workload
 from preflight.run.expected_verdicts import Settings
 from preflight.run.judgement import stages_needed
 from preflight.run.measured import read_measured
+from preflight.session.flags import TABLES
 from preflight.session.ranks import rank_0_plugin
 from preflight.session.site import ask_nodes, ask_sections, load_site
 from preflight.session.stored_run import open_history
@@ -38,7 +38,7 @@ from preflight.session.xdist import Handoff, is_worker
 from preflight.transport.ways import SETUP_AT_MOST
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection
 
     import pytest
 
@@ -53,7 +53,6 @@ if TYPE_CHECKING:
     from preflight.session.stored_run import HistorySession
 
 
-LARGEST_SEED = (1 << 32) - 1
 RANDOM_SEEDS = 1_000_000
 """Random seeds are below this, so that they are short to type; a million orders are enough."""
 
@@ -139,10 +138,6 @@ def parse_age(text: str | None) -> float | None:
             "past such as 2026-11-21T08:00"
         )
     return seconds
-
-
-MOST_AT_ONCE = 1024
-LONGEST_BUDGET_S = 7 * 86400
 
 
 @dataclass(frozen=True)
@@ -251,24 +246,9 @@ def _read_outputs(config: pytest.Config, began_s: float) -> Outputs:
     return outputs
 
 
-_RANGES: Mapping[str, tuple[float, float, str]] = {
-    "need": (1, math.inf, "the number of nodes the job needs"),
-    "at_once": (1, MOST_AT_ONCE, f"a number, 1 to {MOST_AT_ONCE}"),
-    "catch_rate": (
-        1e-3,
-        100,
-        "events per second of load, 0.001 to 100; rarer ones take more nights",
-    ),
-    "budget": (1, LONGEST_BUDGET_S, f"seconds, 1 to {LONGEST_BUDGET_S}"),
-    "keep": (0, math.inf, "how many runs stay, or 0 for all of them"),
-    "seed": (0, LARGEST_SEED, f"a number, 0 to {LARGEST_SEED}"),
-}
-"""By option, its least and greatest value, and what to give."""
-
-
 def refuse_out_of_range(name: str, value: float | None) -> None:
     """UsageError for a number that the option of that name does not take."""
-    lowest, highest, advice = _RANGES[name]
+    lowest, highest, advice = TABLES["range"][name]
     if value is not None and not lowest <= value <= highest:
         option = f"--preflight-{name.replace('_', '-')}"
         typed = f"{value:g}" if isinstance(value, float) else str(value)
@@ -278,7 +258,7 @@ def refuse_out_of_range(name: str, value: float | None) -> None:
 def _refuse_bad_values(config: pytest.Config) -> None:
     if config.getoption("reruns", None):
         raise UsageError("--reruns would hide flakiness: leave it out, preflight retests by itself")
-    for name in _RANGES:
+    for name in TABLES["range"]:
         refuse_out_of_range(name, config.getoption(f"preflight_{name}"))
     for name in ("report", "prometheus", "exclude_file", "replay"):
         if config.getoption(f"preflight_{name}") == "":
