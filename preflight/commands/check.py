@@ -13,15 +13,14 @@ import shlex
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TextIO, TypeVar, cast
+from typing import TYPE_CHECKING, Final, TextIO, TypeVar, cast
 
 from preflight.commands import EXIT_CODES, FILE_NAME, NO_ALIASES, short_names
 from preflight.core.command_line import INTERRUPTED, UNCLEAR, USAGE, Parser, whole_number
+from preflight.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-
-    import pytest
 
     Declare = Callable[[argparse.ArgumentParser], object]
     Arguments = TypeVar("Arguments", bound=argparse.Namespace)
@@ -282,7 +281,6 @@ def _expression(text: str) -> str:
 
 def _new_file(text: str) -> str:
     from preflight.core.files import typed_path
-    from preflight.errors import UsageError
 
     try:
         is_folder = typed_path(text).is_dir()
@@ -300,40 +298,30 @@ _TYPES = {"-k": _expression, "-m": _expression, "--junitxml": _new_file, "--maxf
 _SHORT_OPTIONS = {"--preflight-inventory": ("-i",)}
 
 
-class _Group:
-    """Acts as a group of pytest's parser, and adds the plugin's options to argparse's."""
-
-    def __init__(self, group: argparse._ArgumentGroup, aliases: Mapping[str, str]) -> None:
-        self._group = group
-        self._aliases = aliases
-
-    def addoption(self, *names: str, action: str = "store", **settings: Any) -> None:
-        """Add `--preflight-NAME`, and `--NAME` or the name that the verb gives it."""
-        if names == ("--preflight",):
-            self._group.add_argument("--preflight", action="store_true", help=argparse.SUPPRESS)
-            return
-        (pytest_name,) = names
-        verb_name = self._aliases.get(pytest_name, f"--{pytest_name.removeprefix('--preflight-')}")
-        nargs = 0 if action == "store_true" else None
-        own_settings = dict(settings)
-        if "type" in own_settings:
-            own_settings["type"] = _keep_text(own_settings["type"])
-        hidden = {**own_settings, "dest": pytest_name, "help": argparse.SUPPRESS}
-        self._group.add_argument(pytest_name, action=_Forward, nargs=nargs, **hidden)
-        spellings = (*_SHORT_OPTIONS.get(pytest_name, ()), verb_name)
-        option = self._group.add_argument(*spellings, action=_Forward, nargs=nargs, **own_settings)
-        cast("_Forward", option).pytest_name = pytest_name
-
-
 class _Parser(Parser):
     aliases = NO_ALIASES
     """The verb's own names for the plugin's options whose `--NAME` means something else there."""
 
-    def getgroup(self, name: str, description: str = "") -> _Group:
-        """Act as pytest's parser; "preflight: TITLE (a hint for pytest)" becomes TITLE."""
-        del name
-        title = description.partition(": ")[2].partition(" (")[0]
-        return _Group(self.add_argument_group(title), self.aliases)
+    def add_run_options(self) -> None:
+        """Add `--preflight-NAME` of the plugin, and `--NAME` or the name that the verb gives it."""
+        from preflight.session.flags import TABLES, value_settings
+
+        for group in TABLES["group"].values():
+            add = self.add_argument_group(group["title"].partition(" (")[0]).add_argument
+            for pytest_name, (value, about) in group["options"].items():
+                if pytest_name == "--preflight":
+                    add(pytest_name, action="store_true", help=argparse.SUPPRESS)
+                    continue
+                settings = value_settings(value)
+                if "type" in settings:
+                    settings["type"] = _keep_text(settings["type"])
+                settings |= {"action": _Forward, "nargs": None if value else 0}
+                add(pytest_name, dest=pytest_name, help=argparse.SUPPRESS, **settings)
+                verb_name = f"--{pytest_name.removeprefix('--preflight-')}"
+                spellings = (*_SHORT_OPTIONS.get(pytest_name, ()),
+                             self.aliases.get(pytest_name, verb_name))  # fmt: skip
+                option = add(*spellings, help=about, **settings)
+                cast("_Forward", option).pytest_name = pytest_name
 
     def read(self, argv: Sequence[str] | None, namespace: Arguments) -> Arguments:
         """Parse; `words` are the options for pytest, in the typed order."""
@@ -360,7 +348,6 @@ class _Parser(Parser):
         known to the session.
         """
         from preflight.core.registry import shipped_checks, shipped_folder
-        from preflight.errors import UsageError
 
         options = [word for word in arguments.words if word.startswith("--preflight-checks=")]
         check_ids = [word for word in arguments.nodes if re.fullmatch(r"[a-z]+\.[a-z_]+", word)
@@ -374,9 +361,6 @@ class _Parser(Parser):
         except UsageError as error:
             self.error(short_names(str(error), self.aliases))
 
-    def addini(self, *_: object, **__: object) -> None:
-        """Ignore the ini keys: there is no ini file."""
-
 
 def option_parser(
     prog: str, description: str, declare: Declare, aliases: Mapping[str, str] = NO_ALIASES
@@ -386,8 +370,6 @@ def option_parser(
     `declare` adds the verb's own options, which are shown first; `aliases` are the names
     of the plugin's options whose `--NAME` is one of these.
     """
-    from preflight.session.flags import add_options
-
     parser = _Parser(prog=prog, allow_abbrev=False, description=description)
     parser.aliases = aliases
     declare(parser)
@@ -395,7 +377,7 @@ def option_parser(
     add("nodes", metavar="NODES", nargs="*", help="as --nodes: 'gpu[001-064]', a,b or @group")
     add("--site-checks", dest="folder", metavar="DIR", action="append", default=[],
         help="folder with the site's own checks; may be given several times")  # fmt: skip
-    add_options(cast("pytest.Parser", parser))
+    parser.add_run_options()
     pytests = parser.add_argument_group("pytest's own, as `pytest --help` explains them")
     for names in (*_WORKERS, *_VALUES):
         kind, choices = _TYPES.get(names[0]), _CHOICES.get(names[0])

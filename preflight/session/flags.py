@@ -14,7 +14,7 @@ from __future__ import annotations
 import tomllib
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
@@ -47,20 +47,23 @@ def usage_errors() -> Iterator[None]:
 def add_options(parser: pytest.Parser) -> None:
     """Add the options; all of them start with --preflight."""
     for name, group in TABLES["group"].items():
-        add = parser.getgroup(name, group["title"]).addoption
+        declare = parser.getgroup(name, f"preflight: {group['title']}").addoption
         for option, (value, about) in group["options"].items():
-            if not value:
-                add(option, action="store_true", help=about)
-            elif isinstance(value, list):
-                add(option, choices=value, help=about)
-            else:
-                kind = {"type": _NUMBERS[value]} if value in _NUMBERS else {}
-                add(option, metavar=value, help=about, **kind)
+            declare(option, help=about, **value_settings(value))
     parser.addini("preflight_nodes", "Nodes, as --preflight-nodes", default="")
     parser.addini("preflight_inventory", "Inventory file, as --preflight-inventory", default="")
     parser.addini(
         "preflight_checks", "Folders with the site's own checks", type="paths", default=[]
     )
+
+
+def value_settings(value: str | list[str]) -> dict[str, Any]:
+    """Return how argparse, or pytest's parser, declares the value of an option of TABLES."""
+    if not value:
+        return {"action": "store_true"}
+    if isinstance(value, list):
+        return {"choices": value}
+    return {"metavar": value, "type": _NUMBERS.get(value, str)}
 
 
 def _whole(text: str) -> int:
