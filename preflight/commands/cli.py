@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import errno
 import importlib
+import json
 import os
 import re
 import sys
@@ -15,7 +16,8 @@ import textwrap
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from preflight import __version__
-from preflight.commands import EXIT_CODES, hide_files, start
+from preflight.commands import EXIT_CODES, hide_files, short_names, start
+from preflight.commands.check import output_failed, until_interrupted
 from preflight.core.command_line import (
     UNCLEAR,
     USAGE,
@@ -25,6 +27,7 @@ from preflight.core.command_line import (
     refuse_small_limits,
     say,
 )
+from preflight.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -102,8 +105,6 @@ def main(argv: Sequence[str] | None = None, env_fd: int | None = None) -> int:
         return code
     if is_completing:
         _complete(os.environ["COMP_LINE"])
-    from preflight.commands.check import until_interrupted
-
     return until_interrupted(lambda: _guard(lambda: _run_verb(words, env_fd)))
 
 
@@ -121,15 +122,18 @@ def _isolate(words: Sequence[str], *, is_first: bool, quiet: bool) -> int:
 
 def _guard(work: Callable[[], int]) -> int:
     """Return the code of this work; wrong usage, a limit or a full disk becomes one line."""
-    from preflight.commands.check import output_failed
-    from preflight.errors import UsageError
-
     try:
         return work()
     except UsageError as error:
-        from preflight.commands import short_names
-
         say(short_names(f"preflight: {error}"))
+        return USAGE
+    except ValueError as error:
+        if "integer string conversion" not in str(error):
+            raise
+        say(
+            "preflight: the input holds a number of more than 4,300 digits; correct it and run "
+            "again"
+        )
         return USAGE
     except MemoryError:
         return _report_limit(errno.ENOMEM)
@@ -157,7 +161,7 @@ def _complete(typed_line: str) -> None:
     if verb in ISOLATED:
         verbs[verb] = importlib.import_module(ISOLATED[verb]).parser()
     elif verb in ("prolog", "healthcheck"):
-        verbs[verb] = importlib.import_module("preflight.hook.arguments").option_parser(verb)
+        verbs[verb] = importlib.import_module("preflight.hook.entry").option_parser(verb)
     elif verb == "watch":
         _module(verb).add_watch_options(verbs[verb])
     for action in verbs[verb]._actions if verb else ():  # noqa: SLF001
@@ -177,8 +181,6 @@ def _ids_after_comma(prefix: str, **_: object) -> list[str]:
 
 def _environment_fd() -> int:
     """Return a descriptor that holds the environment; the isolated Python inherits it."""
-    import json
-
     handle = os.memfd_create("environment", 0)
     os.write(handle, json.dumps(dict(os.environ)).encode())
     os.lseek(handle, 0, os.SEEK_SET)
@@ -197,7 +199,7 @@ def _run_verb(words: Sequence[str], env_fd: int | None) -> int:
     elif arguments.verb == "list-checks":
         code = _list_checks(arguments.id, as_json=arguments.json)
     elif arguments.verb in COMMANDS:
-        code = _run_command(arguments)
+        code = int(_module(arguments.verb).run(arguments))
     else:
         _parser().print_help()
         code = 0
@@ -209,28 +211,12 @@ def _module(verb: str) -> Any:
     return importlib.import_module(f"preflight.commands.{verb.replace('-', '_')}")
 
 
-def _run_command(arguments: argparse.Namespace) -> int:
-    command = _module(arguments.verb)
-    try:
-        return int(command.run(arguments))
-    except ValueError as error:
-        if "integer string conversion" not in str(error):
-            raise
-        from preflight.errors import UsageError
-
-        raise UsageError(
-            "the input holds a number of more than 4,300 digits; correct it and run again"
-        ) from error
-
-
 def _run_watch(words: Sequence[str], env_fd: int | None) -> int:
     """Run `watch` without loading the other verbs: it stays as long as the job runs."""
     from preflight.commands.watch import run
 
     if env_fd is None:
         return run(words, os.environ)
-    import json
-
     with os.fdopen(env_fd, encoding="utf-8") as file:
         return run(words, json.load(file))
 
@@ -287,8 +273,6 @@ def _list_checks(check_id: str | None, *, as_json: bool) -> int:
         registry = Registry([*shipped, *site_checks()])
         matches = [*registry] if check_id is None else [registry.find(check_id)]
     if as_json:
-        import json
-
         rows = [_row(registered, with_page=check_id is not None) for registered in matches]
         print(json.dumps({"schema": 1, "checks": rows}, indent=1))  # noqa: T201
     elif check_id is not None:

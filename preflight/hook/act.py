@@ -29,14 +29,13 @@ from preflight.core.trust import who_may_change
 from preflight.errors import UsageError
 from preflight.hook.decision import DecisionInput, cause_of, decide, has_own_drain, is_own_reason
 from preflight.hook.hook_values import Decision, DrainRecord, Tokens, now
-from preflight.hook.slurm import Slurm, SlurmError, run_program
+from preflight.hook.slurm import NodeReason, Slurm, SlurmError, run_program
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from preflight.hook.hook_values import Assessment, BreakerConfig, Call, HookConfig
-    from preflight.hook.slurm import NodeReason
 
 
 FOLDER_S: Final = 2.0
@@ -205,8 +204,7 @@ def act(call: Call, assessment: Assessment, config: HookConfig, until_s: float) 
     A ready node sends Slurm no request; any other changes its state once (twice where nodes raced).
     """
     with ExitStack() as locks:
-        inputs = DecisionInput(call=call, assessment=assessment)
-        return _Runner(config, until_s, locks).run(inputs)
+        return _Runner(config, until_s, locks).run(DecisionInput(call=call, assessment=assessment))
 
 
 class _Runner:

@@ -1,6 +1,7 @@
-"""The hook's child processes and its log line: no child outlives the hook, which logs what they do.
+"""The hook's child processes and its log line, and the options and result that processes pass on.
 
-Without ctypes the kernel cannot end a child with its parent, and only `orphaned` shows it.
+No child outlives the hook, which logs what they do. Without ctypes the kernel cannot end a child
+with its parent, and only `orphaned` shows it.
 Standard library only: it must be able to log that the rest cannot be imported.
 """
 
@@ -14,7 +15,10 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    from preflight.hook.hook_values import Occasion
 
 _PR_SET_PDEATHSIG: Final = 1
 """linux/prctl.h"""
@@ -27,7 +31,7 @@ def end_with_parent(parent: int) -> None:
     """Have the kernel send SIGTERM when `parent`, a pid, ends; exit now if it has ended."""
     _PARENT[:] = [parent]
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-    if (ask := _signal_request(signal.SIGTERM)) is not None:
+    if (ask := request_at_parents_end(signal.SIGTERM)) is not None:
         ask()
     if orphaned():  # it ended between our fork and the lines above
         os._exit(0)
@@ -43,7 +47,7 @@ def kill_with_parent() -> Callable[[], None] | None:
 
     The function imports and looks up nothing: it runs between fork and exec.
     """
-    ask, parent = _signal_request(signal.SIGKILL), os.getpid()
+    ask, parent = request_at_parents_end(signal.SIGKILL), os.getpid()
     if ask is None:
         return None
 
@@ -55,7 +59,7 @@ def kill_with_parent() -> Callable[[], None] | None:
     return begin
 
 
-def _signal_request(number: signal.Signals) -> Callable[[], object] | None:
+def request_at_parents_end(number: signal.Signals) -> Callable[[], object] | None:
     """Return a call that requests this signal at the parent's end; None without ctypes."""
     try:
         import ctypes
@@ -115,6 +119,20 @@ RESERVE_S: Final = 0.5
 """Part of the budget reserved to end the child and to log that."""
 
 
+class Options(NamedTuple):
+    """The options of `preflight prolog` or `preflight healthcheck` that were typed."""
+
+    occasion: Occasion
+    config: Path | None
+    node: str
+    plain: bool
+    json: bool
+    periodic: bool = False
+    fail_closed: bool = False
+    limit_s: float | None = None
+    """The caller ends the hook after this many seconds; None for no limit."""
+
+
 class HookResult(NamedTuple):
     """The hook's result: its exit code, what to print, and what to log ("" for nothing)."""
 
@@ -149,9 +167,14 @@ def say(text: str, level: Level = "warning", log: str = "syslog", device: str = 
 
 def one_line(text: str) -> str:
     """Return the text as one line of printable ASCII, of bounded length: a node may be hostile."""
-    line = text[: 4 * LONGEST].encode("ascii", "replace").decode()
-    line = " ".join("".join(char if char.isprintable() else " " for char in line).split())
+    line = printable_ascii(text[: 4 * LONGEST])
     return line if len(line) <= LONGEST else f"{line[: LONGEST - 3]}..."
+
+
+def printable_ascii(text: str) -> str:
+    """Replace all other characters, and fold blanks."""
+    ascii_only = text.encode("ascii", "replace").decode()
+    return " ".join("".join(char if char.isprintable() else " " for char in ascii_only).split())
 
 
 def _syslog(line: str, level: Level, device: str) -> bool:

@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
-from preflight.hook.child import HEALTHY, UNHEALTHY, UNJUDGED
+from preflight.hook.child import HEALTHY, UNHEALTHY, UNJUDGED, printable_ascii
 from preflight.hook.hook_values import (
     Assessment,
     Call,
@@ -56,18 +56,13 @@ def drain_reason(
     start = f"{PREFIX}{_NOT_IN_A_CHECK.sub('_', check.lower())[:_CHECK_LONGEST]} "
     number = _NOT_IN_A_JOB.sub("", job)[:_JOB_LONGEST]
     end = f" [{blame}] " + (f"job {number}" if number else _OCCASION_WORDS[occasion])
-    return start + _cut(_ascii(sentence), LONGEST - len(start) - len(end)) + end
+    words = printable_ascii(sentence.translate(_REPLACED)) or "no detail"
+    return start + _cut(words, LONGEST - len(start) - len(end)) + end
 
 
 def is_own_reason(reason: str) -> bool:
     """Whether preflight wrote a reason, and no one has edited it."""
     return len(reason) <= LONGEST and _REASON_FORM.fullmatch(reason) is not None
-
-
-def _ascii(sentence: str) -> str:
-    ascii_only = sentence.translate(_REPLACED).encode("ascii", "replace").decode()
-    printable = "".join(char if char.isprintable() else " " for char in ascii_only)
-    return " ".join(printable.split()) or "no detail"
 
 
 def _cut(words: str, room: int) -> str:

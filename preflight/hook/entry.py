@@ -1,4 +1,4 @@
-"""Runs the hook so that no error of preflight itself keeps a job from a node.
+"""Reads the hook's options, and runs it so that no error of preflight keeps a job from a node.
 
 A child does the work under a deadline. If it does not return a valid result, the hook logs an
 error and exits 0: a scheduler reads any other exit as a broken node.
@@ -10,13 +10,14 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
+import math
 import os
 import select
 import signal
 import sys
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, cast
 
 from preflight.hook.child import (
     HEALTHY,
@@ -24,6 +25,7 @@ from preflight.hook.child import (
     UNHEALTHY,
     UNJUDGED,
     HookResult,
+    Options,
     begin_probe,
     end_probe,
     end_with_parent,
@@ -31,11 +33,84 @@ from preflight.hook.child import (
 )
 
 if TYPE_CHECKING:
-    from preflight.hook.arguments import Options
+    import argparse
+
+    from preflight.hook.hook_values import Occasion
 
 
 BUDGET_S: Final = {"prolog": 8.0, "healthcheck": 30.0}
 """Used until the configuration has been read, which may set other budgets."""
+
+
+_PROLOG: Final = """\
+Check this node and the GPUs of the job that is to start (SLURM_JOB_GPUS),
+within 8 s and without any load on the GPUs. Run it as root from a prolog.
+
+  preflight prolog              Slurm's Prolog=: drains if hook.toml sets
+                                `enforce`; by default it only logs
+  preflight prolog --plain      other schedulers: the exit code is the result
+
+Prints and logs nothing on a ready node; else one line in syslog, and
+state_dir/last.json. What it reads, drains and logs: docs/reference/prolog.md"""
+
+_HEALTHCHECK: Final = """\
+Check this node with all its GPUs, within 30 s and without any load on the GPUs.
+Run it as root from Slurm's HealthCheckProgram= or cron.
+
+  preflight healthcheck --periodic       also save the facts for prologs
+  preflight healthcheck --plain --json   show everything that it finds
+
+Prints and logs nothing on a ready node; else one line in syslog, and
+state_dir/last.json. What it reads and drains: docs/reference/prolog.md"""
+
+
+def option_parser(occasion: Occasion) -> argparse.ArgumentParser:
+    """Return the parser of `preflight prolog` or `preflight healthcheck`."""
+    from preflight.core.command_line import Parser, path_type
+
+    parser = Parser(
+        prog=f"preflight {occasion}",
+        allow_abbrev=False,
+        description=_PROLOG if occasion == "prolog" else _HEALTHCHECK,
+    )
+    add = parser.add_argument
+    add("--config", metavar="FILE", type=path_type,
+        help="the hook's configuration (default: /etc/preflight/hook.toml)")  # fmt: skip
+    add("--node", default="", metavar="NAME",
+        help="this node's name in the inventory "
+        "(default: SLURMD_NODENAME, else the host name)")  # fmt: skip
+    add("--plain", action="store_true",
+        help="call no scheduler; exit 0 ready, 1 not ready, 2 unknown")  # fmt: skip
+    add("--json", action="store_true", help="print what was found, as JSON")
+    add("--limit", type=_seconds, metavar="S", dest="limit_s",
+        help="the caller ends this after S seconds: refuse a longer budget")  # fmt: skip
+    if occasion == "prolog":
+        add("--fail-closed", action="store_true",
+            help="if preflight itself fails, exit 1 to keep the job from this node")  # fmt: skip
+    else:
+        add("--periodic", action="store_true",
+            help="save the facts in state_dir for prologs, which have less time")  # fmt: skip
+    return parser
+
+
+def parse_options(words: Sequence[str]) -> Options:
+    """Read the words behind `preflight`; SystemExit for --help (0) and for wrong usage (4)."""
+    occasion = cast("Occasion", words[0])
+    parser = option_parser(occasion)
+    options = Options(occasion, **vars(parser.parse_args(list(words[1:]))))
+    if options.fail_closed and options.plain:
+        parser.error("--fail-closed excludes --plain, which exits 2 when the result is unknown")
+    return options
+
+
+def _seconds(text: str) -> float:
+    from argparse import ArgumentTypeError
+
+    from preflight.core.command_line import decimal_number
+
+    if not 0 < (number := decimal_number(text)) < math.inf:
+        raise ArgumentTypeError(f"give seconds, more than 0, not {text[:40]!a}")
+    return number
 
 
 _LARGEST: Final = 8 << 20
@@ -75,8 +150,6 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 def _run_guarded(words: Sequence[str]) -> int:
     began = time.monotonic()
-    from preflight.hook.arguments import parse_options
-
     options = parse_options(words)
     settings, result, why = _run_child(options, began, Settings(BUDGET_S[options.occasion]))
     if result is None:

@@ -24,13 +24,13 @@ from preflight.checks.gpu.driver_log import gpu_faults, missing_slots, root_caus
 from preflight.checks.gpu.readings import MAY_PASS
 from preflight.core.files import refuse_untrusted, remove, write_atomically
 from preflight.errors import UsageError
-from preflight.facts.model import DRIVER_S, WIRE, Facts
+from preflight.facts.model import DRIVER_S, WIRE, Driver, Facts, Gpu
 from preflight.facts.node import Reach
-from preflight.fleet.model import Expected
+from preflight.fleet.model import Expected, Fleet
 from preflight.hook.hook_values import Assessment, Finding, Moment, Unjudged, now, read_trusted
 from preflight.run.judgement import Judgement
 from preflight.run.measured import Measured
-from preflight.verdict import Outcome
+from preflight.verdict import Outcome, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -39,10 +39,7 @@ if TYPE_CHECKING:
     from preflight.check import Check
     from preflight.core.registry import Registered, Registry
     from preflight.facts.machine import KernelLog
-    from preflight.facts.model import Driver, Gpu
-    from preflight.fleet.model import Fleet
     from preflight.hook.hook_values import HookConfig
-    from preflight.verdict import Verdict
 
 
 HUNG: Final = "host.driver_hung"

@@ -6,7 +6,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
@@ -18,12 +18,12 @@ from preflight import __version__
 from preflight.core.command_line import refuse_small_limits
 from preflight.core.files import read_text, reason_of, refuse_untrusted, remove, write_atomically
 from preflight.core.remote_command import OUTPUT_LIMIT, LocalConnection, PipeRemote, ReachError
-from preflight.core.text import plain_json
+from preflight.core.text import did_you_mean, plain_json
 from preflight.errors import PreflightError, UsageError, WireError
 from preflight.facts.model import DRIVER_S, Facts, decode_document
 from preflight.fleet.model import Fleet, Host
 from preflight.hook.act import act
-from preflight.hook.child import HEALTHY, RESERVE_S, UNHEALTHY, HookResult, probe
+from preflight.hook.child import HEALTHY, RESERVE_S, UNHEALTHY, HookResult, Level, Options, probe
 from preflight.hook.decision import notes, plain_code, why_observing
 from preflight.hook.hook_values import (
     Assessment,
@@ -36,12 +36,9 @@ from preflight.hook.hook_values import (
 from preflight.transport.bundle import start_payload
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from preflight.core.registry import Registry
-    from preflight.hook.arguments import Options
-    from preflight.hook.child import Level
     from preflight.hook.hook_values import HookConfig, Occasion
 
 
@@ -66,15 +63,11 @@ class Document(Struct, frozen=True, kw_only=True):
     decision: Decision | None = None
     """None with --plain, and in the file that is written before the decision."""
 
-    def text(self) -> str:
-        """Return the document as indented JSON."""
-        return plain_json(self, indent=2)
-
 
 def write(folder: Path, document: Document) -> None:
     """Write last.json, and a copy for the job; OSError or UsageError where that is not safe."""
     refuse_untrusted(folder)
-    content = document.text().encode()
+    content = plain_json(document, indent=2).encode()
     write_atomically(folder / NAME, content)
     if _NUMBER.fullmatch(document.call.job):
         jobs = folder / _JOBS
@@ -122,8 +115,7 @@ def work(options: Options, began: float, send_settings: Callable[..., None]) -> 
         code = UNHEALTHY if options.fail_closed else HEALTHY
         decision = Decision("none", code, log=notes(assessment))
         return _result(options, Document(call=call, assessment=assessment, decision=decision))
-    prolog = options.occasion == "prolog"
-    budget_s = config.budget_s if prolog else config.healthcheck_budget_s
+    budget_s = config.budget_s if options.occasion == "prolog" else config.healthcheck_budget_s
     send_settings(budget_s=budget_s, observing=bool(why_observing(config)), log=config.log)
     end_s = began + budget_s - RESERVE_S
     inspection = inspect_node(
@@ -197,7 +189,7 @@ def _act_and_report(
 def _result(options: Options, document: Document, unwritten: str = "") -> HookResult:
     """Turn the outcome into exit code, output and log line; with --plain there is no decision."""
     assessment, decision = document.assessment, document.decision
-    text = document.text() if options.json else ""
+    text = plain_json(document, indent=2) if options.json else ""
     is_drain = decision is not None and decision.action == "drain"
     level: Level = "error" if assessment.trouble or unwritten or is_drain else "warning"
     code, log = plain_code(assessment), notes(assessment)
@@ -349,7 +341,6 @@ def node_fleet(name: str, config: HookConfig, registry: Registry) -> Fleet:
     if config.inventory is None:
         fleet = Fleet(hosts=(Host(name=name, address="127.0.0.1"),), origin="this machine")
     else:
-        from preflight.core.text import did_you_mean
         from preflight.fleet.sources import FleetRequest, resolve
 
         names = _inventory_names(config.inventory)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from preflight.commands import cli
-from preflight.hook.arguments import option_parser
+from preflight.hook.entry import option_parser
 from tests.stories.test_command_line import ISOLATED, VERBS, ran
 
 if TYPE_CHECKING:

@@ -232,7 +232,7 @@ def test_the_health_check_leaves_its_facts_for_the_prologs(hooked: Hooked) -> No
 def test_it_imports_little(hooked: Hooked) -> None:
     """No torch, no SSH library, no database, no pytest: a job waits for every module."""
     program = (
-        "from preflight.hook.arguments import parse_options; "
+        "from preflight.hook.entry import parse_options; "
         "from preflight.hook.work import work; "
         f"options = parse_options(['prolog', '--config={hooked.config}']); "
         "work(options, 0.0, lambda **_: None)"

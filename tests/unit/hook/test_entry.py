@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from preflight.commands import HOOK_PROGRAM
-from preflight.hook.arguments import parse_options
+from preflight.hook.entry import parse_options
 from tests.unit.burn.nodes import until
 from tests.unit.hook.fake_slurm import FakeSlurm
 from tests.unit.hook.processes import ended
@@ -184,7 +184,7 @@ def test_a_preflight_that_cannot_be_loaded_drains_nobody(tmp_path: Path, module:
     for name in ("__init__.py", "hook/__init__.py"):
         (tmp_path / "preflight" / name).touch()
     source = Path(REPOSITORY, "preflight/hook")
-    for name in ("entry.py", "arguments.py", "work.py", "child.py"):
+    for name in ("entry.py", "work.py", "child.py"):
         (place / name).write_text((source / name).read_text())
     relative = module.replace(".", "/")
     broken = tmp_path / (f"{relative}/__init__.py" if module == "preflight" else f"{relative}.py")
