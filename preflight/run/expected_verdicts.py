@@ -12,15 +12,14 @@ from preflight.fabric.sweep_plan import DEEP_RATE
 from preflight.facts.gpu_users import BUSY_PREFIX, busy_process
 from preflight.run.site_sections import LoadedSection
 from preflight.transport.ways import SETUP_AT_MOST
-from preflight.verdict import not_run
+from preflight.verdict import Verdict, not_run
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Sequence
+    from collections.abc import Container, Sequence
 
     from preflight.core.registry import Registry
     from preflight.fleet.model import Fleet, Host
     from preflight.run.judgement import Judgement, Key
-    from preflight.verdict import Verdict
 
 
 class Selection:
@@ -32,15 +31,11 @@ class Selection:
         self.keys = keys
         self._hosts = [host.name for host in fleet.hosts]
         self._registry = registry
-        self._nodes_by_check: dict[str, set[str]] = {}
+        self.nodes_by_check: dict[str, set[str]] = {}
+        """The checks that are on for some node: the run measures only for these."""
         for check_id, names in keys:
             if not judgement.why_off(check_id, names):
-                self._nodes_by_check.setdefault(check_id, set()).update(names or self._hosts)
-
-    @property
-    def checks(self) -> Iterable[str]:
-        """The checks that are on for some node: the run measures only for these."""
-        return self._nodes_by_check
+                self.nodes_by_check.setdefault(check_id, set()).update(names or self._hosts)
 
     @property
     def pair_checks(self) -> tuple[str, ...]:
@@ -52,7 +47,7 @@ class Selection:
     @property
     def measures_nodes(self) -> bool:
         """Whether a selected check of single nodes needs the sweep."""
-        entries = (self._registry[check_id] for check_id in self._nodes_by_check)
+        entries = (self._registry[check_id] for check_id in self.nodes_by_check)
         return any(entry.check.stage == "fabric" and entry.subject == "node" for entry in entries)
 
     def with_gates(self) -> list[Key]:
@@ -72,7 +67,7 @@ class Selection:
                     gates[gate] |= new
                     add_gates(gate, new)
 
-        for check_id, nodes in self._nodes_by_check.items():
+        for check_id, nodes in self.nodes_by_check.items():
             add_gates(check_id, nodes)
         gate_keys = [
             (registered.check.id, (name,))

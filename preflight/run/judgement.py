@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from preflight.checks.fleet_view import FleetView, whole_fleet
-from preflight.core.registry import broken
+from preflight.core.registry import Registered, Registry, broken
 from preflight.core.statistics import grouped
-from preflight.core.thresholds import Thresholds, describe_override
-from preflight.facts.model import Driver, Facts, bare_facts
+from preflight.core.thresholds import Override, Thresholds, describe_override
+from preflight.facts.model import Driver, Facts, Ports, bare_facts
 from preflight.facts.node import Group, Net, Node, Reach
 from preflight.fleet.inventory_tables import SWEEP_PREFIXES
-from preflight.fleet.model import UNWAIVABLE, today
+from preflight.fleet.model import UNWAIVABLE, Fleet, Host, Waiver, today
 from preflight.fleet.nodeset import fold
 from preflight.verdict import UNSEEN, Outcome, Verdict, not_run
 
@@ -27,13 +27,9 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from preflight.check import Check, Stage
-    from preflight.core.registry import Registered, Registry
-    from preflight.core.thresholds import Override
     from preflight.fabric.judge import Decoded
     from preflight.fabric.pair_summary import Pair
     from preflight.facts.burn import Burn
-    from preflight.facts.model import Ports
-    from preflight.fleet.model import Fleet, Host, Waiver
     from preflight.run.measured import Measured
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from itertools import chain
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -105,21 +105,14 @@ def _restrict_sweep(sweep: Sweep, names: AbstractSet[str]) -> Sweep:
     )
 
 
-class Progress(Protocol):
-    """Called from the run's main thread and its helper threads; must be quick and never raise."""
+class Progress:
+    """Shows nothing. Of a class that does, each call must be quick and never raise.
+
+    The run's main thread and its helper threads call it.
+    """
 
     def step(self, phase: str, done: int, total: int, waiting: Sequence[str]) -> None:
         """Show how far a phase is, and for which nodes it waits."""
 
     def line(self, text: str) -> None:
         """Show a line that stays on the screen."""
-
-
-class NoProgress:
-    """For callers that show nothing."""
-
-    def step(self, phase: str, done: int, total: int, waiting: Sequence[str]) -> None:
-        """Show nothing."""
-
-    def line(self, text: str) -> None:
-        """Show nothing."""

@@ -11,17 +11,14 @@ from preflight.core.remote_command import Connection, ReachError
 from preflight.errors import WireError
 from preflight.facts.model import DRIVER_S, Facts, decode_document
 from preflight.facts.node import Clock, Reach
-from preflight.run.site_sections import modules
-from preflight.transport.bundle import pack_ahead, start_payload
-from preflight.transport.ways import RankConnections, fan_out
+from preflight.run.site_sections import LoadedSection, modules
+from preflight.transport.bundle import SiteCode, pack_ahead, start_payload
+from preflight.transport.ways import RankConnections, Ways, fan_out
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from preflight.fleet.model import Host, Job
-    from preflight.run.site_sections import LoadedSection
-    from preflight.transport.bundle import SiteCode
-    from preflight.transport.ways import Ways
 
 CONNECT_S = 10.0
 """Time for name, TCP, host key and login together; a healthy node needs well under a second."""

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from preflight.burn.burn_in import BURN_SHARE, burn_plan, fit, most_devices, no_time_lines
-from preflight.check import STAGES
+from preflight.check import STAGES, Stage
 from preflight.checks.env.test_nccl_conf import settings
 from preflight.core.statistics import grouped
 from preflight.fabric.collect import clock_lines
 from preflight.fabric.launch import Hooks
 from preflight.fabric.planner import restrict_rounds
 from preflight.fabric.retest import suspects
-from preflight.fabric.samples import gc_paused
+from preflight.fabric.samples import Sweep, gc_paused
 from preflight.fabric.schedule import Planned, circle_rounds, pairs_of, repair, unscheduled_pairs
 from preflight.fabric.sweep_plan import SweepPlan
 from preflight.facts.burn import Burned, nvlink_domain
@@ -32,8 +32,8 @@ from preflight.run.expected_verdicts import (
     out_of_time,
 )
 from preflight.run.interface_stage import add_mismatches, interface_mismatches
-from preflight.run.judgement import Judgement, stages_needed
-from preflight.run.measured import Measured, NoProgress
+from preflight.run.judgement import Judgement, Key, Names, stages_needed
+from preflight.run.measured import Measured, Progress
 from preflight.run.probe_stage import ProbeResult, probe_fleet
 from preflight.run.stages import (
     SLOTS,
@@ -46,22 +46,17 @@ from preflight.run.stages import (
     sweep_fleet,
 )
 from preflight.transport.ways import Ways
-from preflight.verdict import Outcome, not_run
+from preflight.verdict import Outcome, Verdict, not_run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Container, Mapping, Sequence
 
-    from preflight.check import Stage
     from preflight.core.registry import Registry
     from preflight.core.remote_command import Connection
     from preflight.fabric.judge import Decoded
-    from preflight.fabric.samples import Sweep
     from preflight.fabric.schedule import Pairing
     from preflight.fleet.model import Fleet, Host
     from preflight.run.expected_verdicts import Settings
-    from preflight.run.judgement import Key, Names
-    from preflight.run.measured import Progress
-    from preflight.verdict import Verdict
 
 
 STOPPED_AT_FIRST = not_run("stopped after the first finding (fail-fast)", stopped=True)
@@ -85,7 +80,7 @@ class Run:
         self.ways = Ways(fleet.hosts)
         self.nonce = secrets.token_hex(16)
         self.judgement = Judgement(fleet, registry, Measured(nonce=self.nonce))
-        self.progress: Progress = NoProgress()
+        self.progress = Progress()
         self._selection = self._select(())
         self._connections: dict[str, Connection] = {}
         self._any_failed = False
@@ -132,7 +127,7 @@ class Run:
         `notify` is called with every verdict that is not fine, as soon as it is known.
         """
         self._selection = self._select(selected)
-        needed = stages_needed(self.registry, self._selection.checks)
+        needed = stages_needed(self.registry, self._selection.nodes_by_check)
         keys = self._selection.with_gates()
         try:
             for stage in STAGES:
@@ -174,8 +169,7 @@ class Run:
             return  # they came with `reach`
         left_s = self._ends - time.monotonic()
         if left_s < least_s(stage):
-            verdict = out_of_time(stage, self.settings.wall_s)
-            self._skip(STAGES[STAGES.index(stage) :], verdict)
+            self._skip(STAGES[STAGES.index(stage) :], out_of_time(stage, self.settings.wall_s))
         elif stage == "reach":
             self._probe(left_s)
         elif stage == "net":
@@ -203,7 +197,7 @@ class Run:
             )
         except BaseException:
             self._store_probed(dict(arrived))
-            judge_probed(self.registry, self.judgement, self._selection.keys, arrived)
+            self._judge_probed(arrived)
             raise
         self._store_probed(reached)
 
@@ -251,7 +245,7 @@ class Run:
             burned = stage.run(lambda *at: self.progress.step("burn-in", *at))
         except KeyboardInterrupt:
             self._update(burned={**stage.partial_results(), **left_out}, planned=self.planned)
-            judge_burned(self.registry, self.judgement, self._selection.keys)
+            self._judge_burned()
             raise
         for line in no_time_lines(burned):
             self.progress.line(f"burn-in  {line}")
@@ -344,8 +338,30 @@ class Run:
     def _judge_partial(self, sweep: Sweep) -> None:
         """Judge what was measured before an interrupt; the rest is not judged."""
         self._store_sweep(sweep)
-        keys = [*self._selection.keys, *self.repairs]
-        judge_swept(self.registry, self.judgement, keys)
+        for check_id, nodes in [*self._selection.keys, *self.repairs]:
+            is_fabric = self.registry[check_id].check.stage == "fabric"
+            if is_fabric and was_swept(self.judgement.sweep, check_id, nodes):
+                self.judgement.verdict(check_id, nodes)
+
+    def _judge_probed(self, arrived: Container[str]) -> None:
+        """Judge the nodes that had answered before the stage was interrupted."""
+        for check_id, nodes in self._selection.keys:
+            first_stages = self.registry[check_id].check.stage in ("reach", "facts")
+            if first_stages and nodes and all(name in arrived for name in nodes):
+                self.judgement.verdict(check_id, nodes)
+
+    def _judge_burned(self) -> None:
+        """After an interrupt, judge the checks that need no peers, as those may be missing.
+
+        These are the checks that drain: they judge a node by its own answers alone.
+        """
+        for check_id, nodes in self._selection.keys:
+            check = self.registry[check_id].check
+            burn = self.judgement.burn.get(nodes[0]) if len(nodes) == 1 else None
+            if burn is None or check.stage != "local" or not check.drains:
+                continue
+            if burn.state == "measured" or burn.wrong or burn.lost:
+                self.judgement.verdict(check_id, nodes)
 
     @gc_paused()
     def _judge_stage(
@@ -386,39 +402,8 @@ class Run:
 NVLINK_DOMAIN = "fabric.nvlink_domain"
 
 
-def judge_probed(
-    registry: Registry, judgement: Judgement, selected: Iterable[Key], arrived: Container[str]
-) -> None:
-    """Judge the nodes that had answered before the stage was interrupted."""
-    for check_id, nodes in selected:
-        first_stages = registry[check_id].check.stage in ("reach", "facts")
-        if first_stages and nodes and all(name in arrived for name in nodes):
-            judgement.verdict(check_id, nodes)
-
-
-def judge_burned(registry: Registry, judgement: Judgement, selected: Iterable[Key]) -> None:
-    """After an interrupt, judge the checks that need no peers, as those may be missing.
-
-    These are the checks that drain: they judge a node by its own answers alone.
-    """
-    for check_id, nodes in selected:
-        check = registry[check_id].check
-        burn = judgement.burn.get(nodes[0]) if len(nodes) == 1 else None
-        if burn is None or check.stage != "local" or not check.drains:
-            continue
-        if burn.state == "measured" or burn.wrong or burn.lost:
-            judgement.verdict(check_id, nodes)
-
-
-def judge_swept(registry: Registry, judgement: Judgement, selected: Iterable[Key]) -> None:
-    """After an interrupt, judge what was measured: pairs, insides of nodes, NVLink between them."""
-    for check_id, nodes in selected:
-        is_fabric = registry[check_id].check.stage == "fabric"
-        if is_fabric and _was_swept(judgement.sweep, check_id, nodes):
-            judgement.verdict(check_id, nodes)
-
-
-def _was_swept(decoded: Decoded, check_id: str, nodes: Names) -> bool:
+def was_swept(decoded: Decoded, check_id: str, nodes: Names) -> bool:
+    """Whether a sweep measured a pair, the inside of a node, or NVLink from it to others."""
     if check_id == NVLINK_DOMAIN:
         over_nvlink = decoded.over_nvlink.get(nodes[0])
         return over_nvlink is None or over_nvlink.state != "not_run"

@@ -17,30 +17,25 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from preflight.burn.burn_in import EventCollector
-from preflight.core.remote_command import OUTPUT_LIMIT, ReachError
+from preflight.burn.burn_in import BurnPlan, EventCollector
+from preflight.core.remote_command import OUTPUT_LIMIT, Connection, ReachError
 from preflight.errors import WireError
 from preflight.fabric.agents import start_rank_agents
 from preflight.fabric.launch import Hooks, sweep
 from preflight.fabric.sweep_plan import SweepPlan, plan_to_catch
 from preflight.facts.basics import wire_errors
 from preflight.facts.burn import Alive, Burned, Ready, decode_burned
-from preflight.facts.model import Ports, decode_document
-from preflight.fleet.model import Port
+from preflight.facts.model import Facts, Ports, decode_document
+from preflight.fleet.model import Host, Job, Port
 from preflight.fleet.nodeset import fold
 from preflight.transport.bundle import start_payload
-from preflight.transport.payload_session import LEASE_S, LeasedSession
+from preflight.transport.payload_session import LEASE_S, LeasedSession, MessageSession
 from preflight.transport.ways import RankConnections
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from preflight.burn.burn_in import BurnPlan
-    from preflight.core.remote_command import Connection
     from preflight.fabric.samples import Sweep
-    from preflight.facts.model import Facts
-    from preflight.fleet.model import Host, Job
-    from preflight.transport.payload_session import MessageSession
 
     Progress = Callable[[int, int, list[str]], None]
 
@@ -82,6 +77,23 @@ class _Stage(ABC):
     def _begin(self) -> None:
         for name in self._hosts:
             threading.Thread(target=self._serve, args=(name,), daemon=True).start()
+
+    def _start(
+        self,
+        entry: str,
+        name: str,
+        request: Mapping[str, object],
+        left_s: float,
+        environ: Mapping[str, str] | None = None,
+    ) -> LeasedSession:
+        """Start the payload's entry on a node, which ends by itself after `left_s`."""
+        common = {
+            "nonce": self._nodes.nonce, "name": name, "deadline_s": left_s, "lease_s": LEASE_S
+        }  # fmt: skip
+        connection, host = self._nodes.connections[name], self._hosts[name]
+        return LeasedSession(
+            start_payload(connection, host, entry, {**common, **request}, left_s, environ=environ)
+        )
 
     @abstractmethod
     def _serve(self, name: str) -> None:
@@ -182,20 +194,10 @@ class BurnStage(_Stage):
         host, collected = self._hosts[name], self._collected[name]
         facts = self._facts.get(name)
         left_s = max(1.0, self._ends - time.monotonic()) + _GRACE_S
-        request = {
-            "nonce": self._nodes.nonce,
-            "name": name,
-            "deadline_s": left_s,
-            "lease_s": LEASE_S,
-            "plan": self._plan,
-            "slots": self._slots,
-            "gpus": bool(host.expected.gpus or (facts is not None and facts.gpus)),
-        }
+        has_gpus = bool(host.expected.gpus or (facts is not None and facts.gpus))
+        request = {"plan": self._plan, "slots": self._slots, "gpus": has_gpus}
         environ = self._job.measured_in(name)
-        connection = self._nodes.connections[name]
-        session = LeasedSession(
-            start_payload(connection, host, "burn", request, left_s, environ=environ)
-        )
+        session = self._start("burn", name, request, left_s, environ)
         with self._changed:
             self._sessions[name] = session
             ended = self._closing
@@ -354,23 +356,15 @@ class PortStage(_Stage):
     def _run_session(self, name: str) -> Ports:
         """Take one node through the three steps."""
         request = {
-            "nonce": self._nodes.nonce,
-            "name": name,
-            "deadline_s": self._left_s(),
-            "lease_s": LEASE_S,
             "master_port": self._plan.master_port if name == self._plan.master else None,
             "data_ports": DATA_PORTS if len(self._hosts) > 1 else 0,
         }
-        connection, host = self._nodes.connections[name], self._hosts[name]
-        session = start_payload(connection, host, "ports", request, self._left_s())
-        with closing(LeasedSession(session)) as talk:
-            listening = _decode(self._next_answer(talk), _Listening)
-            self._record(self._listening, name, listening)
+        with closing(self._start("ports", name, request, self._left_s())) as talk:
+            self._record(self._listening, name, _decode(self._next_answer(talk), _Listening))
             self._wait_for_step(self._may_try, talk)
             targets = self._targets(name)
             talk.send({"targets": targets})
-            tried = _decode(self._next_answer(talk), _Tried)
-            self._record(self._tried, name, tried)
+            self._record(self._tried, name, _decode(self._next_answer(talk), _Tried))
             self._wait_for_step(self._may_finish, talk)
             talk.send({"finish": True})
             report = decode_document(Ports, self._next_answer(talk), self._nodes.nonce)

@@ -16,6 +16,7 @@ from preflight.core.statistics import grouped
 from preflight.core.text import count, printable, wrapped
 from preflight.fleet.nodeset import fold
 from preflight.report.ready import excluded
+from preflight.run.measured import Progress
 from preflight.verdict import WORST_FIRST, Outcome, Verdict
 
 if TYPE_CHECKING:
@@ -143,7 +144,7 @@ _BAR_COLUMNS = 20
 """Columns of the bar."""
 
 
-class TerminalProgress:
+class TerminalProgress(Progress):
     """Rewrites one line with a bar on a terminal; elsewhere prints one when a phase takes long."""
 
     def __init__(self, terminal: pytest.TerminalReporter) -> None:

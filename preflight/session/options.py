@@ -7,7 +7,7 @@ import re
 import secrets
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,23 +17,23 @@ from preflight.core.files import is_folder, typed_path
 from preflight.core.registry import Registry, load_folder, shipped_folder
 from preflight.core.text import count
 from preflight.errors import UsageError
-from preflight.fabric.planner import plan
-from preflight.fabric.schedule import default_rounds
+from preflight.fabric.planner import Extent, plan
+from preflight.fabric.schedule import Planned, default_rounds
 from preflight.fleet.inventory_tables import refuse_unknown_checks
 from preflight.fleet.nodeset import fold
-from preflight.fleet.sources import FleetRequest, resolve
+from preflight.fleet.sources import FleetRequest, SiteNodes, resolve
 from preflight.history.place import VARIABLE
-from preflight.report.document import moment
+from preflight.report.document import Report, moment
 from preflight.report.events import reread
 from preflight.report.outputs import Outputs
-from preflight.run.estimate import workload
+from preflight.run.estimate import Workload, workload
 from preflight.run.expected_verdicts import Settings
 from preflight.run.judgement import stages_needed
-from preflight.run.measured import read_measured
+from preflight.run.measured import Measured, read_measured
 from preflight.session.flags import TABLES
 from preflight.session.ranks import rank_0_plugin
 from preflight.session.site import ask_nodes, ask_sections, load_site
-from preflight.session.stored_run import open_history
+from preflight.session.stored_run import HistorySession, open_history
 from preflight.session.xdist import Handoff, is_worker
 from preflight.transport.ways import SETUP_AT_MOST
 
@@ -43,14 +43,7 @@ if TYPE_CHECKING:
     import pytest
 
     from preflight.check import Stage, Tier
-    from preflight.fabric.planner import Extent
-    from preflight.fabric.schedule import Planned
     from preflight.fleet.model import Fleet
-    from preflight.fleet.sources import SiteNodes
-    from preflight.report.document import Report
-    from preflight.run.estimate import Workload
-    from preflight.run.measured import Measured
-    from preflight.session.stored_run import HistorySession
 
 
 RANDOM_SEEDS = 1_000_000
@@ -163,7 +156,7 @@ class Choices:
     items: str | None
     strict: bool
     need: int | None
-    began_s: float = field(default_factory=time.time)
+    began_s: float
 
 
 def read_options(config: pytest.Config) -> Choices:

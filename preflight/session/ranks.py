@@ -20,17 +20,15 @@ from preflight.errors import PreflightError, UsageError
 from preflight.run.site_sections import modules
 from preflight.session.flags import usage_errors
 from preflight.session.site import ask_sections
-from preflight.transport.job_store import Hello, JobStore, read_place
+from preflight.transport.job_store import Hello, JobStore, Place, read_place
 from preflight.transport.job_store_hub import RankHub
 from preflight.transport.rank_follower import follow
-from preflight.transport.torchrun_ranks import TorchrunTransport, gather
+from preflight.transport.torchrun_ranks import JobRanks, TorchrunTransport, gather
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
 
     from preflight.transport.bundle import SiteCode
-    from preflight.transport.job_store import Place
-    from preflight.transport.torchrun_ranks import JobRanks
 
 
 _WHY_NOT = "under torchrun every rank is a pytest, and rank 0 alone judges"

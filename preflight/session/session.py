@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from preflight import __version__
 from preflight.check import subject
 from preflight.core.command_line import Interrupts
-from preflight.core.registry import Entry, declares_check, load_file, shipped_folder
+from preflight.core.registry import Entry, Registered, declares_check, load_file, shipped_folder
 from preflight.core.text import wrapped
 from preflight.errors import UsageError
 from preflight.report.events import Began, by_check
@@ -20,7 +20,7 @@ from preflight.report.header import header, plan_lines, reach_words, slurm_job
 from preflight.report.ready import blame_row
 from preflight.report.since import utc_time
 from preflight.report.terminal import finding_line
-from preflight.run.judgement import stages_needed
+from preflight.run.judgement import Key, stages_needed
 from preflight.run.run import Run
 from preflight.session import xdist
 from preflight.session.flags import usage_errors
@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
     from pathlib import Path
 
-    from preflight.core.registry import Registered
-    from preflight.run.judgement import Key
     from preflight.verdict import Verdict
 
 

@@ -23,7 +23,7 @@ import pytest
 from _pytest.config.findpaths import locate_config
 
 from preflight.core.files import file_errors, read_regular
-from preflight.core.registry import load_folder
+from preflight.core.registry import Registered, load_folder
 from preflight.core.trust import code_in, folders_below, safe_paths_for_root, who_may_plant
 from preflight.errors import UsageError
 from preflight.fleet.inventory_tables import refuse_unknown_transport
@@ -35,7 +35,6 @@ from preflight.run.site_sections import LoadedSection, Section, add
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from preflight.core.registry import Registered
     from preflight.report.document import Report
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from preflight.burn.units import FAR, LOWER_IS_BETTER, conditions, series_of_node
-from preflight.check import FLEET
+from preflight.check import FLEET, Tier
 from preflight.core.files import file_errors, open_folder, reason_of
 from preflight.core.statistics import grouped, median
 from preflight.core.text import size
@@ -22,7 +22,7 @@ from preflight.fabric.pair_summary import LATENCY_BELOW, wire_from
 from preflight.fabric.planner import add_run, coverage, pairs_tested
 from preflight.fleet.nodeset import fold
 from preflight.history import reading
-from preflight.history.place import SWEEP, create, exists, explain_refusal, parse_place
+from preflight.history.place import SWEEP, Place, create, exists, explain_refusal, parse_place
 from preflight.history.run_record import (
     HistoryError,
     Machine,
@@ -42,13 +42,11 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from preflight.check import Tier
     from preflight.core.registry import Entry
     from preflight.fabric.schedule import Pairing
     from preflight.facts.burn import Burned
     from preflight.facts.model import Facts
     from preflight.fleet.model import Fleet
-    from preflight.history.place import Place
     from preflight.history.run_record import CoverageUpdate, State
     from preflight.run.run import Run
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
-from _pytest.junitxml import xml_key
+from _pytest.junitxml import LogXML, xml_key
 
 from preflight import __version__
 from preflight.core.command_line import EMPTY
@@ -28,7 +28,7 @@ from preflight.report.exports import class_of
 from preflight.report.fabric_page import fabric_section
 from preflight.report.findings import Finding, findings, suspicions
 from preflight.report.header import overrides
-from preflight.report.outputs import past_runs, remove_old_runs, set_latest
+from preflight.report.outputs import Outputs, past_runs, remove_old_runs, set_latest
 from preflight.report.page import PAGE, page
 from preflight.report.ready import (
     Ending,
@@ -56,10 +56,7 @@ from preflight.verdict import Outcome
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
 
-    from _pytest.junitxml import LogXML
-
     from preflight.history.run_record import Past
-    from preflight.report.outputs import Outputs
     from preflight.report.ready import Readiness
     from preflight.run.judgement import Key
     from preflight.run.run import Run

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import chain
-from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,12 +10,13 @@ from msgspec.structs import replace
 
 from preflight.checks.fabric.test_pairs import judge_nvlink_domain
 from preflight.core.thresholds import SHIPPED
+from preflight.fabric.judge import Decoded
 from preflight.fabric.nvlink_domain import judge_domains
 from preflight.fabric.roster import neighbours
 from preflight.fabric.samples import End, PairSamples, Sweep, Timing
 from preflight.facts.burn import Inside, OverNvlink, nvlink_domain
 from preflight.facts.gpu import GpuHealth
-from preflight.run.run import judge_swept
+from preflight.run.run import was_swept
 from preflight.verdict import Outcome
 from tests.unit.fabric.synthetic import hosts
 from tests.unit.facts.builders import gpus, links
@@ -183,18 +183,12 @@ def test_an_interrupted_run_judges_each_part_by_its_own_measurement(
     inside: str, domain: str
 ) -> None:
     """The all-reduce inside of a node is not NVLink between nodes."""
-    judged: list[str] = []
-    both = ("fabric.intra_node", "fabric.nvlink_domain")
-    of_stage = SimpleNamespace(check=SimpleNamespace(stage="fabric"))
-    decoded = SimpleNamespace(
+    decoded = Decoded(
         inside={"h1": Inside(state=inside)},  # type: ignore[arg-type]
         over_nvlink={"h1": OverNvlink(state=domain)},  # type: ignore[arg-type]
     )
-    judgement = SimpleNamespace(sweep=decoded, verdict=lambda check, _nodes: judged.append(check))
-    registry = dict.fromkeys(both, of_stage)
-    judge_swept(registry, judgement, [(check, ("h1",)) for check in both])  # type: ignore[arg-type]
-    measured = zip(both, (inside, domain), strict=True)
-    assert judged == [check for check, state in measured if state == "measured"]
+    assert was_swept(decoded, "fabric.intra_node", ("h1",)) == (inside == "measured")
+    assert was_swept(decoded, "fabric.nvlink_domain", ("h1",)) == (domain == "measured")
 
 
 def test_a_node_is_in_a_domain_if_all_of_its_gpus_are() -> None:
