@@ -32,21 +32,17 @@ if TYPE_CHECKING:
     from preflight.history.run_record import Episode, GpuPlacement, PairCoverage, Trend
 
 
-def day(seconds: float | None) -> str:
+def day(seconds: float | None, form: str = "%Y-%m-%d") -> str:
     """Return a date in UTC."""
-    return _in_utc(seconds, "%Y-%m-%d")
-
-
-def moment(seconds: float | None) -> str:
-    """Return a date and time in UTC."""
-    return _in_utc(seconds, "%Y-%m-%d %H:%M UTC")
-
-
-def _in_utc(seconds: float | None, form: str) -> str:
     try:
         return datetime.fromtimestamp(seconds or 0, UTC).strftime(form)
     except (ValueError, OverflowError, OSError):
         return "an impossible date"
+
+
+def moment(seconds: float | None) -> str:
+    """Return a date and time in UTC."""
+    return day(seconds, "%Y-%m-%d %H:%M UTC")
 
 
 _UNITS = {
@@ -330,17 +326,14 @@ wrong usage or an unreadable history, 5 no run is stored there.
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.epilog = _EXAMPLES
-    parser.add_argument("node", metavar="NODE", nargs="?", help="a node's name in the runs")
-    parser.add_argument("--gpu", metavar="UUID", help="one GPU, by its UUID in nvidia-smi -L")
-    parser.add_argument("--worst", action="store_true", help="the nodes not ready most often")
-    parser.add_argument(
-        "--history", metavar="DIR",
-        help="folder, sqlite:///FILE or postgresql://... (default: $PREFLIGHT_HISTORY)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--nights", metavar="N", type=whole_number, default=30,
-        help="how many nights before the last run to count (default: 30)",
-    )  # fmt: skip
+    add = parser.add_argument
+    add("node", metavar="NODE", nargs="?", help="a node's name in the runs")
+    add("--gpu", metavar="UUID", help="one GPU, by its UUID in nvidia-smi -L")
+    add("--worst", action="store_true", help="the nodes not ready most often")
+    add("--history", metavar="DIR", help="folder, sqlite:///FILE or postgresql://... "
+        "(default: $PREFLIGHT_HISTORY)")  # fmt: skip
+    add("--nights", metavar="N", type=whole_number, default=30,
+        help="how many nights before the last run to count (default: 30)")  # fmt: skip
     add_json(parser)
 
 

@@ -261,8 +261,7 @@ def _outcome(document: InstallDocument, arguments: argparse.Namespace, width: in
     def line(label: str, words: str) -> Iterator[str]:
         yield from labelled(label, printable(words), width)
 
-    changes = sum(file.action in _CHANGES for file in document.files)
-    if not changes:
+    if not any(file.action in _CHANGES for file in document.files):
         edits = any(file.action == "keep" for file in document.files)
         yield from line("nothing", "to change, and what was edited stays" if edits else "to change")
     elif document.dry_run:

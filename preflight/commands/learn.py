@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import NamedTuple
 
 from preflight import __version__
 from preflight.commands import (
@@ -82,12 +81,8 @@ PROBE_S = 60.0
 """For all nodes together."""
 
 
-class _Source(NamedTuple):
-    """The nodes that preflight or a run asked, and what they reported."""
-
-    hosts: tuple[Host, ...]
-    measured: Measured
-    origin: str
+_Source = tuple[tuple[Host, ...], Measured, str]
+"""The nodes that preflight or a run asked, what they reported, and where that is from."""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -101,20 +96,21 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(f"{output} exists already: give another file, or --force to replace it")
     run_folder = folder_among(arguments)
     try:
-        source = _read_run(run_folder, arguments.inventory) if run_folder else _probe(arguments)
+        all_hosts, measured, origin = (
+            _read_run(run_folder, arguments.inventory) if run_folder else _probe(arguments)
+        )
     except KeyboardInterrupt:
         remark("interrupted: no inventory is written")
         return INTERRUPTED
-    measured = source.measured
-    left_out = {h.name: reason for h in source.hosts if (reason := _refusal(h.name, measured))}
+    left_out = {h.name: reason for h in all_hosts if (reason := _refusal(h.name, measured))}
     for name, reason in left_out.items():
         remark(f"not learned: {name}: {reason}")
-    hosts = [host for host in source.hosts if host.name not in left_out]
+    hosts = [host for host in all_hosts if host.name not in left_out]
     if not hosts:
         remark("no node could be learned: no inventory is written")
         return UNCLEAR
     groups = learned_groups(hosts, measured.facts, measured.sweep, measured.burned)
-    text = inventory_text(groups, left_out, source.origin, datetime.now(UTC).date())
+    text = inventory_text(groups, left_out, origin, datetime.now(UTC).date())
     inventory_of(output or Path("learned.toml"), text)  # it must be readable again
     if output is not None:
         write_output(output, text.encode())
@@ -141,7 +137,7 @@ def _probe(arguments: argparse.Namespace) -> _Source:
         facts={name: answer.facts for name, answer in answers.items() if answer.facts},
         reach={name: answer.reach for name, answer in answers.items()},
     )
-    return _Source(fleet.hosts, measured, fleet.origin)
+    return fleet.hosts, measured, fleet.origin
 
 
 def _read_run(path: Path, inventory: str | None) -> _Source:
@@ -152,9 +148,9 @@ def _read_run(path: Path, inventory: str | None) -> _Source:
         raise UsageError(f"{path} holds no nodes: give the folder of a run that checked nodes")
     origin = f"the run in {path.parent.name or path}"
     if inventory is None:
-        return _Source(tuple(_host(name, measured) for name in measured.reach), measured, origin)
+        return tuple(_host(name, measured) for name in measured.reach), measured, origin
     request = FleetRequest(nodes=",".join(measured.reach), inventory=inventory, ask_slurm=False)
-    return _Source(resolve(request).hosts, measured, origin)
+    return resolve(request).hosts, measured, origin
 
 
 def _host(name: str, measured: Measured) -> Host:
@@ -184,8 +180,7 @@ examples:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options; nodes are chosen as for a run."""
     parser.epilog = _EXAMPLES
-    folder_help = "a run's folder or measured.json; then no node is asked"
-    add_nodes_or_folder(parser, "RUN_DIR", folder_help)
+    add_nodes_or_folder(parser, "RUN_DIR", "a run's folder or measured.json; then no node is asked")
     add_targets(parser, inventory=": its nodes and logins are kept, its expected values are not")
     add = parser.add_argument
     add("-o", "--output", metavar="FILE", type=path_type, help="default: standard output")

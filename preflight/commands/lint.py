@@ -42,10 +42,8 @@ examples:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.epilog = _EXAMPLES
-    parser.add_argument(
-        "scripts", metavar="SCRIPT", type=path_type, nargs="+",
-        help="train.py, ...; - is standard input",
-    )  # fmt: skip
+    parser.add_argument("scripts", metavar="SCRIPT", type=path_type, nargs="+",
+                        help="train.py, ...; - is standard input")  # fmt: skip
     add_json(parser)
 
 

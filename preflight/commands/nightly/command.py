@@ -75,8 +75,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _run_or_plan(arguments: NightlyArguments) -> int:
-    now = datetime.now().astimezone()
-    ends = typed_end(arguments.until, arguments.budget, now)
+    ends = typed_end(arguments.until, arguments.budget, datetime.now().astimezone())
     into = Path.cwd() / typed_path(arguments.into)
     if arguments.plan:
         return _show_plan(arguments, ends, into)

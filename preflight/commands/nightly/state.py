@@ -171,14 +171,9 @@ class NightlyState:
         self.nightly.write(self.folder)
 
     @property
-    def next_wave(self) -> int | None:
-        """The next wave to run; None when all have run."""
-        return next((n for n, wave in enumerate(self.nightly.waves) if wave.open), None)
-
-    @property
-    def open_waves(self) -> int:
-        """How many waves are still to run."""
-        return sum(wave.open for wave in self.nightly.waves)
+    def open_waves(self) -> list[int]:
+        """The waves that are still to run, by their place among all."""
+        return [place for place, wave in enumerate(self.nightly.waves) if wave.open]
 
     @property
     def left_s(self) -> float | None:
@@ -190,7 +185,7 @@ class NightlyState:
         """When all will be done, estimated from the waves so far; None before the first."""
         if not self.took_s:
             return None
-        left_s = self.open_waves * sum(self.took_s) / len(self.took_s)
+        left_s = len(self.open_waves) * sum(self.took_s) / len(self.took_s)
         return clock(left_s if self.left_s is None else min(left_s, max(0.0, self.left_s)))
 
     def label(self, number: int) -> str:
@@ -267,7 +262,9 @@ class Screen:
 
     def line(self, text: str = "") -> None:
         """Print a line unchanged."""
-        self._write(f"{self._cleared()}{text}\n")
+        width, self._shown_width = self._shown_width, 0
+        clear = f"\r{' ' * width}\r" if width else ""
+        self._write(f"{clear}{text}\n")
 
     def labelled(self, label: str, text: str) -> None:
         """Print a label and its text, wrapped."""
@@ -306,10 +303,6 @@ class Screen:
         """Print the nodes that are left out; those with the same reason in one line."""
         for reason, names in grouped((reason, name) for name, reason in reasons.items()).items():
             self.labelled("left out", f"{fold(names)}  {len(names)}{suffix}: {reason}")
-
-    def _cleared(self) -> str:
-        width, self._shown_width = self._shown_width, 0
-        return f"\r{' ' * width}\r" if width else ""
 
     def _write(self, text: str) -> None:
         """Print text; a closed terminal or a full disk costs these lines, but not the night."""

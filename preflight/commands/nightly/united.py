@@ -21,7 +21,7 @@ from preflight.errors import UsageError
 from preflight.fabric.observed import Observed
 from preflight.fabric.planner import UNTESTED
 from preflight.fabric.stored import read_stored
-from preflight.report.document import CoverageRow, FleetRow, Report
+from preflight.report.document import BlameRow, CoverageRow, FleetRow, PairRow, Report, VerdictRow
 from preflight.report.fabric_page import fabric_section
 from preflight.report.findings import Finding, findings, suspicions
 from preflight.report.header import NumberRow, OffRow, Overrides
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from preflight.commands.nightly.state import Night, NightlyRun
-    from preflight.report.document import BlameRow, PairRow, VerdictRow
     from preflight.report.hide import Hider
 
 

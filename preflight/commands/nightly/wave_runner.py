@@ -11,7 +11,6 @@ process holds it too: no nightly run begins before the wave of a killed one has 
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import os
 import re
@@ -42,6 +41,7 @@ from preflight.core.trust import who_may_plant
 from preflight.errors import UsageError
 from preflight.fleet.nodeset import fold
 from preflight.history.place import SWEEP
+from preflight.hook.child import request_at_parents_end
 from preflight.report.document import Report, refuse_odd_names
 from preflight.report.events import REPORT, decode_report
 from preflight.report.since import report_findings
@@ -125,47 +125,38 @@ class WaveProcess:
     @property
     def phase(self) -> str:
         """The wave's last progress line: "pairs 12/120 3.1 s"; "" without one."""
-        for line in reversed(self._last_lines()):
-            if match := _PHASE.match(line):
-                return " ".join(match[0].split())
-        return ""
+        phases = filter(None, map(_PHASE.match, self._latest_lines()))
+        return next((" ".join(match[0].split()) for match in phases), "")
 
     @property
     def last_line(self) -> str:
         """The wave's last line of output."""
-        return next((line for line in reversed(self._last_lines()) if line), "nothing")
+        return next(filter(None, self._latest_lines()), "nothing")
 
-    def _last_lines(self) -> list[str]:
+    def _latest_lines(self) -> list[str]:
+        """The end of its output, the last line first."""
         try:
             with (self.folder / SCREEN).open("rb") as screen:
                 screen.seek(max(0, screen.seek(0, os.SEEK_END) - _TAIL))
                 text = screen.read(_TAIL).decode("utf-8", "replace")
         except OSError:
             return []
-        return [excerpt(line, 160) for line in text.splitlines()]
-
-
-_PR_SET_PDEATHSIG: Final = 1
-"""prctl(2), Linux."""
+        return [excerpt(line, 160) for line in reversed(text.splitlines())]
 
 
 def main(argv: Sequence[str]) -> int:
     """Run `preflight check WORDS`, with the same exit codes."""
     parent, lock, *words = argv
-    end_with_parent(int(parent))
+    # On another kernel, Ctrl-C and SIGTERM are passed on.
+    if ask := request_at_parents_end(signal.SIGTERM):
+        ask()
+    if os.getppid() != int(parent):  # it has ended already
+        sys.exit(2)
     # Only this process holds the lock, not its children.
     fcntl.fcntl(int(lock), fcntl.F_SETFD, fcntl.FD_CLOEXEC)
     from preflight.commands.check import main as judge
 
     return judge(words)
-
-
-def end_with_parent(parent: int) -> None:
-    """Have the kernel send SIGTERM when the parent dies; exit if it has died already."""
-    with suppress(OSError, AttributeError):  # another kernel: then Ctrl-C and SIGTERM are passed on
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:
-        sys.exit(2)
 
 
 def read_report(folder: Path) -> Report:
@@ -225,9 +216,8 @@ class WaveRunner:
         try:
             self._state.write()
             while not (self.time_up or self.trouble):
-                number = self._state.next_wave
-                if number is not None:
-                    self._run_wave(number)
+                if open_waves := self._state.open_waves:
+                    self._run_wave(open_waves[0])
                 elif not self._add_idle_nodes(former):
                     break
             self._state.write()
@@ -241,7 +231,7 @@ class WaveRunner:
         if not nodes or self.trouble:
             return
         state = self._state
-        budget_s = wave_budget_s(self.nightly.usual_s, state.left_s, state.open_waves)
+        budget_s = wave_budget_s(self.nightly.usual_s, state.left_s, len(state.open_waves))
         if budget_s is None:
             self.time_up = True
             return
@@ -377,26 +367,6 @@ def locked(folder: Path, *, wait_s: float = 0.0) -> Iterator[int]:
 
     `wait_s`: how long the wave of a killed nightly run may take to end.
     """
-    with _open_lock(folder) as lock:
-        ends = time.monotonic() + wait_s
-        while not _try_lock(lock, folder):
-            if time.monotonic() >= ends:
-                holder = f" ({words})" if (words := excerpt(os.pread(lock, 200, 0), 100)) else ""
-                raise UsageError(
-                    f"another nightly run is active{holder} in {folder}: wait for its end, or end "
-                    "it"
-                )
-            time.sleep(_POLL_S)
-        date = f"{clock(0):%Y-%m-%d %H:%M}"
-        os.ftruncate(lock, 0)
-        os.pwrite(
-            lock, f"process {os.getpid()} on {socket.gethostname()} since {date}\n".encode(), 0
-        )
-        yield lock
-
-
-@contextmanager
-def _open_lock(folder: Path) -> Iterator[int]:
     advice = "give a folder of your own for the nightly runs"
     with file_errors(f"--into={folder}", advice), open_folder(folder, make=True) as inside:
         # The nightly run reads back what the waves write there.
@@ -408,6 +378,18 @@ def _open_lock(folder: Path) -> Iterator[int]:
         if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
             raise UsageError(f"{folder / NAME} is a hard link to another file: remove it")
         os.fchmod(lock, 0o600)  # anyone who can open it could lock it
+        ends = time.monotonic() + wait_s
+        while not _try_lock(lock, folder):
+            if time.monotonic() >= ends:
+                holder = f" ({words})" if (words := excerpt(os.pread(lock, 200, 0), 100)) else ""
+                raise UsageError(
+                    f"another nightly run is active{holder} in {folder}: wait for its end, or end "
+                    "it"
+                )
+            time.sleep(_POLL_S)
+        os.ftruncate(lock, 0)
+        words = f"process {os.getpid()} on {socket.gethostname()} since {clock(0):%Y-%m-%d %H:%M}\n"
+        os.pwrite(lock, words.encode(), 0)
         yield lock
     finally:
         os.close(lock)
