@@ -69,9 +69,9 @@ def ask_folder(folder: Path, node: str, limit: int, window_s: float, until_s: fl
     if answer is None:
         return Tokens(granted=False, trouble=f"{folder} did not answer in time")
     try:
-        return msgspec.json.decode(answer.out, type=Tokens)
+        return msgspec.json.decode(answer.stdout, type=Tokens)
     except ValueError:
-        error_text = answer.err or answer.out[:80] or "no output"
+        error_text = answer.stderr or answer.stdout[:80] or "no output"
         return Tokens(granted=False, trouble=f"{folder}: {error_text}")
 
 

@@ -34,17 +34,9 @@ _ERROR_BYTES: Final = 4096
 _RUNNING: Final[list[subprocess.Popen[bytes]]] = []
 
 
-class Answer(Struct, frozen=True, kw_only=True):
-    """A program's output and exit code."""
-
-    code: int
-    out: str
-    err: str
-
-
 def run_program(
     words: Sequence[str | Path], environ: Mapping[str, str], until_s: float
-) -> Answer | None:
+) -> subprocess.CompletedProcess[str] | None:
     """Run a program until `until_s` (monotonic clock); None where it has not ended by then.
 
     OSError where it cannot be started, or prints too much. A process that outlives SIGKILL, since
@@ -73,8 +65,9 @@ def run_program(
     finally:
         _RUNNING.remove(process)
         _release(process)
-    errors = " ".join(output[1].decode(errors="replace").split())
-    return Answer(code=process.returncode, out=output[0].decode(errors="replace"), err=errors[:200])
+    out, errors = (text.decode(errors="replace") for text in output)
+    errors = " ".join(errors.split())[:200]
+    return subprocess.CompletedProcess(words, process.returncode, out, errors)
 
 
 def end_programs() -> None:
@@ -294,10 +287,10 @@ class Slurm:
         if answer is None:
             waited_s = max(0.0, until_s - began_s)
             raise SlurmError(f"{call} did not answer within {waited_s:.1f} s: is slurmctld up?")
-        if answer.code:
-            error_text = " ".join((answer.err or answer.out[:200]).split()) or "no output"
+        if answer.returncode:
+            error_text = " ".join((answer.stderr or answer.stdout[:200]).split()) or "no output"
             raise SlurmError(f"{call} failed: {error_text}")
-        return answer.out
+        return answer.stdout
 
 
 def find_tool(tool: str, folder: Path | None) -> Path:

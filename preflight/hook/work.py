@@ -7,7 +7,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
@@ -243,12 +243,9 @@ def read_facts(
     }
     began = time.monotonic()
     try:
-        session = start_payload(_LocalProbe(), host, "probe", request, deadline_s)
-        try:
+        with closing(start_payload(_LocalProbe(), host, "probe", request, deadline_s)) as session:
             session.finish()
             yield lambda: decode_document(Facts, session.read(deadline_s), nonce)
-        finally:
-            session.close()
     except (ReachError, TimeoutError) as error:
         if time.monotonic() - began >= deadline_s:
             raise SilentError(f"the probe did not answer within {deadline_s:.1f} s") from error

@@ -44,4 +44,4 @@ def test_an_endless_answer_is_none() -> None:
         time.monotonic() + 60,
     )
     assert answer is not None
-    assert (answer.code, len(answer.out), len(answer.err)) == (3, 4_000_000, 200)
+    assert (answer.returncode, len(answer.stdout), len(answer.stderr)) == (3, 4_000_000, 200)
