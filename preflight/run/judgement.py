@@ -16,7 +16,7 @@ from preflight.checks.fleet_view import FleetView, whole_fleet
 from preflight.core.registry import Registered, Registry, broken
 from preflight.core.statistics import grouped
 from preflight.core.thresholds import Override, Thresholds, describe_override
-from preflight.facts.model import Driver, Facts, Ports, bare_facts
+from preflight.facts.model import Driver, Facts, bare_facts
 from preflight.facts.node import Group, Net, Node, Reach
 from preflight.fleet.inventory_tables import SWEEP_PREFIXES
 from preflight.fleet.model import UNWAIVABLE, Fleet, Host, Waiver, today
@@ -65,7 +65,7 @@ class Judgement:
         """Add the results of a further stage; verdicts already reached stand."""
         self.measured = measured
         self._nodes.clear()
-        for derived in ("sweep", "burn", "_groups", "_attempts"):
+        for derived in ("sweep", "burn", "_groups", "_fleet_net"):
             self.__dict__.pop(derived, None)
 
     def verdict(self, check_id: str, names: Names) -> Verdict:
@@ -231,21 +231,26 @@ class Judgement:
         return {name: Group(name, facts_by_name) for name, facts_by_name in members.items()}
 
     @cached_property
-    def _attempts(self) -> _Attempts:
-        return _Attempts(self.measured.ports)
+    def _fleet_net(self) -> Net:
+        """The port stage for all nodes alike: every connection attempt, by its target."""
+        ports = self.measured.ports
+        tried = [(name, attempt) for name, report in ports.items() for attempt in report.attempts]
+        by_target = grouped((attempt.target, (name, attempt)) for name, attempt in tried)
+        return Net(
+            master=self._fleet.master.name,
+            master_port_origin=self._fleet.job.master_port_origin,
+            others_to_master=tuple(pair for pair in tried if pair[1].kind == "master"),
+            others_to={target: tuple(attempts) for target, attempts in by_target.items()},
+            nodes=len(self._fleet.hosts),
+        )
 
     def _net(self, name: str) -> Net:
-        master = self._fleet.master.name
-        return Net(
+        return dataclasses.replace(
+            self._fleet_net,
             own=self.measured.ports.get(name),
             trouble=self.measured.port_troubles.get(name, ""),
-            master=master,
-            is_master=name == master,
-            master_port_origin=self._fleet.job.master_port_origin,
-            to_me=self._attempts.at.get(name, ()),
-            others_to_master=self._attempts.at_master_port,
-            others_to=self._attempts.at,
-            nodes=len(self._fleet.hosts),
+            is_master=name == self._fleet_net.master,
+            to_me=self._fleet_net.others_to.get(name, ()),
         )
 
     @cached_property
@@ -284,16 +289,6 @@ def _fleet_overrides(hosts: Sequence[Host]) -> dict[str, Override]:
         if name.startswith(SWEEP_PREFIXES)
         or all(host.expected.limits.get(name) == limit for host in hosts)
     }
-
-
-class _Attempts:
-    """Every connection attempt, grouped by its target once for all nodes."""
-
-    def __init__(self, ports: Mapping[str, Ports]) -> None:
-        tried = [(name, attempt) for name, report in ports.items() for attempt in report.attempts]
-        by_target = grouped((attempt.target, (name, attempt)) for name, attempt in tried)
-        self.at = {target: tuple(attempts) for target, attempts in by_target.items()}
-        self.at_master_port = tuple(pair for pair in tried if pair[1].kind == "master")
 
 
 def _gating(registry: Registry, stage: Stage) -> list[Check]:

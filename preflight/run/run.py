@@ -24,13 +24,7 @@ from preflight.fabric.samples import Sweep, gc_paused
 from preflight.fabric.schedule import Planned, circle_rounds, pairs_of, repair, unscheduled_pairs
 from preflight.fabric.sweep_plan import SweepPlan
 from preflight.facts.burn import Burned, nvlink_domain
-from preflight.run.expected_verdicts import (
-    PORTS_S,
-    Eligibility,
-    Selection,
-    least_s,
-    out_of_time,
-)
+from preflight.run.expected_verdicts import PORTS_S, Eligibility, Selection, least_s, out_of_time
 from preflight.run.interface_stage import add_mismatches, interface_mismatches
 from preflight.run.judgement import Judgement, Key, Names, stages_needed
 from preflight.run.measured import Measured, Progress
@@ -39,7 +33,6 @@ from preflight.run.stages import (
     SLOTS,
     BurnStage,
     Nodes,
-    PortPlan,
     PortStage,
     cut_links,
     may_have_rails,
@@ -218,12 +211,8 @@ class Run:
             if a in names and b in names
             for ends in ((a, b), (b, a))
         )
-        plan = PortPlan(
-            master=self.fleet.master.name,
-            master_port=self.fleet.job.master_port,
-            partners={name: tuple(others) for name, others in partners.items()},
-        )
-        stage = PortStage(self._nodes(hosts, deadline_s), plan)
+        nodes, master = self._nodes(hosts, deadline_s), self.fleet.master
+        stage = PortStage(nodes, master, self.fleet.job.master_port, partners)
         ports, troubles = stage.run(lambda *at: self.progress.step("ports", *at))
         self._update(ports=ports, port_troubles=troubles)
 

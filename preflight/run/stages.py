@@ -163,10 +163,7 @@ class BurnStage(_Stage):
                 if finished:
                     late += f"; {fold(finished)} took {longest_s:.0f} s"
                 results[name] = collected.result(
-                    trouble=late,
-                    advice=_CHECK_LOAD,
-                    stopped=not finished,
-                    seconds=self._seconds(),
+                    trouble=late, advice=_CHECK_LOAD, stopped=not finished, seconds=self._seconds()
                 )
         if results and all(collected.no_torch for collected in self._collected.values()):
             return {n: replace(burn, trouble="", left_out=_NO_TORCH) for n, burn in results.items()}
@@ -287,23 +284,20 @@ class _Tried(Struct, frozen=True):
     tried: int
 
 
-class PortPlan(Struct, frozen=True, kw_only=True):
-    """The node that hosts the master port, and each node's partners in the sweep."""
-
-    master: str
-    master_port: int
-    partners: dict[str, tuple[str, ...]]
-
-
 class PortStage(_Stage):
     """All nodes step together: they listen, then connect, then prove the port free again.
 
     A node that fails at any step is reported with the reason, and the others go on.
     """
 
-    def __init__(self, nodes: Nodes, plan: PortPlan) -> None:
+    def __init__(
+        self, nodes: Nodes, master: Host, master_port: int, partners: Mapping[str, Sequence[str]]
+    ) -> None:
+        """`master`: the node of the master port. `partners`: those of each node in the sweep."""
         super().__init__(nodes)
-        self._plan = plan
+        self._master = master.name
+        self._master_port = master_port
+        self._partners = partners
         self._listening: dict[str, _Listening] = {}
         self._tried: dict[str, _Tried] = {}
         self._reports: dict[str, Ports] = {}
@@ -356,7 +350,7 @@ class PortStage(_Stage):
     def _run_session(self, name: str) -> Ports:
         """Take one node through the three steps."""
         request = {
-            "master_port": self._plan.master_port if name == self._plan.master else None,
+            "master_port": self._master_port if name == self._master else None,
             "data_ports": DATA_PORTS if len(self._hosts) > 1 else 0,
         }
         with closing(self._start("ports", name, request, self._left_s())) as talk:
@@ -388,11 +382,11 @@ class PortStage(_Stage):
         """The ports to which this node connects: the master's, and its partners' data ports."""
         with self._changed:
             listening = dict(self._listening)
-        master = self._plan.master
+        master = self._master
         targets: list[dict[str, object]] = []
         if name != master and master in listening and listening[master].master_bound:
-            targets.append(self._target(master, self._plan.master_port, "master"))
-        for partner in self._plan.partners.get(name, ()):
+            targets.append(self._target(master, self._master_port, "master"))
+        for partner in self._partners.get(name, ()):
             if partner in listening:
                 ports = listening[partner].listening
                 targets += [self._target(partner, port, "data") for port in ports]

@@ -84,9 +84,7 @@ _NUMBERS: Mapping[str, Callable[[str], float]] = {
 
 
 @pytest.hookspec(firstresult=True)
-def pytest_preflight_nodes(
-    config: pytest.Config,
-) -> str | Iterable[str] | Iterable[Host] | None:
+def pytest_preflight_nodes(config: pytest.Config) -> str | Iterable[str] | Iterable[Host] | None:
     """Name the nodes to judge, if neither an option nor PREFLIGHT_NODES does.
 
     Called once, while options are read, also for `--co`. Return a node list such as
