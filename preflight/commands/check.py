@@ -304,11 +304,11 @@ class _Parser(Parser):
 
     def add_run_options(self) -> None:
         """Add `--preflight-NAME` of the plugin, and `--NAME` or the name that the verb gives it."""
-        from preflight.session.flags import TABLES, value_settings
+        from preflight.session.flags import GROUPS, value_settings
 
-        for group in TABLES["group"].values():
-            add = self.add_argument_group(group["title"].partition(" (")[0]).add_argument
-            for pytest_name, (value, about) in group["options"].items():
+        for title, options in GROUPS.values():
+            add = self.add_argument_group(title.partition(" (")[0]).add_argument
+            for pytest_name, (value, about) in options.items():
                 if pytest_name == "--preflight":
                     add(pytest_name, action="store_true", help=argparse.SUPPRESS)
                     continue

@@ -9,11 +9,12 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from preflight.core.command_line import refuse_small_limits
-from preflight.core.files import is_folder, typed_path
+from preflight.core.files import is_folder, shipped_table, typed_path
 from preflight.core.registry import Registry, load_folder, shipped_folder
 from preflight.core.text import count
 from preflight.errors import UsageError
@@ -30,7 +31,6 @@ from preflight.run.estimate import Workload, workload
 from preflight.run.expected_verdicts import Settings
 from preflight.run.judgement import stages_needed
 from preflight.run.measured import Measured, read_measured
-from preflight.session.flags import TABLES
 from preflight.session.ranks import rank_0_plugin
 from preflight.session.site import ask_nodes, ask_sections, load_site
 from preflight.session.stored_run import HistorySession, open_history
@@ -239,9 +239,15 @@ def _read_outputs(config: pytest.Config, began_s: float) -> Outputs:
     return outputs
 
 
+@cache
+def _ranges() -> dict[str, Any]:
+    ranges: dict[str, Any] = shipped_table(__file__, "option_ranges.toml")["range"]
+    return ranges
+
+
 def refuse_out_of_range(name: str, value: float | None) -> None:
     """UsageError for a number that the option of that name does not take."""
-    lowest, highest, advice = TABLES["range"][name]
+    lowest, highest, advice = _ranges()[name]
     if value is not None and not lowest <= value <= highest:
         option = f"--preflight-{name.replace('_', '-')}"
         typed = f"{value:g}" if isinstance(value, float) else str(value)
@@ -251,7 +257,7 @@ def refuse_out_of_range(name: str, value: float | None) -> None:
 def _refuse_bad_values(config: pytest.Config) -> None:
     if config.getoption("reruns", None):
         raise UsageError("--reruns would hide flakiness: leave it out, preflight retests by itself")
-    for name in TABLES["range"]:
+    for name in _ranges():
         refuse_out_of_range(name, config.getoption(f"preflight_{name}"))
     for name in ("report", "prometheus", "exclude_file", "replay"):
         if config.getoption(f"preflight_{name}") == "":

@@ -8,11 +8,8 @@ from pathlib import Path
 import pytest
 
 _ROOT = Path(__file__).parents[3]
-_DECLARED = [_ROOT / "preflight/session/options.toml", *(_ROOT / "preflight/commands").glob("*.py")]
-_NAMES = (
-    re.findall(r'(?:^|")(--[a-z][a-z-]+)(?: =|")', file.read_text(), re.MULTILINE)
-    for file in _DECLARED
-)
+_DECLARED = [_ROOT / "preflight/session/flags.py", *(_ROOT / "preflight/commands").glob("*.py")]
+_NAMES = (re.findall(r'"(--[a-z][a-z-]+)"', file.read_text()) for file in _DECLARED)
 _OURS = {name for names in _NAMES for name in names} - {"--preflight"}
 _CHOICES = "standard|deep|quick|prolog|ssh|srun|paramiko|openssh|local"
 _BLANK = re.compile(
