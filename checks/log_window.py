@@ -14,6 +14,7 @@ CAUSE = "kernel log unread"
 GRANT = (
     "let this login read the kernel log: group adm or systemd-journal, or kernel.dmesg_restrict=0"
 )
+_FLOODED = "look at dmesg there for what floods it, then recheck"
 _REFUSALS = ("permitted", "denied", "permission", "privilege")
 DAY_S = 86400.0
 _FORGOT_S = 600.0
@@ -28,9 +29,8 @@ def unread(facts: Facts) -> Verdict:
     sentence = f"its kernel log could not be read: {reason}"
     if needs_grant:
         return unknown(sentence, advice=f"{GRANT}; then recheck", grant=GRANT, cause=CAUSE)
-    return unknown(
-        sentence, advice="make /dev/kmsg, the journal or dmesg readable there", cause=CAUSE
-    )
+    advice = "make /dev/kmsg, the journal or dmesg readable there"
+    return unknown(sentence, advice=advice, cause=CAUSE)
 
 
 def ok_if_read(sentence: str, log: KernelLog, kinds: Sequence[str], /, **evidence: Any) -> Verdict:
@@ -39,22 +39,16 @@ def ok_if_read(sentence: str, log: KernelLog, kinds: Sequence[str], /, **evidenc
     if not dropped:
         return ok(sentence, **evidence)
     amount = "part" if "any" in log.dropped_of else count(dropped, "line")
-    return unknown(
-        f"{amount} of its kernel log could not be kept; of the rest: {sentence}",
-        advice="look at dmesg there for what floods it, then recheck",
-        **evidence,
-    )
+    sentence = f"{amount} of its kernel log could not be kept; of the rest: {sentence}"
+    return unknown(sentence, advice=_FLOODED, **evidence)
 
 
 def maybe_over(sentence: str, log: KernelLog, /, **evidence: Any) -> Verdict | None:
     """Unknown if later lines were not read: one of them may say that the fault is over."""
     if "later" not in log.dropped_of:
         return None
-    return unknown(
-        f"{sentence}; later lines of its kernel log could not be read: it may be over since",
-        advice="look at dmesg there for what floods it, then recheck",
-        **evidence,
-    )
+    doubt = "later lines of its kernel log could not be read: it may be over since"
+    return unknown(f"{sentence}; {doubt}", advice=_FLOODED, **evidence)
 
 
 def now_s(facts: Facts) -> float | None:

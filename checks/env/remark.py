@@ -49,10 +49,9 @@ def verdict(remarks: Iterable[Remark], fine: Verdict, origin: str = "") -> Verdi
     ranking = sorted(remarks, key=lambda remark: (_RANK[remark.weight], not remark.hangs))
     if not ranking:
         return fine
-    more = (
-        f"; and {len(ranking) - SHOWN} more: all in the JSON report" if len(ranking) > SHOWN else ""
-    )
-    sentence = "; ".join(remark.sentence for remark in ranking[:SHOWN]) + more
+    sentence = "; ".join(remark.sentence for remark in ranking[:SHOWN])
+    if len(ranking) > SHOWN:
+        sentence += f"; and {len(ranking) - SHOWN} more: all in the JSON report"
     sentence += f" ({origin})" if origin else ""
     advice = "; ".join(dict.fromkeys(remark.advice for remark in ranking[:SHOWN]))
     conclude = {"fail": fail, "unknown": unknown, "warn": warn}[ranking[0].weight]

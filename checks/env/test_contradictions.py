@@ -26,11 +26,10 @@ from preflight.verdict import Conclude, Verdict, not_run, ok
 
 Environ = Mapping[str, str]
 
+_ANSWER: Final = ("reach.answer",)
 CHECKS = (
-    Check(
-        "env.contradictions", stage="facts", tier="prolog", requires=("reach.answer",), user=True
-    ),
-    Check("env.ranks", stage="facts", tier="prolog", requires=("reach.answer",), user=True),
+    Check("env.contradictions", stage="facts", tier="prolog", requires=_ANSWER, user=True),
+    Check("env.ranks", stage="facts", tier="prolog", requires=_ANSWER, user=True),
 )
 
 
@@ -49,9 +48,8 @@ def clashes(environ: Environ) -> list[Remark]:
     return [*_renamed_pairs(environ), *_torch(environ), *_network(environ), *_features(environ)]
 
 
-def _renamed_pairs(environ: Environ) -> list[Remark]:
+def _renamed_pairs(environ: Environ) -> Iterator[Remark]:
     """An old name and its new one, with two values."""
-    remarks = []
     for old in filter(environ.__contains__, variables()):
         variable = variables()[old]
         new = variable.use.partition("=")[0]
@@ -60,22 +58,19 @@ def _renamed_pairs(environ: Environ) -> list[Remark]:
         settings = f"{show(old, environ[old])} and {show(new, environ[new])}"
         if variable.type == "alloc":
             sentence = f"{settings}: torch reads one in some places, the other in others"
-            remarks.append(Remark(sentence, f"keep {new} only, or both with one value"))
-        elif variable.owner == "torch" and not variable.removed:
-            remarks.append(Remark(f"{settings}: the new name wins", f"unset {old}", "warn"))
+            yield Remark(sentence, f"keep {new} only, or both with one value")
         elif not variable.removed:
-            remarks.append(Remark(f"{settings}: the stricter one wins", f"unset {old}", "warn"))
-    return remarks
+            winner = "the new name" if variable.owner == "torch" else "the stricter one"
+            yield Remark(f"{settings}: {winner} wins", f"unset {old}", "warn")
 
 
 def _torch(environ: Environ) -> Iterator[Remark]:
     blocking = _new_or_old(environ, "TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT")
     handling = _new_or_old(environ, "TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING")
     if blocking and blocking[1].lower() in _TRUE and handling and handling[1] != "0":
-        sentence = (
-            f"{show(*blocking)} with {show(*handling)}: a wait that blocks takes the place of"
-        )
-        yield Remark(f"{sentence} the other", f"keep one: {handling[0]} for training", "warn")
+        settings = f"{show(*blocking)} with {show(*handling)}"
+        sentence = f"{settings}: a wait that blocks takes the place of the other"
+        yield Remark(sentence, f"keep one: {handling[0]} for training", "warn")
     desync = environ.get("TORCH_NCCL_DESYNC_DEBUG", "").lower() in _TRUE
     if desync and environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING") == "0":
         sentence = "TORCH_NCCL_DESYNC_DEBUG=1 does nothing with TORCH_NCCL_ASYNC_ERROR_HANDLING=0"
@@ -87,9 +82,8 @@ def _torch(environ: Environ) -> Iterator[Remark]:
         yield Remark(sentence, f"set {size[0]}=2000", "warn")
     no_monitor = environ.get("TORCH_NCCL_ENABLE_MONITORING", "").lower() in _FALSE
     if no_monitor and "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC" in environ:
-        sentence = (
-            "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC does nothing with TORCH_NCCL_ENABLE_MONITORING=0"
-        )
+        name = "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"
+        sentence = f"{name} does nothing with TORCH_NCCL_ENABLE_MONITORING=0"
         yield Remark(sentence, "unset TORCH_NCCL_ENABLE_MONITORING", "warn")
 
 
@@ -97,23 +91,19 @@ def _network(environ: Environ) -> Iterator[Remark]:
     if switched_on(environ.get("NCCL_IB_DISABLE")):
         idle = _first_set(environ, _IB_ONLY)
         if environ.get("NCCL_NET", "").upper() == "IB":
-            sentence = (
-                "NCCL_NET=IB demands what NCCL_IB_DISABLE=1 switches off: NCCL will not start"
-            )
-            yield Remark(sentence, "unset NCCL_IB_DISABLE, or NCCL_NET")
+            clash = "NCCL_NET=IB demands what NCCL_IB_DISABLE=1 switches off"
+            yield Remark(f"{clash}: NCCL will not start", "unset NCCL_IB_DISABLE, or NCCL_NET")
         elif idle is not None:
             sentence = f"{show(idle, environ[idle])} does nothing with NCCL_IB_DISABLE=1"
             advice = f"unset the wrong one of NCCL_IB_DISABLE and {idle}"
             yield Remark(sentence, advice, "warn", cause="NCCL_IB_DISABLE")
     index, idle = number(environ.get("NCCL_IB_GID_INDEX")), _first_set(environ, _GID_CHOICE)
     if index is not None and index >= 0 and idle is not None:
-        sentence = (
-            f"{show(idle, environ[idle])} does nothing while NCCL_IB_GID_INDEX={index} chooses"
-        )
-        yield Remark(f"{sentence} the GID", "unset NCCL_IB_GID_INDEX", "warn")
-    threads, sockets = (
-        number(environ.get(name)) for name in ("NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD")
-    )
+        reason = f"while NCCL_IB_GID_INDEX={index} chooses the GID"
+        sentence = f"{show(idle, environ[idle])} does nothing {reason}"
+        yield Remark(sentence, "unset NCCL_IB_GID_INDEX", "warn")
+    threads = number(environ.get("NCCL_SOCKET_NTHREADS"))
+    sockets = number(environ.get("NCCL_NSOCKS_PERTHREAD"))
     if threads is not None and sockets is not None and threads * sockets > MOST_SOCKETS:
         total = threads * sockets
         sentence = f"{threads} threads x {sockets} sockets is {total}, NCCL takes {MOST_SOCKETS}"
@@ -137,10 +127,9 @@ def _features(environ: Environ) -> Iterator[Remark]:
     algorithms = {word for word in re.split(r"[,;:]", environ.get("NCCL_ALGO", "").upper()) if word}
     only_nvls = algorithms and not algorithms - {"NVLS", "NVLSTREE", "ALLREDUCE"}
     if only_nvls and number(environ.get("NCCL_NVLS_ENABLE")) == 0:
-        sentence = (
-            f"{show('NCCL_ALGO', environ['NCCL_ALGO'])} demands what NCCL_NVLS_ENABLE=0 switches"
-        )
-        yield Remark(f"{sentence} off", "unset NCCL_ALGO, or NCCL_NVLS_ENABLE")
+        setting = show("NCCL_ALGO", environ["NCCL_ALGO"])
+        sentence = f"{setting} demands what NCCL_NVLS_ENABLE=0 switches off"
+        yield Remark(sentence, "unset NCCL_ALGO, or NCCL_NVLS_ENABLE")
     mnnvl = number(environ.get("NCCL_MNNVL_ENABLE")) == 1
     if mnnvl and number(environ.get("NCCL_CUMEM_ENABLE")) == 0:
         sentence = "NCCL_MNNVL_ENABLE=1 needs cuMem, which NCCL_CUMEM_ENABLE=0 switches off"
@@ -189,9 +178,8 @@ def _gpu_binding(environ: Environ) -> Remark | None:
     if _SINGLE.fullmatch(bind):
         sentence = f"--gpu-bind={bind} shows each task only its own GPU"
     elif environ.get("SLURM_NTASKS_PER_GPU"):
-        sentence = (
-            f"--ntasks-per-gpu={environ['SLURM_NTASKS_PER_GPU']} binds each task to its own GPU"
-        )
+        tasks = environ["SLURM_NTASKS_PER_GPU"]
+        sentence = f"--ntasks-per-gpu={tasks} binds each task to its own GPU"
     elif environ.get("--gpus-per-task") == "1":
         sentence = "--gpus-per-task=1 binds each task to its own GPU"
     else:
@@ -214,17 +202,14 @@ def _too_many_ranks(environ: Environ) -> Remark | None:
 
 def _port(environ: Environ) -> Remark | None:
     """A port of the launch line from which the kernel serves outgoing connections."""
+    low, high = _EPHEMERAL
     for name in _PORTS:
         port = environ.get(name, "").rpartition(":")[2]
-        if port.isdecimal() and _EPHEMERAL[0] <= int(port[:6]) <= _EPHEMERAL[1]:
-            low, high = _EPHEMERAL
-            sentence = (
-                f"{show(name, environ[name])[:80]} is inside the ephemeral range {low}-{high}"
-            )
+        if port.isdecimal() and low <= int(port[:6]) <= high:
+            setting, advice = show(name, environ[name])[:80], f"choose a port below {low}"
             risk = "any outgoing connection may take it before the job does"
-            return Remark(
-                f"{sentence}: {risk}", f"choose a port below {low}, such as 29500", "warn"
-            )
+            sentence = f"{setting} is inside the ephemeral range {low}-{high}: {risk}"
+            return Remark(sentence, f"{advice}, such as 29500", "warn")
     return None
 
 
@@ -258,10 +243,9 @@ def differing(name: str, environs: Mapping[str, Mapping[str, str]]) -> list[Rema
         if rule == "free":
             continue
         values = {node: environ.get(setting) for node, environ in by_node.items()}
-        remark = _same(setting, name, values) if rule == "unique" else _odd(setting, name, values)
-        if remark is not None:
-            remarks.append(remark)
-    return remarks
+        compare = _same if rule == "unique" else _odd
+        remarks.append(compare(setting, name, values))
+    return list(filter(None, remarks))
 
 
 def uneven(values_by_name: Mapping[str, Sequence[str | None]]) -> list[Remark]:
@@ -272,10 +256,8 @@ def uneven(values_by_name: Mapping[str, Sequence[str | None]]) -> list[Remark]:
         if rule in ("free", "unique") or len(set(values)) < _MIN_NODES:
             continue
         usual = Counter(values).most_common(1)[0][0]
-        pos = next(pos for pos, value in enumerate(values) if value != usual)
-        sentence = (
-            f"local rank {pos} has {_value(setting, values[pos])}, others {_value(setting, usual)}"
-        )
+        rank, odd = next(row for row in enumerate(values) if row[1] != usual)
+        sentence = f"local rank {rank} has {_value(setting, odd)}, others {_value(setting, usual)}"
         remarks.append(Remark(sentence, _advice(setting), "fail" if rule == "must" else "warn"))
     return remarks
 

@@ -78,8 +78,8 @@ def read_visible(value: str | None, gpus: Sequence[Gpu]) -> Visible:
     if entries[0].startswith(("GPU-", "MIG-")):
         kind = "gpu-uuid" if entries[0].startswith("GPU-") else "mig"
     devices: list[Device] = []
-    wrong = next((entry for entry in entries if _drops(entry)), None) if kind == "index" else None
-    trouble, remedy = _misread(wrong) if wrong is not None else ("", "")
+    misreadings = map(_misread, entries if kind == "index" else ())
+    trouble, remedy = next(filter(None, misreadings), ("", ""))
     for position, entry in enumerate(entries):
         device, why = _resolve(entry, kind, gpus)
         if device is None:
@@ -93,29 +93,21 @@ def read_visible(value: str | None, gpus: Sequence[Gpu]) -> Visible:
     return _one_mig(Visible(kind, tuple(devices), entries, trouble, remedy, old_mig), gpus)
 
 
-def _drops(entry: str) -> bool:
-    """Whether CUDA reads a number and drops a meaningful text behind it."""
-    number = _STRTOUL.match(entry)
-    if number is None:
-        return False
-    return not _TAIL.fullmatch(entry[number.end() :]) or bool(_HEX.fullmatch(entry.strip()))
-
-
-def _misread(entry: str) -> tuple[str, str]:
-    number = _STRTOUL.match(entry)
-    value = number.group(1) if number else ""
-    bounds = _RANGE.fullmatch(entry)
+def _misread(entry: str) -> tuple[str, str] | None:
+    """Whether CUDA reads a number and drops a meaningful text behind it; what to write instead."""
+    number, is_hex = _STRTOUL.match(entry), _HEX.fullmatch(entry.strip()) is not None
+    if number is None or (_TAIL.fullmatch(entry[number.end() :]) and not is_hex):
+        return None
+    reading, bounds = f"CUDA reads {entry!r} as {number[1]}", _RANGE.fullmatch(entry)
     first, last = map(int, bounds.groups()) if bounds else (0, 0)
-    indices = ",".join(map(str, range(first, last + 1))) if first < last < first + 16 else ""
+    if first < last < first + 16:
+        indices = ",".join(map(str, range(first, last + 1)))
+        return f"{reading}: it knows no ranges", f"write {indices}"
+    if is_hex:
+        return f"{reading}: it knows no hexadecimal", "write decimal indices"
     with_commas = ",".join(re.findall(r"[0-9]+", entry))
-    if bounds and indices:
-        return f"CUDA reads {entry!r} as {value}: it knows no ranges", f"write {indices}"
-    if _HEX.fullmatch(entry.strip()):
-        return f"CUDA reads {entry!r} as {value}: it knows no hexadecimal", "write decimal indices"
-    return (
-        f"CUDA reads {entry!r} as {value}: only a comma separates entries",
-        f"write indices with commas, such as {with_commas}",
-    )
+    advice = f"write indices with commas, such as {with_commas}"
+    return f"{reading}: only a comma separates entries", advice
 
 
 def _harmless_end(entries: Sequence[str], position: int) -> bool:
@@ -240,24 +232,20 @@ def beyond_allocation(visible: Visible, grant: Allocation | None, listed: int) -
         return None
     number, has = len(visible.devices), f"Slurm gave the job {count(grant.number, 'GPU')}"
     if visible.kind == "unset":
-        return _unset_list(listed, has) if listed > grant.number else None
+        sentence = f"it is not set and {listed} GPUs are in sight; {has}"
+        advice = "export CUDA_VISIBLE_DEVICES, or constrain devices in Slurm's cgroup.conf"
+        return Deviation(sentence, advice, grave=False) if listed > grant.number else None
     if number > grant.number:
         return Deviation(f"it shows {count(number, 'GPU')}; {has}", "leave the list to Slurm")
     numberings = (set(grant.host_indices), set(range(grant.number)))
-    if grant.host_indices and not any(set(visible.indices) <= ids for ids in numberings):
-        indices = ",".join(str(index) for index in grant.host_indices)
-        outside = sorted(set(visible.indices) - numberings[0])
-        numbers = ",".join(str(index) for index in outside)
-        return Deviation(f"GPU {numbers} is not in the allocation ({indices})", "leave it to Slurm")
+    if grant.host_indices and not any(map(set(visible.indices).issubset, numberings)):
+        granted = ",".join(map(str, grant.host_indices))
+        outside = ",".join(map(str, sorted(set(visible.indices) - numberings[0])))
+        return Deviation(f"GPU {outside} is not in the allocation ({granted})", "leave it to Slurm")
     if number < grant.number:
         sentence = f"it shows {count(number, 'GPU')}; {has}"
         return Deviation(sentence, "use all, or ask for fewer", grave=False)
     return None
-
-
-def _unset_list(number: int, has: str) -> Deviation:
-    advice = "export CUDA_VISIBLE_DEVICES, or constrain devices in Slurm's cgroup.conf"
-    return Deviation(f"it is not set and {number} GPUs are in sight; {has}", advice, grave=False)
 
 
 def host_numbers(visible: Visible, grant: Allocation | None, listed: int) -> Deviation | None:
@@ -277,9 +265,8 @@ def host_numbers(visible: Visible, grant: Allocation | None, listed: int) -> Dev
 def ambiguous_order(visible: Visible, gpus: tuple[Gpu, ...], order: str) -> Deviation | None:
     """Indices on a node of mixed models: CUDA's default order is fastest first, not the bus's."""
     models = {gpu.name for gpu in gpus}
-    indices = {device.gpu for device in visible.devices}
     by_bus = visible.kind != "index" or order == "PCI_BUS_ID"
-    if by_bus or len(models) == 1 or len(indices) == len(gpus):
+    if by_bus or len(models) == 1 or len({*visible.indices}) == len(gpus):
         return None
     return Deviation(
         f"indices on {len(models)} GPU models: CUDA numbers the fastest first, nvidia-smi by bus",
@@ -297,8 +284,7 @@ def unlike_other_nodes(visible: Visible, job: Job) -> Deviation | None:
     if length == usual or votes < 2 or 2 * votes <= lengths.total():  # noqa: PLR2004 - a majority
         return None
     holders = f"{votes} of {lengths.total()} nodes"
-    numbers = (length, usual)
-    own, theirs = (count(n, "entry", "entries") if n else "unset" for n in numbers)
+    own, theirs = (count(n, "entry", "entries") if n else "unset" for n in (length, usual))
     sentence = f"{own} here, {theirs} on {holders}"
     return Deviation(sentence, "give every node a list of one length", grave=False)
 

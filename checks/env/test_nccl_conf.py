@@ -28,7 +28,7 @@ from preflight.verdict import Conclude, Verdict, ok, unknown
 GRANT: Final = "permission to read the file"
 
 
-def settings(files: tuple[ConfFile, ...]) -> dict[str, str]:
+def conf_settings(files: tuple[ConfFile, ...]) -> dict[str, str]:
     """What the files set together: the user's file wins over the system's."""
     user_last = sorted(files, key=lambda file: file.kind == "user")
     return {line.name: line.value for file in user_last for line in reversed(file.settings)}
@@ -41,15 +41,18 @@ def shared_settings(facts: Facts) -> tuple[tuple[str, str], ...] | None:
     by_name = variables()
     return tuple(
         (name, value)
-        for name, value in sorted(settings(facts.nccl_conf).items())
+        for name, value in sorted(conf_settings(facts.nccl_conf).items())
         if name not in by_name or by_name[name].alike in ("must", "should")
     )
 
 
-def remarks(file: ConfFile, environ: Mapping[str, str], facts: Facts | None = None) -> list[Remark]:
+def conf_remarks(
+    file: ConfFile, environ: Mapping[str, str], facts: Facts | None = None
+) -> list[Remark]:
     """What is wrong with the lines of one file, given the job's own environment."""
     values = {line.name: line.value for line in reversed(file.settings)}
-    troubles = [wrong for name, value in values.items() if (wrong := _line(name, value, values))]
+    line_remarks = (_line_remark(name, value, values) for name, value in values.items())
+    troubles = list(filter(None, line_remarks))
     clean = {name: value for name, value in values.items() if name.isidentifier()}
     versions = editions(facts, environ)
     troubles += [*unread(clean, versions), *outdated(clean, versions)]
@@ -73,7 +76,7 @@ def paths_off(
 ) -> list[Remark]:
     """Fast paths that the files switch off, not the job."""
     by_job = switched_off(environ, expected, facts)
-    all_remarks = switched_off({**settings(files), **environ}, expected, facts)
+    all_remarks = switched_off({**conf_settings(files), **environ}, expected, facts)
     paths = " and ".join(file.path for file in files)
     return [
         Remark(f"{paths}: {remark.sentence}", remark.advice, remark.weight)
@@ -82,12 +85,12 @@ def paths_off(
     ]
 
 
-def drift(own_settings: tuple[tuple[str, str], ...] | None, group: Group) -> list[Remark]:
+def conf_drift(facts: Facts, group: Group) -> list[Remark]:
     """How this node's files differ from those of most nodes of its group."""
-    usual = decided(group.majority(shared_settings))
-    if own_settings is None or usual is None or usual.value == own_settings:
+    usual, settings = decided(group.majority(shared_settings)), shared_settings(facts)
+    if settings is None or usual is None or usual.value == settings:
         return []
-    own, theirs = dict(own_settings), dict(usual.value)
+    own, theirs = dict(settings), dict(usual.value)
     name = next(name for name in sorted({**own, **theirs}) if own.get(name) != theirs.get(name))
     variable = variables().get(name)
     secret = variable is not None and variable.type == "secret"
@@ -101,7 +104,7 @@ def drift(own_settings: tuple[tuple[str, str], ...] | None, group: Group) -> lis
     return [Remark(sentence, advice, "fail" if fatal else "warn")]
 
 
-def _line(name: str, value: str, values: Mapping[str, str]) -> Remark | None:
+def _line_remark(name: str, value: str, values: Mapping[str, str]) -> Remark | None:
     setting = show(name.strip(), value)
     if name != name.strip() or name.startswith("export "):
         wrong = f"{show(name, value)} sets a variable called {name!a}, which nothing reads"
@@ -129,18 +132,19 @@ def judge(
         problem = "whether ~/.nccl.conf and /etc/nccl.conf set anything could not be read"
         return unknown(problem, advice="look why the home or /etc does not answer, then run again")
     job = environ or {}
-    troubles = [remark for file in files for remark in remarks(file, job, facts)]
-    troubles += paths_off(files, job, expected, facts) + drift(shared_settings(facts), group)
+    troubles = [remark for file in files for remark in conf_remarks(file, job, facts)]
+    troubles += paths_off(files, job, expected, facts) + conf_drift(facts, group)
     unreadable = next((file for file in files if file.error), None)
     if unreadable is not None and not troubles:
         problem = f"{unreadable.path} is there and cannot be read: {unreadable.error}"
         return unknown(
-            problem, advice=f"sudo cat {quote(unreadable.path)}, or make it readable", grant=GRANT
+            problem,
+            advice=f"sudo cat {quote(unreadable.path)}, or make it readable",
+            grant=GRANT,
         )
     sources = [f"{file.path}: {count(len(file.settings), 'setting')}" for file in files]
-    return verdict(
-        troubles, ok(", ".join(sources) + ", all right" if sources else "no nccl.conf here")
-    )
+    fine = ", ".join(sources) + ", all right" if sources else "no nccl.conf here"
+    return verdict(troubles, ok(fine))
 
 
 def test_env_nccl_conf(node: Node, conclude: Conclude) -> None:

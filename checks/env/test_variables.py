@@ -33,9 +33,8 @@ def judge_values(environ: Mapping[str, str] | None, origin: str) -> Verdict:
 @lru_cache(maxsize=64)  # the nodes of a job have few environments
 def _judge(settings: frozenset[tuple[str, str]], origin: str) -> Verdict:
     environ = dict(settings)
-    present = [
-        var for name, var in variables().items() if name in environ and var.type != "undocumented"
-    ]
+    known = [variable for name, variable in variables().items() if name in environ]
+    present = [variable for variable in known if variable.type != "undocumented"]
     effects_set = [effect(var.effect, environ) for var in present if var.effect]
     effects = "; ".join(dict.fromkeys(filter(None, effects_set)))
     fine = count(len(present), "setting") + " of NCCL, torch, CUDA and gloo, each in its range"
@@ -114,10 +113,8 @@ def missing_diagnostics(environ: Mapping[str, str]) -> list[Remark]:
     """Settings because of which a hang or crash will leave nothing to read."""
     recorder = next((name for name in _RECORDER if name in environ), None)
     if recorder and number(environ[recorder], "stoi") == 0:
-        sentence = (
-            f"{recorder}=0: no flight recorder, so a hang will not show which rank waits for which"
-        )
-        return [Remark(sentence, f"set {recorder}=2000", "warn")]
+        result = "no flight recorder, so a hang will not show which rank waits for which"
+        return [Remark(f"{recorder}=0: {result}", f"set {recorder}=2000", "warn")]
     logs = environ.get("NCCL_DEBUG", "").strip().upper() not in ("", "NONE", "VERSION")
     if recorder or logs or environ.get("TORCHELASTIC_ERROR_FILE"):
         return []
@@ -199,9 +196,8 @@ def _nics(setting: str, expected: Expected, facts: Facts) -> Remark | None:
     number_expected = expected.nics or (len(expected.hcas) if expected.hcas else 0)
     if number_expected or expected.nic_gbits or expected.nic_link:
         nics = count(number_expected, "RDMA NIC") + " per node" if number_expected else "RDMA NICs"
-        sentence = (
-            f"{setting} sends all over TCP, {nics} expected ({expected.origin or 'inventory'})"
-        )
+        origin = expected.origin or "inventory"
+        sentence = f"{setting} sends all over TCP, {nics} expected ({origin})"
         advice = "unset it: it is meant for debugging; else correct the inventory"
         return Remark(sentence, advice, cause=setting.partition("=")[0])
     up = [nic for nic in facts.nics or () if any(_PORT_UP in port.state for port in nic.ports)]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -20,6 +20,17 @@ from msgspec.structs import replace
 from preflight.checks.env.remark import Remark, show
 from preflight.checks.env.variables import Variable, table, variables
 from preflight.core.text import did_you_mean
+
+
+class Setting(NamedTuple):
+    """A variable and its value; as text NAME=value."""
+
+    variable: Variable
+    value: str
+
+    def __str__(self) -> str:
+        return show(self.variable.name, self.value)
+
 
 LEAST_SPLIT_MIB: Final = 20
 """max_split_size_mb must be above kLargeBuffer: c10/core/AllocatorConfig.h of torch 2.13."""
@@ -33,11 +44,9 @@ def allocator_keys() -> frozenset[str]:
     return frozenset((*keys["booleans"], *keys["others"]))
 
 
-def allocator(variable: Variable, value: str) -> Remark | None:
+def allocator(setting: Setting) -> Remark | None:
     """`key:value,key:value`; blanks do not count, a list stands in brackets."""
-    text = value.replace(" ", "")
-    setting = show(variable.name, value)
-    for part in _PART.finditer(text):
+    for part in _PART.finditer(setting.value.replace(" ", "")):
         key, sign, content = part.groups()
         if not part.group():
             continue
@@ -90,16 +99,14 @@ MOST_HCAS: Final = 32
 _HCA: Final = re.compile(r"[^:\s]+(?::[0-9]*(?::-?[0-9]*(?::-?[0-9]*)?)?)?")
 
 
-def interfaces(variable: Variable, value: str) -> Remark | None:
+def interfaces(setting: Setting) -> Remark | None:
     """NCCL's list of interfaces."""
-    if not value:
+    if not setting.value:
         return None
-    setting = show(variable.name, value)
-    if len(value) == 1:
-        return Remark(
-            f"{setting}: a value of one character is ignored", "give at least two letters"
-        )
-    names, wrong = _names(setting, value)
+    if len(setting.value) == 1:
+        sentence = f"{setting}: a value of one character is ignored"
+        return Remark(sentence, "give at least two letters")
+    names, wrong = _names(setting)
     long = next((name for name in names if len(name) > LONGEST_INTERFACE), None)
     if wrong is None and long is not None:
         hint = "separate names with commas" if " " in long or ";" in long else "give its real name"
@@ -107,29 +114,26 @@ def interfaces(variable: Variable, value: str) -> Remark | None:
     return wrong
 
 
-def interface_names(variable: Variable, value: str) -> Remark | None:
+def interface_names(setting: Setting) -> Remark | None:
     """Gloo's: exact names."""
-    setting = show(variable.name, value)
-    if value.startswith(("^", "=")):
-        return Remark(
-            f"{setting}: gloo takes exact names, and knows no ^ and no =", "name one interface"
-        )
-    return _names(setting, value)[1]
+    if setting.value.startswith(("^", "=")):
+        sentence = f"{setting}: gloo takes exact names, and knows no ^ and no ="
+        return Remark(sentence, "name one interface")
+    return _names(setting)[1]
 
 
-def hcas(variable: Variable, value: str) -> Remark | None:
+def hcas(setting: Setting) -> Remark | None:
     """NCCL's list of HCAs: name[:port[:rail[:plane]]]."""
-    if not value:
+    if not setting.value:
         return None
-    setting = show(variable.name, value)
-    names, wrong = _names(setting, value)
+    names, wrong = _names(setting)
     if wrong is not None:
         return wrong
     malformed = next((name for name in names if not _HCA.fullmatch(name)), None)
     if malformed is not None:
         return Remark(f"{setting}: {malformed[:40]!a} is not NAME:PORT", "write it as mlx5_0:1")
     if len(names) > MOST_HCAS:
-        sentence = f"{variable.name} lists {len(names)} devices, NCCL takes {MOST_HCAS}"
+        sentence = f"{setting.variable.name} lists {len(names)} devices, NCCL takes {MOST_HCAS}"
         return Remark(sentence, "list fewer, or a prefix", "warn")
     double = next((name for name in names if names.count(name) > 1), None)
     if double is not None:
@@ -137,19 +141,19 @@ def hcas(variable: Variable, value: str) -> Remark | None:
     return None
 
 
-def endpoint(variable: Variable, value: str) -> Remark | None:
+def endpoint(setting: Setting) -> Remark | None:
     """host:port, an IPv6 address in brackets."""
-    host, _, port = value.rpartition(":")
+    host, _, port = setting.value.rpartition(":")
     valid = bool(host) and port.isascii() and port.isdigit() and 0 < int(port[:6]) <= 65535  # noqa: PLR2004 TCP
-    if not value or valid:
+    if not setting.value or valid:
         return None
-    sentence = f"{show(variable.name, value)} is not HOST:PORT"
-    return Remark(sentence, f"write {variable.name} as localhost:28028, IPv6 as [::1]:28028")
+    advice = f"write {setting.variable.name} as localhost:28028, IPv6 as [::1]:28028"
+    return Remark(f"{setting} is not HOST:PORT", advice)
 
 
-def _names(setting: str, value: str) -> tuple[list[str], Remark | None]:
+def _names(setting: Setting) -> tuple[list[str], Remark | None]:
     """The names of a list, and what is wrong with its commas, blanks and signs."""
-    names = re.sub(r"^\^?=?", "", value).split(",")
+    names = re.sub(r"^\^?=?", "", setting.value).split(",")
     blank = next((name for name in names if name != name.strip()), None)
     if blank is not None:
         wrong = f"{setting}: the blank in {blank[:40]!a} is part of the name, which no device has"
@@ -225,10 +229,7 @@ def switched_on(text: str | None) -> bool:
 ACK_UNIT_S: Final = 4.096e-6
 """Local Ack Timeout: this times 2^value. InfiniBand specification, volume 1, 12.7.34."""
 
-_TIMEOUT, _RETRIES = 20, 7
-_TRIES, _PAUSE_MS, _HEARTBEAT_S = 34, 100, 480
-"""Defaults of NCCL 2.23 and later, and of torch 2.13; as in the TOML files."""
-
+_MOST_RETRIES: Final = 7
 _FIVE_BITS: Final = 31
 _MOST_TRIES: Final = 1 << 31
 
@@ -255,17 +256,17 @@ def _two_digits(amount: float) -> str:
 
 
 def _dead_link(environ: Mapping[str, str]) -> str:
-    timeout = _or(number(environ.get("NCCL_IB_TIMEOUT")), _TIMEOUT)
-    retries = _or(number(environ.get("NCCL_IB_RETRY_CNT")), _RETRIES)
+    timeout = _amount(environ, "NCCL_IB_TIMEOUT")
+    retries = _amount(environ, "NCCL_IB_RETRY_CNT")
     if not 1 <= timeout <= _FIVE_BITS:
         return "a dead link will never be noticed"
-    after_s = ACK_UNIT_S * 2**timeout * max(1, min(retries, _RETRIES))
+    after_s = ACK_UNIT_S * 2**timeout * max(1, min(retries, _MOST_RETRIES))
     return f"a dead link will be noticed after {duration(after_s)}"
 
 
 def _absent_peer(environ: Mapping[str, str]) -> str:
-    tries = _or(number(environ.get("NCCL_SOCKET_RETRY_CNT")), _TRIES)
-    pause_ms = _or(number(environ.get("NCCL_SOCKET_RETRY_SLEEP_MSEC")), _PAUSE_MS)
+    tries = _amount(environ, "NCCL_SOCKET_RETRY_CNT")
+    pause_ms = _amount(environ, "NCCL_SOCKET_RETRY_SLEEP_MSEC")
     if not 0 < tries < _MOST_TRIES or pause_ms <= 0:
         return ""
     # The pauses grow by one each time: NCCL user guide, NCCL_SOCKET_RETRY_SLEEP_MSEC.
@@ -274,67 +275,69 @@ def _absent_peer(environ: Mapping[str, str]) -> str:
 
 
 def _watchdog(environ: Mapping[str, str]) -> str:
-    seconds = _or(number(environ.get("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"), "stoi"), _HEARTBEAT_S)
+    seconds = _amount(environ, "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC")
     return f"a stuck watchdog will end its rank after {duration(seconds)}" if seconds > 0 else ""
 
 
-def _or(value: int | None, default: int) -> int:
-    return default if value is None else value
+def _amount(environ: Mapping[str, str], name: str) -> int:
+    """The number that counts: the one that is set, or the default."""
+    variable = variables()[name]
+    amount = number(environ.get(name), variable.read_as)
+    return int(variable.default or 0) if amount is None else amount
 
 
-def choice(variable: Variable, value: str) -> Remark | None:
+def choice(setting: Setting) -> Remark | None:
     """One word of a list."""
-    return None if not value or _listed(variable, value) else _unknown_word(variable, value, value)
+    is_known = not setting.value or _listed(setting.variable, setting.value)
+    return None if is_known else _unknown_word(setting, setting.value)
 
 
-def listed_words(variable: Variable, value: str) -> Remark | None:
+def listed_words(setting: Setting) -> Remark | None:
     """Words of a list; `^` in front inverts where the variable knows that.
 
     `ring,tree;allreduce:^tree` are lists, each for one function (since NCCL 2.24).
     """
-    texts = [value]
+    variable, texts = setting.variable, [setting.value]
     if variable.type == "functions":
-        texts = [part.rpartition(":")[2] for part in value.split(";")]
+        texts = [part.rpartition(":")[2] for part in setting.value.split(";")]
     for text in texts:
         inverts = variable.invert or variable.type == "functions"
         for word in (text.removeprefix("^") if inverts else text).split(","):
             if word and not _listed(variable, word):
-                return _unknown_word(variable, value, word)
+                return _unknown_word(setting, word)
     return None
 
 
-def level(variable: Variable, value: str) -> Remark | None:
+def level(setting: Setting) -> Remark | None:
     """A distance by name, in capitals, or one of the old numbers."""
+    variable, value = setting
     if not value or value in variable.values:
         return None
     number = as_strtoll(value)
     if number.how == "fine" and 0 <= (number.value or 0) <= (variable.max or 0):
         return None
-    sentence = f"{show(variable.name, value)} is silently ignored"
     capitals = f"write {value.strip().upper()}" if value.strip().upper() in variable.values else ""
-    return Remark(sentence, capitals or f"give one of {', '.join(variable.values)}")
+    advice = capitals or f"give one of {', '.join(variable.values)}"
+    return Remark(f"{setting} is silently ignored", advice)
 
 
-def float_number(variable: Variable, value: str) -> Remark | None:
+def float_number(setting: Setting) -> Remark | None:
     """A positive number with a point."""
     try:
-        valid = not value or float(value) > 0
+        valid = not setting.value or float(setting.value) > 0
     except ValueError:
         valid = False
-    sentence = f"{show(variable.name, value)} is no positive number, and is ignored"
-    return None if valid else Remark(sentence, f"give {variable.name} a number such as 1.5")
+    sentence = f"{setting} is no positive number, and is ignored"
+    return None if valid else Remark(sentence, f"give {setting.variable.name} a number such as 1.5")
 
 
-def path(variable: Variable, value: str) -> Remark | None:
+def path(setting: Setting) -> Remark | None:
     """A path: nothing but a shell knows the tilde, and quotes and blanks are part of the name."""
-    if value.startswith("~"):
-        sentence = (
-            f"{show(variable.name, value)}: only a shell replaces ~, here it is part of the name"
-        )
+    if setting.value.startswith("~"):
+        sentence = f"{setting}: only a shell replaces ~, here it is part of the name"
         return Remark(sentence, "write the whole path")
-    if value != value.strip():
-        sentence = f"{show(variable.name, value)}: the blank at its end is part of the name"
-        return Remark(sentence, "remove the blank")
+    if setting.value != setting.value.strip():
+        return Remark(f"{setting}: the blank at its end is part of the name", "remove the blank")
     return None
 
 
@@ -343,8 +346,8 @@ def _listed(variable: Variable, word: str) -> bool:
     return (word.upper() if variable.fold else word) in words
 
 
-def _unknown_word(variable: Variable, value: str, word: str) -> Remark:
-    sentence = f"{show(variable.name, value)}: "
+def _unknown_word(setting: Setting, word: str) -> Remark:
+    variable, sentence = setting.variable, f"{setting}: "
     if word.strip() != word and _listed(variable, word.strip()):
         sentence += f"the blank in {word!a} is part of the word, so it is not known"
         advice = "remove the blank"
@@ -372,19 +375,16 @@ def read(variable: Variable, value: str, environ: Mapping[str, str]) -> Remark |
     if "***" in value or _HIDDEN.fullmatch(value.strip()):
         sentence = f"{variable.name} was hidden when it was captured"
         return Remark(sentence, f"look at {variable.name} in the job itself", "unknown")
+    setting = Setting(variable, value)
     if _TEMPLATE.fullmatch(value.strip()):
-        sentence = f"{show(variable.name, value)} is a placeholder that was never filled in"
+        sentence = f"{setting} is a placeholder that was never filled in"
         return Remark(sentence, f"set {variable.name}: {variable.does}")
-    has_quotes = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
-    if has_quotes:
-        inner = value[1:-1]
-        return Remark(
-            f"{show(variable.name, value)}: the quotes are part of the value",
-            f"write {variable.name}={inner} where the file is read by no shell",
-        )
+    if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"":
+        advice = f"write {variable.name}={value[1:-1]} where the file is read by no shell"
+        return Remark(f"{setting}: the quotes are part of the value", advice)
     reader = _READERS.get(variable.type)
-    wrong = reader(variable, value) if reader else None
-    remark = wrong or _harmful(variable, value) or _unusual(variable, value, environ)
+    wrong = reader(setting) if reader else None
+    remark = wrong or _harmful(setting) or _unusual(setting, environ)
     if remark is None or variable.name in remark.advice:
         return remark
     return replace(remark, advice=f"{variable.name}: {remark.advice}")
@@ -397,10 +397,10 @@ def read_all(environ: Mapping[str, str]) -> list[Remark]:
     return list(filter(None, (read(by_name[name], environ[name], environ) for name in names)))
 
 
-def _number(variable: Variable, value: str) -> Remark | None:
+def _number(setting: Setting) -> Remark | None:
+    variable, value = setting
     torch = variable.read_as == "stoi"
     read_as = as_stoi(value) if torch else as_strtoll(value)
-    setting = show(variable.name, value)
     if torch and read_as.value is None:
         return Remark(f"{setting} is no number, and torch stops with it", _correction(variable))
     if read_as.how == "empty":
@@ -408,13 +408,13 @@ def _number(variable: Variable, value: str) -> Remark | None:
     if read_as.how == "huge":
         return Remark(f"{setting} is too large a number, and is ignored", _correction(variable))
     if read_as.how in ("words", "rest", "octal"):
-        return _misread(variable, value, read_as)
-    return _out_of_range(variable, setting, read_as.value or 0)
+        return _misread(setting, read_as)
+    return _out_of_range(variable, str(setting), read_as.value or 0)
 
 
-def _misread(variable: Variable, value: str, read_as: Number) -> Remark:
+def _misread(setting: Setting, read_as: Number) -> Remark:
     """A text that is a number only up to a point."""
-    word, setting = value.strip().lower(), show(variable.name, value)
+    variable, word = setting.variable, setting.value.strip().lower()
     means = f"{setting} is read as {read_as.value}"
     if read_as.how == "octal":
         return Remark(f"{means}: a leading 0 means octal", "write it without the 0")
@@ -422,10 +422,9 @@ def _misread(variable: Variable, value: str, read_as: Number) -> Remark:
         return Remark(f"{means}, which happens to be meant", "write 0", "warn")
     if variable.type == "switch" and word in _YES:
         return Remark(f"{means}, which is off: it knows numbers only", "write 1")
-    if re.fullmatch(r"\s*[0-9]+\s*[kmgt]i?b?\s*", value, re.IGNORECASE):
-        return Remark(
-            f"{means}: it knows no units", f"write the number of {variable.unit or 'units'}"
-        )
+    if re.fullmatch(r"[0-9]+\s*[kmgt]i?b?", word):
+        advice = f"write the number of {variable.unit or 'units'}"
+        return Remark(f"{means}: it knows no units", advice)
     wrong = _out_of_range(variable, means, read_as.value or 0)
     return wrong or Remark(f"{means}, the rest is dropped", _correction(variable))
 
@@ -451,14 +450,13 @@ def _out_of_range(variable: Variable, subject: str, number: int) -> Remark | Non
     )
 
 
-def _boolean(variable: Variable, value: str) -> Remark | None:
-    if value.lower() in _TORCH_WORDS:
+def _boolean(setting: Setting) -> Remark | None:
+    if setting.value.lower() in _TORCH_WORDS:
         return None
-    sentence = f"{show(variable.name, value)} is neither 0 nor 1, and torch stops with it"
-    return Remark(sentence, "write 0 or 1")
+    return Remark(f"{setting} is neither 0 nor 1, and torch stops with it", "write 0 or 1")
 
 
-_READERS: Final[Mapping[str, Callable[[Variable, str], Remark | None]]] = {
+_READERS: Final[Mapping[str, Callable[[Setting], Remark | None]]] = {
     **dict.fromkeys(("integer", "switch", "number_of", "bytes"), _number),
     "boolean": _boolean,
     "choice": choice,
@@ -476,24 +474,21 @@ _READERS: Final[Mapping[str, Callable[[Variable, str], Remark | None]]] = {
 """By the type of a variable; a text of any other type is always accepted."""
 
 
-def _harmful(variable: Variable, value: str) -> Remark | None:
+def _harmful(setting: Setting) -> Remark | None:
     """A value that is right and does harm."""
+    variable, value = setting
     key = {"true": "1", "yes": "1", "false": "0", "no": "0"}.get(value.lower(), value.strip())
     harm = variable.warn.get(key)
-    if harm is None:
-        return None
-    return Remark(f"{show(variable.name, value)}: {harm}", _correction(variable), "warn")
+    return Remark(f"{setting}: {harm}", _correction(variable), "warn") if harm else None
 
 
-def _unusual(variable: Variable, value: str, environ: Mapping[str, str]) -> Remark | None:
-    low, high = variable.soft_min, variable.soft_max
-    if low is None or high is None:
-        return None
-    number = (as_stoi(value) if variable.read_as == "stoi" else as_strtoll(value)).value
-    if number is None or low <= number <= high:
+def _unusual(setting: Setting, environ: Mapping[str, str]) -> Remark | None:
+    variable, value = setting
+    low, high, amount = variable.soft_min, variable.soft_max, number(value, variable.read_as)
+    if low is None or high is None or amount is None or low <= amount <= high:
         return None
     does = effect(variable.effect, environ)
-    usual = f"{show(variable.name, value)} (usual: {low:g} to {high:g})"
+    usual = f"{setting} (usual: {low:g} to {high:g})"
     return Remark(f"{usual}: {does}" if does else usual, _correction(variable), "warn")
 
 

@@ -171,48 +171,41 @@ def _names_by_words() -> Mapping[tuple[str, ...], str]:
     return {_sorted_words(name): name for name in reversed(variables())}
 
 
-class Editions(Struct, frozen=True):
-    """Versions by owner of a variable: "NCCL" to "2.21.5"; of others nothing is known.
+Editions = Mapping[str, str]
+"""Versions by owner of a variable: "NCCL" to "2.21.5"; of others nothing is known.
 
-    From the job's Python (`software` of the facts). Where that shows no version, or another
-    library is put in front of it, nothing is judged by versions.
-    """
-
-    nccl: str = ""
-    torch: str = ""
-
-    def of(self, owner: str) -> str:
-        """The version of the library that reads a variable; "" where it is not known."""
-        return {"NCCL": self.nccl, "torch": self.torch}.get(owner, "")
-
-    def before(self, owner: str, first: str) -> bool:
-        """Whether the one here is known to be older than `first`, "2.24"."""
-        current = version(self.of(owner))
-        return bool(current) and current < version(first)
+From the job's Python (`software` of the facts). Where that shows no version, or another library is
+put in front of it, nothing is judged by versions.
+"""
 
 
 def editions(facts: Facts | None, environ: Mapping[str, str]) -> Editions:
     """Read the versions of a node, as far as this job will load them."""
     if facts is None or facts.software is None:
-        return Editions()
+        return {}
     torch = facts.software.torch.version if facts.software.torch else ""
     has_preload = "nccl" in environ.get("LD_PRELOAD", "")
-    return Editions(nccl="" if has_preload else facts.software.nccl or "", torch=torch)
+    return {"NCCL": "" if has_preload else facts.software.nccl or "", "torch": torch}
+
+
+def _is_older(versions: Editions, owner: str, first: str) -> bool:
+    """Whether the version of a variable's owner is known to be older than `first`, "2.24"."""
+    current = version(versions.get(owner, ""))
+    return bool(current) and current < version(first)
 
 
 MOST_COMPARED: Final = 512
 """Unknown names that are compared with the known ones; any more are reported as left out."""
 
-_UNKNOWN_EDITIONS: Final = Editions()
+_UNKNOWN_EDITIONS: Final[Editions] = {}
 _MISSPELT_PREFIXES: Final = ("NCLL_", "NCC_", "NCCLL_", "NNCCL_", "PYTROCH_", "TROCH_", "GOLO_")
 
 
 def unread(environ: Mapping[str, str], versions: Editions = _UNKNOWN_EDITIONS) -> list[Remark]:
     """Names that no program reads, or none of these versions, with the name probably meant."""
     by_name = variables()
-    unknown = [
-        name for name in sorted(environ) if name not in by_name and _looks_like_ours(name, by_name)
-    ]
+    others = [name for name in sorted(environ) if name not in by_name]
+    unknown = [name for name in others if _looks_like_ours(name, by_name)]
     left_out = frozenset(unknown[MOST_COMPARED:])
     names = [name for name in sorted(environ) if name not in left_out]
     remarks = [_unread(name) or _too_new(name, environ, versions) for name in names]
@@ -270,7 +263,7 @@ def _unknown_name(name: str, by_name: Mapping[str, Variable]) -> Remark | None:
 def _too_new(name: str, environ: Mapping[str, str], versions: Editions) -> Remark | None:
     """A name that only a later version reads, unless its old name is set beside it."""
     new = variables().get(name)
-    if new is None or not new.since or not versions.before(new.owner, new.since):
+    if new is None or not new.since or not _is_older(versions, new.owner, new.since):
         return None
     old_names = [
         old
@@ -283,14 +276,14 @@ def _too_new(name: str, environ: Mapping[str, str], versions: Editions) -> Remar
     old = max(old_names, key=lambda old: version(old.deprecated), default=None)
     instead = f"set {old.name}" if old is not None else f"unset {quote(name)}"
     advice = f"{instead}, or update {new.owner} to {new.since} or later"
-    return Remark(sentence + versions.of(new.owner), advice, "warn")
+    return Remark(sentence + versions[new.owner], advice, "warn")
 
 
 def _removed(variable: Variable, versions: Editions) -> Remark:
     name, owner = variable.name, variable.owner
     instead = f"use {variable.use}" if variable.use else f"unset {quote(name)}"
-    current = versions.of(owner)
-    if versions.before(owner, variable.removed):
+    current = versions.get(owner, "")
+    if _is_older(versions, owner, variable.removed):
         sentence = f"{name} works with {owner} {current}, which is here, and no longer from"
         return Remark(f"{sentence} {variable.removed} on", instead, "warn")
     sentence = f"{name} has no effect: {owner} {variable.removed} removed it"
@@ -306,9 +299,9 @@ def _outdated(variable: Variable, environ: Mapping[str, str], versions: Editions
         return Remark(sentence, f"unset {quote(name)}", "warn")
     if not variable.deprecated or variable.quiet:
         return None
-    if versions.before(variable.owner, variable.deprecated):
+    if _is_older(versions, variable.owner, variable.deprecated):
         return None
-    since, current = f"{variable.owner} {variable.deprecated}", versions.of(variable.owner)
+    since, current = f"{variable.owner} {variable.deprecated}", versions.get(variable.owner, "")
     here_is = f", and here is {current}" if current else ""
     sentence = f"{name} is the old name of {variable.use} (deprecated since {since}{here_is})"
     return Remark(sentence, f"set {variable.use} in its place", "warn")

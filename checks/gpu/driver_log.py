@@ -177,23 +177,21 @@ def _read_line(order: int, line: LogLine) -> Iterator[GpuFault]:
         slot, code, text = slot_of(xid[1]), int(xid[2]), re.sub(_PROCESS, "", xid[3], count=1)
         causes = frozenset(int(number) for number in re.findall(_CAUSE, text)) - {code, _SUMMARY}
         for cause in sorted(causes):
-            of = xid_info(cause)
-            yield GpuFault(
-                slot, cause, of.grade, of.meaning, of.advice, order, 1, line.last_s, named_by=code
-            )
-        entry = xid_info(code)
-        grade: Grade = entry.grade
+            yield replace(_xid_fault(slot, cause, order, line), times=1, named_by=code)
+        fault = replace(_xid_fault(slot, code, order, line), causes=causes)
         if code == _SUMMARY:
-            grade = _requested_grade(text)
-        elif entry.worded and re.search(_NONFATAL, text):
-            grade = "configurable"
-        meaning, advice = entry.meaning, entry.advice
-        yield GpuFault(
-            slot, code, grade, meaning, advice, order, line.times, line.last_s, causes=causes
-        )
+            fault = replace(fault, grade=_requested_grade(text))
+        elif xid_info(code).worded and re.search(_NONFATAL, text):
+            fault = replace(fault, grade="configurable")
+        yield fault
         return
     for slot, words, grade, advice in _unnumbered(line.text):
         yield GpuFault(slot, words, grade, "", advice, order, line.times, line.last_s)
+
+
+def _xid_fault(slot: str, code: int, order: int, line: LogLine) -> GpuFault:
+    of = xid_info(code)
+    return GpuFault(slot, code, of.grade, of.meaning, of.advice, order, line.times, line.last_s)
 
 
 def _requested_grade(text: str) -> Grade:
@@ -247,11 +245,9 @@ def _merge(fault: GpuFault, earlier: GpuFault) -> GpuFault:
         return fault
     if earlier.named_by is not None:
         return replace(fault, order=earlier.order)
-    causes = fault.causes | earlier.causes
+    causes, times = fault.causes | earlier.causes, fault.times + earlier.times
     graver = min(fault.grade, earlier.grade, key=GRADES.index)
-    return replace(
-        fault, times=fault.times + earlier.times, grade=graver, order=earlier.order, causes=causes
-    )
+    return replace(fault, times=times, grade=graver, order=earlier.order, causes=causes)
 
 
 PROGRAM_EXCEPTION = 13
@@ -300,9 +296,8 @@ def repeated_exceptions(lines: Iterable[LogLine], limit: Thresholds) -> dict[str
 def _bursts(lines: Iterable[LogLine], limit: Thresholds) -> dict[str, Sequence[_Burst]]:
     """The crashes of each GPU that have a time and a place, in their order."""
     gap_s, by_slot = limit("same_tpc_apart_s"), dict[str, list[_Burst]]()
-    timed_lines = [
-        (line.at_s, line) for line in lines if line.at_s is not None and _EXCEPTION in line.text
-    ]
+    with_word = (line for line in lines if _EXCEPTION in line.text)
+    timed_lines = [(line.at_s, line) for line in with_word if line.at_s is not None]
     for at_s, line in sorted(timed_lines, key=lambda row: row[0]):
         xid = re.search(XID, line.text)
         if xid is None or int(xid[2]) != PROGRAM_EXCEPTION:

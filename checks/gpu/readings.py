@@ -83,10 +83,9 @@ def expected_of_kind(
 
 def is_model(name: str, expected: str | None) -> bool:
     """Whether the name has every expected word: "H100 80GB" is in it, "H10" is not."""
-    name_words, expected_words = (
-        set(re.findall(r"[a-z0-9]+", text.lower())) for text in (name, expected or "")
-    )
-    return bool(expected_words) and expected_words <= name_words
+    words = re.findall(r"[a-z0-9]+", name.lower())
+    expected_words = set(re.findall(r"[a-z0-9]+", (expected or "").lower()))
+    return bool(expected_words) and expected_words.issubset(words)
 
 
 @cache
@@ -184,14 +183,12 @@ def judge_gpus(node: Node, question: Question, troubles: Iterable[Trouble], fine
     facts, (readings_name, needs, cause, also) = node.facts, question
     if not facts.gpus:
         if node.expected.gpus:
-            return unknown(
-                f"no {readings_name}: NVML did not answer", advice="load the driver, recheck"
-            )
+            sentence = f"no {readings_name}: NVML did not answer"
+            return unknown(sentence, advice="load the driver, recheck")
         return not_run("no GPUs here")
     worst_first = sorted(troubles, key=lambda trouble: not trouble.grave)
-    unread = _without_reading(facts.gpus, needs) or [
-        gpu for gpu in _gpus_with_errors(facts) if gpu.refused(*needs, *also)
-    ]
+    refusing = [gpu for gpu in _gpus_with_errors(facts) if gpu.refused(*needs, *also)]
+    unread = _without_reading(facts.gpus, needs) or refusing
     if worst_first and (worst_first[0].grave or not unread):
         return _fail_or_warn(worst_first, cause)
     if unread:

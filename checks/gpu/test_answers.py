@@ -196,12 +196,8 @@ def answer_troubles(facts: Facts) -> Iterator[Trouble]:
     """Readings that came back as an error: the first sign of a GPU that falls off the bus."""
     for gpu, health in healths(facts):
         # Fields that are no health reading (where its links end) may fail on a healthy GPU.
-        errors = [
-            error
-            for error in health.errors
-            if not error.endswith(SHORT_OF_MEMORY)
-            and error.partition(":")[0] not in gpu.__struct_fields__
-        ]
+        errors = [e for e in health.errors if e.partition(":")[0] not in gpu.__struct_fields__]
+        errors = [error for error in errors if not error.endswith(SHORT_OF_MEMORY)]
         if not errors:
             continue
         first_errors = ", ".join(errors[:_MAX_ERRORS])
@@ -224,9 +220,8 @@ _READINGS: Final = Question(
 
 def test_gpu_readings(node: Node, conclude: Conclude) -> None:
     """Every reading of a GPU comes back without an error, the first sign of one that is failing."""
-    verdict = judge_gpus(
-        node, _READINGS, answer_troubles(node.facts), "no reading of its GPUs fails"
-    )
+    fine = "no reading of its GPUs fails"
+    verdict = judge_gpus(node, _READINGS, answer_troubles(node.facts), fine)
     errors = [error for _, health in healths(node.facts) for error in health.errors]
     if verdict.outcome is Outcome.FAIL:
         verdict = replace(verdict, evidence=verdict.evidence | _may_pass(errors, len(errors)))

@@ -126,11 +126,9 @@ def _pending_repairs(health: GpuHealth) -> str:
         (health.remapped_corrected, "after correctable errors"),
     )
     remapped = ", ".join(f"{number} {why}" for number, why in counts if number)
+    rows = f"memory rows ({remapped or 'number not reported'}) wait to be remapped"
     repairs = [
-        (
-            health.remap_pending,
-            f"memory rows ({remapped or 'number not reported'}) wait to be remapped",
-        ),
+        (health.remap_pending, rows),
         (health.retired_pending, "bad memory pages wait to be retired"),
         (health.repair_pending, "a channel or TPC waits to be repaired"),
     ]

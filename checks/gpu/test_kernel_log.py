@@ -81,8 +81,7 @@ def judge_xid(expected: Expected, facts: Facts, limit: Thresholds) -> Verdict:
             advice="recheck; if it stays, look for NVRM in dmesg, drain and reset the GPU",
             **evidence,
         )
-    notable = [fault for fault in roots if _notable(fault, facts, limit)]
-    if notable:
+    if notable := [fault for fault in roots if _notable(fault, facts, limit)]:
         advice = _advice(notable).replace("drain, ", "").replace("reset the GPU, ", "")
         period = ""
         if all(fault.settled for fault in notable):
@@ -160,14 +159,11 @@ def _xid_words(faults: Sequence[GpuFault], all_faults: Sequence[GpuFault], facts
     for slot in slots[:_MAX_GPUS]:
         at_slot = [fault for fault in faults if fault.slot == slot]
         shown_faults = at_slot[:_MAX_FAULTS_PER_GPU]
-        words = ", ".join(
-            fault.label + f" {fault.times} times" * (fault.times > 1) for fault in shown_faults
-        )
+        words = ", ".join(f.label + f" {f.times} times" * (f.times > 1) for f in shown_faults)
         words += and_more(len(at_slot) - _MAX_FAULTS_PER_GPU)
-        followers = dict.fromkeys(
-            str(echo.code) for fault in shown_faults for echo in consequences(fault, all_faults)
-        )
-        numbers = [code for code in followers if code.isdecimal()]
+        echoes = [echo for fault in shown_faults for echo in consequences(fault, all_faults)]
+        codes = dict.fromkeys(echo.code for echo in echoes)
+        numbers = [str(code) for code in codes if isinstance(code, int)]
         words += f", then Xid {', '.join(numbers)}" if numbers else ""
         parts.append(f"{_name(slot, facts)}: {words}{ago(at_slot[-1].last_s, facts)}")
     more = f"; and {len(slots) - _MAX_GPUS} more GPUs" if len(slots) > _MAX_GPUS else ""

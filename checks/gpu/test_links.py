@@ -38,6 +38,7 @@ from preflight.checks.gpu.readings import (
     reader,
     uptime_s,
 )
+from preflight.core.statistics import grouped
 from preflight.core.text import count, first_finding
 from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Group, Node
@@ -84,8 +85,7 @@ def totals_without_start(facts: Facts, limit: Thresholds) -> tuple[str, ...]:
         return ()
     return tuple(
         f"{gpu_label(gpu)} NVLink {link.link}: {number} {words}"
-        for gpu, health in healths(facts)
-        for link in health.link_errors or ()
+        for gpu, link in _reported_links(facts)
         for number, words, name in _error_counts(link)
         if number > limit(name)
     )
@@ -117,38 +117,26 @@ def pcie_troubles(
     speeds = expected_of_kind("pcie_gen_max", facts, group, best, expected.pcie_generation)
     usual = decided(group.majority(among(_all_widths, gpu_models(facts))))
     as_built = usual is not None and usual.value == _all_widths(facts)
-    fastest: dict[str, int] = {}
+    source = widths.by if widths is not None else ""
+    inventory_silent = source != "expectation"
+    generations = grouped((gpu.name, health.pcie_gen_max or 0) for gpu, health in healths(facts))
     for gpu, health in healths(facts):
-        fastest[gpu.name] = max(health.pcie_gen_max or 0, fastest.get(gpu.name, 0))
-    for gpu, health in healths(facts):
-        width, most = health.pcie_width, health.pcie_width_max
+        width, most, spec = health.pcie_width, health.pcie_width_max, board(gpu.name)
+        on_baseboard = spec is not None and spec.fabric and spec.pcie_gen
         if widths is not None and width is not None and width < widths.value:
             sentence = f"PCIe x{width}, x{widths.value} {widths.origin}"
             # The slot of a card may be wired so; here only other cards are in wider slots.
-            narrow_slot = width == most and widths.by == "siblings" and board(gpu.name) is None
+            narrow_slot = width == most and widths.by == "siblings" and spec is None
             if not (as_built and width == most):
                 yield Trouble(gpu, sentence, _RESEAT_GPU, grave=not narrow_slot)
-        elif (
-            width
-            and most
-            and width < most
-            and (widths is None or widths.by != "expectation")
-            and (board(gpu.name) or widths is None or widths.by != "group")
-        ):
+        elif inventory_silent and width and most and width < most and (spec or source != "group"):
             # A card's slot may be wired so, as other nodes show; that of a baseboard is not.
             sentence = f"PCIe x{width}, x{most} is what board and slot can do"
             yield Trouble(gpu, sentence, _RESEAT_GPU, grave=False)
-        elif (
-            width
-            and width < _FULL_WIDTH
-            and (widths is None or widths.by != "expectation")
-            and (spec := board(gpu.name)) is not None
-            and spec.fabric
-            and spec.pcie_gen
-        ):
+        elif inventory_silent and width and width < _FULL_WIDTH and on_baseboard:
             sentence = f"PCIe x{width}, x{_FULL_WIDTH} on its board"
             yield Trouble(gpu, sentence, _RESEAT_GPU, grave=False)
-        yield from _generation_troubles(gpu, health, speeds, fastest[gpu.name])
+        yield from _generation_troubles(gpu, health, speeds, max(generations[gpu.name]))
         yield from _replays(gpu, health, uptime_s(facts), limit)
 
 
@@ -211,34 +199,28 @@ def nvlink_troubles(
     speed, origin = link_speed(facts), "on the other links of this node"
     if usual is not None:
         speed, origin = usual.value, on_most(usual, group)
-    fastest: dict[str, int] = {}
-    for gpu, health in healths(facts):
-        speeds = [link.mbps or 0 for link in health.link_errors or ()]
-        fastest[gpu.name] = max(fastest.get(gpu.name, 0), *speeds, 0)
-    uptime = uptime_s(facts)
-    for gpu, health in healths(facts):
-        spec = board(gpu.name)
+    speeds = grouped((gpu.name, link.mbps or 0) for gpu, link in _reported_links(facts))
+    for gpu, link in _reported_links(facts):
+        spec, gbs, part = board(gpu.name), (link.mbps or 0) / 1000, f" NVLink {link.link}:"
         board_gbs = spec.link_gbs if spec is not None else 0.0
-        for link in health.link_errors or ():
-            gbs = (link.mbps or 0) / 1000
-            if speed and link.mbps is not None and link.mbps < speed:
-                sentence = f"{gbs:.3g} GB/s, {speed / 1000:.3g} GB/s {origin}"
-                yield Trouble(gpu, sentence, _NVLINK, part=_link_label(link))
-            elif link.mbps is not None and gbs < _FULL_SPEED * board_gbs:
-                sentence = f"{gbs:.3g} GB/s, {board_gbs:g} GB/s on its board"
-                # The number is the inventory's if it names the model, not the table's alone.
-                by_peer = usual is None and fastest[gpu.name] / 1000 >= _FULL_SPEED * board_gbs
-                grave = by_peer or is_model(gpu.name, model)
-                yield Trouble(gpu, sentence, _NVLINK, grave=grave, part=_link_label(link))
-            if link.failed_recoveries:
-                sentence = f"could not recover {link.failed_recoveries} times, 0 expected"
-                yield Trouble(gpu, sentence, _NVLINK, part=_link_label(link))
-            elif excess := excess_errors(link, uptime, limit):
-                yield Trouble(gpu, excess, _NVLINK, grave=False, part=_link_label(link))
+        if speed and link.mbps is not None and link.mbps < speed:
+            sentence = f"{gbs:.3g} GB/s, {speed / 1000:.3g} GB/s {origin}"
+            yield Trouble(gpu, sentence, _NVLINK, part=part)
+        elif link.mbps is not None and gbs < _FULL_SPEED * board_gbs:
+            sentence = f"{gbs:.3g} GB/s, {board_gbs:g} GB/s on its board"
+            # The number is the inventory's if it names the model, not the table's alone.
+            by_peer = usual is None and max(speeds[gpu.name]) / 1000 >= _FULL_SPEED * board_gbs
+            grave = by_peer or is_model(gpu.name, model)
+            yield Trouble(gpu, sentence, _NVLINK, grave=grave, part=part)
+        if link.failed_recoveries:
+            sentence = f"could not recover {link.failed_recoveries} times, 0 expected"
+            yield Trouble(gpu, sentence, _NVLINK, part=part)
+        elif excess := excess_errors(link, uptime_s(facts), limit):
+            yield Trouble(gpu, excess, _NVLINK, grave=False, part=part)
 
 
-def _link_label(link: LinkErrors) -> str:
-    return f" NVLink {link.link}:"
+def _reported_links(facts: Facts) -> list[tuple[Gpu, LinkErrors]]:
+    return [(gpu, link) for gpu, health in healths(facts) for link in health.link_errors or ()]
 
 
 @read_once
@@ -246,9 +228,7 @@ def link_speed(facts: Facts) -> int | None:
     """The speed that most live NVLinks of a node run at, Mb/s as NVML counts."""
     if any(gpu.refused("link_errors") for gpu in facts.gpus or ()):
         return None
-    return most(
-        link.mbps for _, health in healths(facts) for link in health.link_errors or () if link.mbps
-    )
+    return most(link.mbps for _, link in _reported_links(facts) if link.mbps)
 
 
 def fabric_troubles(facts: Facts, group: Group) -> Iterator[Trouble]:
@@ -341,8 +321,9 @@ def judge_nvlink(node: Node) -> Verdict:
             advice="take a second reading after a known time, or check the live node",
             totals=list(totals),
         )
-    has_counts = any(health.link_errors for _, health in healths(facts))
-    if not has_counts and not any(link.up for gpu in facts.gpus or () for link in gpu.links or ()):
+    if not _reported_links(facts) and not any(
+        link.up for gpu in facts.gpus or () for link in gpu.links or ()
+    ):
         return not_run("no NVLink is up: gpu.topology checks whether one should be")
     return verdict
 

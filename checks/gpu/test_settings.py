@@ -193,12 +193,10 @@ def memory_troubles(
             yield Trouble(gpu, sentence, _REPLACE)
         elif size is not None and (gb := named_memory_gb(gpu.name)):
             whole_mib = gb * 10**9 // 2**20
-            least_mib = _MIN_SHARE_OF_MEMORY * whole_mib
-            if size < least_mib:
+            if size < _MIN_SHARE_OF_MEMORY * whole_mib:
                 sentence = f"{memory(size)} of memory, {memory(whole_mib)} on its board"
                 # The number is the inventory's if it names the model, not the table's alone.
-                grave = is_model(gpu.name, model)
-                yield Trouble(gpu, sentence, _REPLACE, grave=grave)
+                yield Trouble(gpu, sentence, _REPLACE, grave=is_model(gpu.name, model))
         if reserved is not None and driver_mib is not None and driver_mib > reserved.value + slack:
             usual = f"{memory(reserved.value)} {reserved.origin}"
             sentence = f"the driver keeps {memory(driver_mib)} for itself, {usual}"
@@ -245,14 +243,12 @@ def judge_software(node: Node) -> Verdict:
     """Compare versions with most nodes of the group, else with the node's other GPUs."""
     facts = node.facts
     versions = {health.vbios for _, health in healths(facts) if health.vbios}
-    fine = (
-        f"driver {facts.driver.version}, VBIOS {' and '.join(sorted(versions)) or 'not reported'}"
-    )
+    vbios = " and ".join(sorted(versions)) or "not reported"
+    fine = f"driver {facts.driver.version}, VBIOS {vbios}"
     verdict = judge_gpus(node, _VERSIONS, software_troubles(facts, node.group), fine)
     if verdict.outcome is Outcome.OK and not facts.driver.version:
-        return unknown(
-            "its driver's version is not reported", advice="run nvidia-smi, then recheck"
-        )
+        sentence = "its driver's version is not reported"
+        return unknown(sentence, advice="run nvidia-smi, then recheck")
     return verdict
 
 
@@ -266,10 +262,8 @@ def _mode_summary(facts: Facts) -> str:
     fields = {"MIG": "mig_enabled", "ECC": "ecc_on", "persistence": "persistence"}
     words = []
     for name, field in fields.items():
-        values = {reading(gpu, field) for gpu in facts.gpus or ()} - {None}
-        words += [f"{name} {' and '.join('on' if on else 'off' for on in sorted(values))}"] * bool(
-            values
-        )
+        if values := {reading(gpu, field) for gpu in facts.gpus or ()} - {None}:
+            words.append(f"{name} {' and '.join(map(_onoff, sorted(values)))}")
     modes = {reading(gpu, "compute_mode") for gpu in facts.gpus or ()} - {None}
     return ", ".join([*words, *(f"compute mode {mode}" for mode in sorted(modes))])
 

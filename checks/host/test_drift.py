@@ -55,9 +55,8 @@ AGREE = "decide what the group should run and bring all nodes to it, or split th
 def judge_drift(facts: Facts, usual: dict[str, Majority[str] | None]) -> Verdict:
     """Compare each reading with the group's vote; report readings without a majority as split."""
     if facts.machine is None or facts.machine.stack is None:
-        return unknown(
-            "its kernel, libraries and BIOS could not be read", advice="mount /proc and /sys there"
-        )
+        sentence = "its kernel, libraries and BIOS could not be read"
+        return unknown(sentence, advice="mount /proc and /sys there")
     if not any(vote is not None and vote.of > 1 for vote in usual.values()):
         return not_run(f"no peers to compare with: kernel {facts.kernel}")
     odd: list[str] = []
@@ -71,8 +70,7 @@ def judge_drift(facts: Facts, usual: dict[str, Majority[str] | None]) -> Verdict
             split.append(f"{word} {value}; {agree}")
         elif vote.value != value:
             odd.append(f"{word} {value}; {majority_text(vote, vote.value)}")
-    findings = odd + split
-    if findings:
+    if findings := odd + split:
         return warn(first_finding(findings), advice=ALIGN if odd else AGREE, findings=findings)
     readings = {word: value for word, reader in READINGS.items() if (value := reader(facts))}
     return ok(f"as its group: {', '.join(f'{word} {value}' for word, value in readings.items())}")
@@ -111,9 +109,9 @@ class Time(Struct, frozen=True):
 def agreed_time(clocks: Sequence[Clock], limit: Thresholds) -> Time:
     """The moment that most clocks allow; each clock may be off by half of `clock_apart_s`."""
     slack_s = limit("clock_apart_s") / 2
-    edges = [(clock.ahead_s - clock.uncertain_s - slack_s, -1) for clock in clocks]
-    edges += [(clock.ahead_s + clock.uncertain_s + slack_s, 1) for clock in clocks]
-    edges.sort()
+    starts = [(clock.ahead_s - clock.uncertain_s - slack_s, -1) for clock in clocks]
+    ends = [(clock.ahead_s + clock.uncertain_s + slack_s, 1) for clock in clocks]
+    edges = sorted(starts + ends)
     best, votes = Time(0.0, 0.0, 0, len(clocks)), 0
     for position, (edge_s, kind) in enumerate(edges):
         votes -= kind

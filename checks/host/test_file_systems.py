@@ -53,20 +53,17 @@ def permanent_mounts(facts: Facts) -> tuple[tuple[str, bool], ...] | None:
 
 def label(file_system: FileSystem) -> str:
     """/data (nfs4, nas1:/export)."""
-    return (
-        f"{file_system.mount} ({', '.join(filter(None, [file_system.kind, file_system.source]))})"
-    )
+    origin = ", ".join(filter(None, (file_system.kind, file_system.source)))
+    return f"{file_system.mount} ({origin})"
 
 
 def failure_words(file_system: FileSystem) -> str:
     """How the file system hung or failed, in words; "" if it answered."""
     if file_system.state == "hung":
         return f"{label(file_system)} gave no answer within {file_system.seconds:g} s"
-    return (
-        f"{label(file_system)} answers with: {file_system.error}"
-        if file_system.state == "error"
-        else ""
-    )
+    if file_system.state == "error":
+        return f"{label(file_system)} answers with: {file_system.error}"
+    return ""
 
 
 def missing_mount(systems: tuple[FileSystem, ...], usual: Usual | None) -> tuple[str, str]:
@@ -111,15 +108,11 @@ def shortages(file_system: FileSystem, limit: Thresholds) -> Iterator[str]:
     share = file_system.size_mib * limit("disk_free_percent") / 100
     enough = min(share, limit("disk_free_gib") * _GIB)
     if file_system.free_mib < enough:
-        free, size = memory(file_system.free_mib), memory(file_system.size_mib)
-        where = f"are free on {file_system.mount}"
-        yield f"{free} of {size} {where}, at least {memory(enough)} should be"
+        space = f"{memory(file_system.free_mib)} of {memory(file_system.size_mib)}"
+        yield f"{space} are free on {file_system.mount}, at least {memory(enough)} should be"
     if file_system.inodes and file_system.inodes_free is not None:
-        percent, least = (
-            100 * file_system.inodes_free / file_system.inodes,
-            limit("inodes_free_percent"),
-        )
-        if percent < least:
+        percent = 100 * file_system.inodes_free / file_system.inodes
+        if percent < (least := limit("inodes_free_percent")):
             free = f"{percent:.1f} % of the inodes of {file_system.mount} are free"
             yield f"{free}, at least {least:g} % should be"
 
@@ -185,12 +178,10 @@ def judge_mounts(  # noqa: PLR0911 (one outcome per cause)
     missing, problem = missing_mount(systems, decided(usual))
     if missing:
         return fail(problem, advice=MOUNT_IT, mount=missing)
-    unread = [fs for fs in systems if fs.state == "hidden" and not fs.error]
-    if unread:
+    if unread := [fs for fs in systems if fs.state == "hidden" and not fs.error]:
         problem = f"{label(unread[0])} could not be read: this node left its reader no CPU"
         return unknown(problem, advice="check again when the node is less busy")
-    slow = [fs for fs in systems if fs.seconds > limit("mount_slow_s")]
-    if slow:
+    if slow := [fs for fs in systems if fs.seconds > limit("mount_slow_s")]:
         problem = f"{label(slow[0])} took {slow[0].seconds:.1f} s to report its size"
         problem += f", at most {limit('mount_slow_s'):g} s are usual"
         return warn(problem, advice="look at its server's load and at the network to it")

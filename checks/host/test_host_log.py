@@ -223,8 +223,7 @@ def judge_hardware_errors(facts: Facts, limit: Thresholds) -> Verdict:
     lost = lost_slots(facts)
     errors = [fault for fault in faults(log.lines) if not _follows_lost_gpu(fault, lost, facts)]
     evidence: dict[str, Any] = {"faults": [asdict(fault) for fault in errors], "log": log.source}
-    fatal = [fault for fault in errors if fault.grade == "fatal"]
-    if fatal:
+    if fatal := [fault for fault in errors if fault.grade == "fatal"]:
         words = f"{_fault_words(fatal, facts)}; expected no uncorrected error {window(log, facts)}"
         return fail(words, advice=_ADVICE[fatal[0].part], **evidence)
     days = days_covered(log, facts)
@@ -407,8 +406,7 @@ def judge_kernel_log(facts: Facts, limit: Thresholds) -> Verdict:
         return unread(facts)
     entries = events(log.lines)
     evidence: dict[str, Any] = {"events": [asdict(event) for event in entries], "log": log.source}
-    read_only = [event for event in entries if event.kind == "read-only"]
-    if read_only:
+    if read_only := [event for event in entries if event.kind == "read-only"]:
         words = f"{_event_words(read_only[0], facts)}; expected none {window(log, facts)}"
         return fail(words, advice=_WORDS[read_only[0].kind][1], **evidence)
     ages = [(elapsed_s(event.last_s, facts), event) for event in entries]

@@ -69,9 +69,8 @@ def pressure(ram: Memory, limit: Thresholds) -> str:
         wait = f"something waited for memory in {ram.stalled_percent:.0f} % of the last 10 s"
         return f"{wait}, at most {most:g} % are usual"
     if ram.swap_used_mib > most_swap_gib * 1024:
-        return (
-            f"{memory(ram.swap_used_mib)} are swapped out, at most {most_swap_gib:g} GiB is usual"
-        )
+        usual = f"at most {most_swap_gib:g} GiB is usual"
+        return f"{memory(ram.swap_used_mib)} are swapped out, {usual}"
     return ""
 
 

@@ -10,11 +10,10 @@ from preflight.facts.gpu_users import GRANT, Stale, find_stale
 from preflight.facts.machine import Worker
 from preflight.verdict import Conclude, Verdict, fail, ok, unknown, warn
 
+_ANSWER = ("reach.answer",)
 CHECKS = (
-    Check(
-        "host.stale_processes", stage="facts", tier="prolog", requires=("reach.answer",), user=True
-    ),
-    Check("host.load", stage="facts", tier="prolog", requires=("reach.answer",)),
+    Check("host.stale_processes", stage="facts", tier="prolog", requires=_ANSWER, user=True),
+    Check("host.load", stage="facts", tier="prolog", requires=_ANSWER),
 )
 
 
@@ -31,21 +30,18 @@ def judge_stale_processes(facts: Facts, limit: Thresholds) -> Verdict:
     sentence = first_finding(evidence)
     if worst.grant:
         return unknown(sentence, advice=worst.advice, grant=worst.grant, findings=evidence)
-    conclude = fail if worst.grave else warn
+    conclude, cause = fail if worst.grave else warn, common_cause(leftovers)
     pids = [culprit.pid for stale in leftovers for culprit in stale.culprits]
-    return conclude(
-        sentence, advice=worst.advice, cause=common_cause(leftovers), findings=evidence, pids=pids
-    )
+    return conclude(sentence, advice=worst.advice, cause=cause, findings=evidence, pids=pids)
 
 
 def common_cause(leftovers: list[Stale]) -> str:
     """The single culprit, or the one that listens: `net.ports` names the same process."""
-    culprits = {
-        culprit.pid: culprit for stale in leftovers if stale.grave for culprit in stale.culprits
-    }
-    listeners = [pid for pid, culprit in culprits.items() if culprit.listens]
-    pids = list(culprits) if len(culprits) == 1 else listeners
-    return f"pid {pids[0]}" if len(pids) == 1 else ""
+    culprits = [culprit for stale in leftovers if stale.grave for culprit in stale.culprits]
+    listeners = {culprit.pid for culprit in culprits if culprit.listens}
+    every = {culprit.pid for culprit in culprits}
+    pids = every if len(every) == 1 else listeners
+    return f"pid {pids.pop()}" if len(pids) == 1 else ""
 
 
 def test_host_stale_processes(node: Node, conclude: Conclude) -> None:

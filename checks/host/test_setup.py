@@ -14,12 +14,11 @@ from preflight.facts.machine import Governor
 from preflight.facts.node import decided, majority_text
 from preflight.verdict import Conclude, Verdict, not_run, ok, unknown, warn
 
+_ANSWER: Final = ("reach.answer",)
 CHECKS = (
-    Check("host.container", stage="facts", tier="prolog", requires=("reach.answer",)),
-    Check("host.governor", stage="facts", tier="prolog", requires=("reach.answer",)),
-    Check(
-        "host.pci_acs", stage="facts", tier="prolog", requires=("reach.answer", "host.driver_hung")
-    ),
+    Check("host.container", stage="facts", tier="prolog", requires=_ANSWER),
+    Check("host.governor", stage="facts", tier="prolog", requires=_ANSWER),
+    Check("host.pci_acs", stage="facts", tier="prolog", requires=(*_ANSWER, "host.driver_hung")),
 )
 
 
@@ -83,11 +82,11 @@ def judge_governor(facts: Facts, usual: Majority[tuple[str, ...]] | None = None)
     cpus = sum(governor.cpus for governor in governors)
     if not slow:
         return ok(f"{count(cpus, 'CPU')} under {FULL_CLOCK}")
-    slow_words = ", ".join(governor_words(governor) for governor in slow)
+    slow_words = ", ".join(map(governor_words, slow))
     expected = f"{FULL_CLOCK} is expected"
     if vote is not None and vote.value == (FULL_CLOCK,):
         expected = majority_text(vote, FULL_CLOCK)
-    all_words = [governor_words(governor) for governor in governors]
+    all_words = list(map(governor_words, governors))
     return warn(f"{slow_words} of {cpus}; {expected}", advice=SET_GOVERNOR, governors=all_words)
 
 
@@ -148,10 +147,9 @@ def detours(facts: Facts, group: Group) -> Iterator[Deviation]:
         grave, usual_setting = False, "none should"
         if vote is not None and not vote.value:
             grave, usual_setting = True, f"none does on {vote.holders}"
-        finding = (
-            f"ACS redirects the traffic between GPUs and NICs at {first_few(redirecting, _NAMED)}"
-        )
-        yield Deviation(f"{finding}; {usual_setting}", _CLEAR.format(redirecting[0]), grave=grave)
+        ports = first_few(redirecting, _NAMED)
+        finding = f"ACS redirects the traffic between GPUs and NICs at {ports}; {usual_setting}"
+        yield Deviation(finding, _CLEAR.format(redirecting[0]), grave=grave)
     mapping, usual = iommu_mapping(facts), decided(group.majority(iommu_mapping))
     if mapping is not None and mapping.startswith("DMA"):
         grave, usual_setting = False, "identity expected"

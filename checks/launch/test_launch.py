@@ -36,11 +36,6 @@ def devices_of(node: Node) -> int | None:
     return len(read_visible((node.environ or {}).get("CUDA_VISIBLE_DEVICES"), gpus).devices)
 
 
-def launch_fault(shape: Shape, nodes: int, devices: Mapping[str, int | None]) -> Deviation | None:
-    """The first reason why the launch will not become one job on all of these nodes and GPUs."""
-    return _srun(shape) or _nodes(shape, nodes) or _rendezvous(shape) or _idle_gpus(shape, devices)
-
-
 def _srun(shape: Shape) -> Deviation | None:
     tasks, nodes = shape.srun_tasks, shape.srun_nodes
     if shape.launcher == "torchrun" and tasks is not None and tasks > 1:
@@ -138,15 +133,15 @@ def judge_fits(shape: Shape | None, nodes: int, devices: Mapping[str, int | None
     """Compare the launch line with the nodes. `devices`: GPUs that the job sees on each."""
     if shape is None:
         return not_run("no launch line of torchrun, accelerate or deepspeed is known")
-    fault = launch_fault(shape, nodes, devices)
+    # The first reason why the launch will not become one job on all of these nodes and GPUs.
+    fault = _srun(shape) or _nodes(shape, nodes) or _rendezvous(shape) or _idle_gpus(shape, devices)
     if fault is not None and fault.grave:
         return fail(fault.sentence, advice=fault.advice)
     unreported = [name for name, number in devices.items() if number is None]
     if shape.nproc is not None and unreported:
-        summary = (
-            f"{count(shape.nproc, 'rank')} per node, and {fold(unreported)} did not report its GPUs"
-        )
-        return unknown(summary, advice="see gpu.count of it; then run again", culprits=unreported)
+        ranks = count(shape.nproc, "rank")
+        sentence = f"{ranks} per node, and {fold(unreported)} did not report its GPUs"
+        return unknown(sentence, advice="see gpu.count of it; then run again", culprits=unreported)
     if fault is not None:
         return warn(fault.sentence, advice=fault.advice)
     summary = f"{shape.launcher} for {count(nodes, 'node')}"

@@ -115,6 +115,13 @@ def hca_of(environ: Mapping[str, str] | None) -> str:
     return (environ or {}).get("NCCL_IB_HCA", "")
 
 
+def data_over_sockets(facts: Facts, environ: Mapping[str, str]) -> bool:
+    """Whether NCCL's data, and not only its bootstrap, go over its sockets."""
+    if environ.get("NCCL_IB_DISABLE", "").strip() == "1":
+        return True
+    return not any(port.active for port in nccl_ports(facts, hca_of(environ)))
+
+
 def subnet(interface: Interface) -> str:
     """The network of its first address: "10.77.0.0/24"; "" without one."""
     address = parse_address(interface.addresses[0]) if interface.addresses else None

@@ -17,7 +17,7 @@ from typing import Final, Literal
 
 from preflight.check import Check
 from preflight.checks.deviations import Deviation, conclude_deviations, on_most
-from preflight.checks.net.selected import gloo_interfaces, nccl_interfaces, nccl_ports
+from preflight.checks.net.selected import data_over_sockets, gloo_interfaces, nccl_interfaces
 from preflight.checks.rdma.ports import ports_of
 from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Group, Node
@@ -69,25 +69,20 @@ def rdma_interfaces(facts: Facts) -> frozenset[str]:
     return frozenset(port.port.netdev for port in ports_of(facts) if port.port.netdev)
 
 
-def data_over_sockets(facts: Facts, environ: Mapping[str, str]) -> bool:
-    """Whether the job's data, and not only its bootstrap, go over these links."""
-    if environ.get("NCCL_IB_DISABLE", "").strip() == "1":
-        return True
-    return not any(port.active for port in nccl_ports(facts, environ.get("NCCL_IB_HCA", "")))
-
-
 @cache
 def number_of(name: str, field: Literal["mtu", "speed_mbits"]) -> Reader:
     """The reader of an interface's MTU, or of its speed in Mb/s."""
-    return lambda facts: next(
-        (getattr(link, field) for link in facts.interfaces if link.name == name), None
-    )
+    return lambda facts: getattr(_link(facts, name), field, None)
 
 
 @cache
 def up_of(name: str) -> Callable[[Facts], bool | None]:
     """The reader of whether an interface has a link."""
-    return lambda facts: next((is_up(link) for link in facts.interfaces if link.name == name), None)
+    return lambda facts: is_up(link) if (link := _link(facts, name)) else None
+
+
+def _link(facts: Facts, name: str) -> Interface | None:
+    return next((link for link in facts.interfaces if link.name == name), None)
 
 
 def is_up(interface: Interface) -> bool:

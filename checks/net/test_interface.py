@@ -8,8 +8,9 @@ from typing import Final
 
 from preflight.check import Check
 from preflight.checks.deviations import Deviation, conclude_deviations
-from preflight.checks.env.test_nccl_conf import settings as conf_settings
+from preflight.checks.env.test_nccl_conf import conf_settings
 from preflight.checks.net.selected import (
+    data_over_sockets,
     first_choice,
     gloo_interfaces,
     nccl_interfaces,
@@ -116,8 +117,9 @@ def hca_choice(
     has = _names(facts.nics)
     if not active and not down_reported:
         sentence = f"{setting} selects no active RDMA port here (there are {has})"
-        sentence += ": NCCL falls back to TCP sockets"
-        yield Deviation(sentence, "name devices that are there")
+        yield Deviation(
+            f"{sentence}: NCCL falls back to TCP sockets", "name devices that are there"
+        )
         return
     selection = parse_filter(text)
     names = [nic.name for nic in facts.nics]
@@ -178,10 +180,7 @@ def _not_to_others(first: Interface, facts: Facts, group: Group, environ: Mappin
     used = peer_interface(facts)
     if used is None or used.name == first.name or not facts.gpus:
         return ""
-    rdma = environ.get("NCCL_IB_DISABLE", "0").strip() != "1" and any(
-        port.active for port in nccl_ports(facts, environ.get("NCCL_IB_HCA", ""))
-    )
-    if rdma and _subnet_has_peer(first, facts, group):
+    if not data_over_sockets(facts, environ) and _subnet_has_peer(first, facts, group):
         return ""
     return f"{first.name} ({subnet(first)}); {used.name} ({subnet(used)}) leads to the other nodes"
 
@@ -292,25 +291,21 @@ def name_deviation(
     """What is wrong with where a name leads here. `expected`: the job itself uses the name."""
     if not lookup.addresses:
         return _unknown_name(lookup, master, group, expected=expected)
-    at_master = master is not None and same_machine(facts, master)
     advice = _HOSTS.format(lookup.name)
+    answer = f"the master's name {lookup.name} leads to {_ips(lookup)}"
     if all(is_loopback(address) for address in lookup.addresses):
-        if at_master:
+        if master is not None and same_machine(facts, master):
             return None
-        sentence = (
-            f"the master's name {lookup.name} leads to {_ips(lookup)} here, which is this node"
-        )
-        return Deviation(f"{sentence} itself; its ranks would wait for themselves", advice)
+        sentence = f"{answer} here, which is this node itself; its ranks would wait for themselves"
+        return Deviation(sentence, advice)
     vote = decided(group.majority(name_addresses(lookup.name)))
     usual = vote.value if vote is not None else ()
     addresses = addresses_of(master) if master is not None else set()
     if usual and set(usual).isdisjoint(lookup.addresses) and not addresses & set(lookup.addresses):
         usual_answer = f"{', '.join(usual[:2])} on {vote.holders}" if vote else ""
-        sentence = f"the master's name {lookup.name} leads to {_ips(lookup)} here, {usual_answer}"
-        return Deviation(sentence, advice)
+        return Deviation(f"{answer} here, {usual_answer}", advice)
     if not usual and addresses and addresses.isdisjoint(lookup.addresses):
-        sentence = f"the master's name {lookup.name} leads to {_ips(lookup)}, which none of its"
-        return Deviation(f"{sentence} interfaces has", advice, grave=False)
+        return Deviation(f"{answer}, which none of its interfaces has", advice, grave=False)
     return _wrong_family(lookup, facts) or _slow_lookup(lookup)
 
 
@@ -366,9 +361,8 @@ def judge_master_name(
     if network is None:
         if not any(problem.startswith("network") for problem in facts.problems):
             return not_run("no name was looked up here")
-        return unknown(
-            "the addresses of names could not be looked up", advice="look at getent ahosts there"
-        )
+        sentence = "the addresses of names could not be looked up"
+        return unknown(sentence, advice="look at getent ahosts there")
     if not network.names:
         return _no_lookup(alone=alone)
     deviations = (

@@ -35,9 +35,8 @@ from preflight.facts.machine import KernelLog, LogLine
 from preflight.facts.model import read_once
 from preflight.verdict import Conclude, Verdict, fail, warn
 
-CHECK = Check(
-    "net.kernel_log", stage="facts", tier="prolog", requires=("reach.answer",), drains=True
-)
+_ANSWER = ("reach.answer",)
+CHECK = Check("net.kernel_log", stage="facts", tier="prolog", requires=_ANSWER, drains=True)
 
 Kind = Literal[
     "up", "started", "recovered",
@@ -100,8 +99,7 @@ def judge(facts: Facts, limit: Thresholds) -> Verdict:
         for event in nic_events
     ]
     evidence: Evidence = {"events": records, "log": log.source}
-    fatal = [event for event in nic_events if event.kind in _FATAL]
-    if fatal:
+    if fatal := [event for event in nic_events if event.kind in _FATAL]:
         sentence = _words(fatal, facts)
         devices = {event.device for event in fatal}
         return maybe_over(sentence, log, **evidence) or fail(
@@ -151,9 +149,8 @@ def _warning(
 ) -> Verdict:
     """Leave out links that another check reports; if none is left, join that check's finding."""
     items = [*flapping, *others]
-    other_checks = {
-        event: reporting_check(event.device, facts, limit) for event in items if event.kind in _LINK
-    }
+    links = [event for event in items if event.kind in _LINK]
+    other_checks = {event: reporting_check(event.device, facts, limit) for event in links}
     cause = other_checks.get(items[0], "")
     if not all(other_checks.get(event) for event in items):
         cause = ""
@@ -206,7 +203,7 @@ def events(lines: Sequence[LogLine]) -> list[Event]:
     unlogged: list[Event] = []
     started: dict[str, int] = {}
     recovered: dict[str, int] = {}
-    ups: dict[str, list[Event]] = {}
+    ups: dict[str, list[Event]] = defaultdict(list)
     downs: dict[str, list[Event]] = defaultdict(list)
     for order, line in enumerate(lines):
         event = _event(order, line)
@@ -214,16 +211,15 @@ def events(lines: Sequence[LogLine]) -> list[Event]:
             continue
         device = event.device
         if event.kind == "up":
-            ups.setdefault(device, []).append(event)
-            continue
-        if event.kind == "started":
+            ups[device].append(event)
+        elif event.kind == "started":
             started[device] = order
             unlogged += _unlogged_downs(ups.pop(device, []), downs.pop(device, []))
-            continue
-        nic_events.append(event)
+        else:
+            nic_events.append(event)
         if event.kind == "recovered":
             recovered[device] = order
-        if event.kind == "down":
+        elif event.kind == "down":
             downs[device].append(event)
     for device, device_ups in ups.items():
         unlogged += _unlogged_downs(device_ups, downs[device])

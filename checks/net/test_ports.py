@@ -39,9 +39,8 @@ def bind_failure_verdict(master: MasterPort, origin: str) -> Verdict:
     if holder is not None and holder.ours:
         return ok(f"{port} is held by this run's own store, {name_process(holder)}")
     if holder is not None:
-        end_advice = "ask root to find it: ss -ltnp"
-        if holder.pid:
-            end_advice = f"end it: {kill_command([holder.pid])}"
+        to_end = f"end it: {kill_command([holder.pid])}" if holder.pid else ""
+        end_advice = to_end or "ask root to find it: ss -ltnp"
         return fail(
             f"{port} is taken by {name_process(holder)}",
             advice=f"{end_advice}; or choose another --master-port",
@@ -91,12 +90,11 @@ def judge_ports(name: str, net: Net) -> Verdict:
 
 
 def _fault_verdict(name: str, fault: Fault) -> Verdict:
+    sentence, advice, cause = fault.sentence, fault.advice, fault.cause
     if not fault.blame:
-        return unknown(fault.sentence, advice=fault.advice)
+        return unknown(sentence, advice=advice)
     blame = "" if fault.blame == name else fault.blame
-    return fail(
-        fault.sentence, advice=fault.advice, cause=fault.cause, blame=blame, blocks=not blame
-    )
+    return fail(sentence, advice=advice, cause=cause, blame=blame, blocks=not blame)
 
 
 def _ports_ok(net: Net, ports: Ports) -> Verdict:
@@ -409,10 +407,8 @@ def _partner_fault(name: str, net: Net) -> Fault | None:
 
 def _others_results(name: str, peer: str, net: Net) -> set[str]:
     """How other nodes' attempts at a peer's data ports ended: with an "ok" its firewall is open."""
-    attempts = net.others_to.get(peer, ())
-    return {
-        attempt.result for source, attempt in attempts if source != name and attempt.kind == "data"
-    }
+    others = [attempt for source, attempt in net.others_to.get(peer, ()) if source != name]
+    return {attempt.result for attempt in others if attempt.kind == "data"}
 
 
 def _peer_is_at_fault(peer: str, net: Net, incoming: _ByPeer, outgoing: _ByPeer) -> bool:

@@ -40,12 +40,11 @@ _CABLE: Final = (
 )
 
 
-def unconnected_port(
-    port: Port, ports: Sequence[Port], facts: Facts, group: Group
-) -> Deviation | None:
+def unconnected_port(port: Port, facts: Facts, group: Group) -> Deviation | None:
     """What is wrong with a port that is down, where neither inventory nor peers decide."""
     if not _has_no_link(port):
         return None
+    ports = ports_of(facts)
     comparable = [peer for peer in ports if peer.active or _has_no_link(peer)]
     infiniband = [peer for peer in comparable if peer.layer == port.layer]
     up = sum(peer.active for peer in infiniband)
@@ -101,9 +100,8 @@ _MOSTLY: Final = 4
 
 def down_ports(expected: Expected, facts: Facts, group: Group) -> list[Deviation]:
     """Ports that are not up although inventory, group or peers expect them to be."""
-    ports = ports_of(facts)
-    down = [port for port in ports if port.state and not port.active]
-    return [fault for port in down if (fault := _down_port(port, expected, ports, facts, group))]
+    down = [port for port in ports_of(facts) if port.state and not port.active]
+    return [fault for port in down if (fault := _down_port(port, expected, facts, group))]
 
 
 def unsteady_ports(facts: Facts) -> Iterator[Deviation]:
@@ -138,47 +136,44 @@ def _port_interfaces(facts: Facts) -> list[tuple[Port, Interface]]:
     return [(port, device) for port, device in pairs if device and device.operstate]
 
 
-def _down_port(
-    port: Port, expected: Expected, ports: Sequence[Port], facts: Facts, group: Group
-) -> Deviation | None:
+def _down_port(port: Port, expected: Expected, facts: Facts, group: Group) -> Deviation | None:
     """The first source that knows decides: names in the inventory, the group, then numbers."""
     advice = _advice(port)
     if expected.hcas is not None and port.nic.name in expected.hcas:
         rail = expected.hcas.index(port.nic.name)
         return Deviation(f"{port.seen}, expected as rail {rail}", advice)
     vote = decided(group.majority(among(active_ports, gpu_models(facts))))
-    if vote is not None and set(vote.value) & {p.name for p in ports}:
+    if vote is not None and set(vote.value) & {p.name for p in ports_of(facts)}:
         if port.name not in vote.value:
             return None
         return Deviation(f"{port.seen}, ACTIVE {on_most(vote, group)}", advice)
     if expected.hcas is not None:
         return None
-    return _without_names(port, expected, ports, facts, group)
+    return _without_names(port, expected, facts, group)
 
 
-def _without_names(
-    port: Port, expected: Expected, ports: Sequence[Port], facts: Facts, group: Group
-) -> Deviation | None:
+def _without_names(port: Port, expected: Expected, facts: Facts, group: Group) -> Deviation | None:
+    ports = ports_of(facts)
     if _is_spare_function(port, ports):
         return None
     if port.of_fabric:
         sentence = f"{port.seen}: no other end; its link is lost, or it has no cable"
         return Deviation(sentence, _EMPTY, grave=False)
     if expected.nics is not None:
-        return _missing_by_number(port, expected.nics, expected, ports, facts)
+        return _missing_by_number(port, expected.nics, expected, facts)
     if _unconfigured(port):
         return Deviation(f"{port.seen}: no subnet manager has configured it", _CONFIGURE)
     deviation = _peer_deviation(port, ports)
     if deviation is None and is_rail(port, expected):
-        deviation = unconnected_port(port, ports, facts, group)
+        return unconnected_port(port, facts, group)
     return deviation
 
 
 def _missing_by_number(
-    port: Port, number: int, expected: Expected, ports: Sequence[Port], facts: Facts
+    port: Port, number: int, expected: Expected, facts: Facts
 ) -> Deviation | None:
     """Ports with an unread state may be up: no other port is missing in their place."""
-    rails = [p for p in ports if is_rail(p, expected)]
+    rails = [p for p in ports_of(facts) if is_rail(p, expected)]
     up, unread = sum(p.active for p in rails), sum(not p.state for p in rails)
     unread += sum(not nic.ports for nic in facts.nics or ())
     if up + unread >= number or port not in rails:
@@ -353,29 +348,24 @@ def _above_peers(port: Port, facts: Facts, limit: Thresholds) -> Iterator[Deviat
             yield Deviation(sentence, rule.advice.format(port.name), grave=rule.grave)
 
 
-PORT: Final = "ib.port"
-COUNTERS: Final = "ib.errors"
-ETHERNET: Final = "net.ethernet"
-
-
 def reporting_check(who: str, facts: Facts, limit: Thresholds) -> str:
     """The check that reports the link of this PCI address or interface; "" where none does."""
     ports = [port for port in ports_of(facts) if _names_port(who, port)]
     down = {port.name for port, _ in down_interfaces(facts)}
     if any((port.state and not port.active) or port.name in down for port in ports):
-        return PORT
+        return "ib.port"
     if any(True for port in ports for _ in errors_of(port, facts, limit)):
-        return COUNTERS
+        return "ib.errors"
     rates = (flaps_per_day(link, facts) for link in facts.interfaces if link.name == who)
     max_flaps = limit("link_flaps_per_day")
-    return ETHERNET if any(rate is not None and rate >= max_flaps for rate in rates) else ""
+    return "net.ethernet" if any(rate is not None and rate >= max_flaps for rate in rates) else ""
 
 
 def counted_cause(facts: Facts, limit: Thresholds) -> str:
     """The cause of the counted errors: `ib.port` where only links that went down have counted."""
     faulty = [port for port in ports_of(facts) if any(True for _ in errors_of(port, facts, limit))]
     down = {port.name for port, _ in down_interfaces(facts)}
-    return PORT if faulty and all(port.name in down for port in faulty) else ""
+    return "ib.port" if faulty and all(port.name in down for port in faulty) else ""
 
 
 def _names_port(device: str, port: Port) -> bool:

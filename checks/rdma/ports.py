@@ -111,8 +111,12 @@ def is_rail(port: Port, expected: Expected) -> bool:
     """Whether the inventory expects this port: by name, or else by link layer."""
     if expected.hcas is not None:
         return port.nic.name in expected.hcas
-    layer = _LINK_LAYERS[expected.nic_link] if expected.nic_link else ""
-    return not layer or not port.layer or port.layer == layer
+    return not port.layer or expected_layer(expected) in ("", port.layer)
+
+
+def expected_layer(expected: Expected) -> str:
+    """The link layer of the rails; "" where the inventory does not say."""
+    return _LINK_LAYERS[expected.nic_link] if expected.nic_link else ""
 
 
 def netdev_of(port: Port, facts: Facts) -> Interface | None:

@@ -29,9 +29,8 @@ def judge_firmware(facts: Facts, group: Group) -> Verdict:
     """Compare each device's firmware with the group's, or else with its own peers'."""
     if not facts.nics:
         return not_run("no RDMA devices here")
-    if findings := list(_unusual_firmwares(facts.nics, group)):
-        advice = "update it to the others' firmware (mlxfwmanager, flint), then reboot"
-        return warn(first_finding(findings), advice=advice, findings=findings)
+    if verdict := conclude_deviations(_unusual_firmwares(facts.nics, group)):
+        return verdict
     if unreported := [nic.name for nic in facts.nics if not nic.firmware]:
         sentence = f"{', '.join(unreported)} did not report its firmware"
         return unknown(sentence, advice="look at fw_ver in /sys/class/infiniband")
@@ -39,20 +38,21 @@ def judge_firmware(facts: Facts, group: Group) -> Verdict:
     return ok(f"{len(facts.nics)} RDMA devices on {', '.join(kinds)}", firmwares=kinds)
 
 
-def _unusual_firmwares(nics: Sequence[Nic], group: Group) -> Iterator[str]:
+def _unusual_firmwares(nics: Sequence[Nic], group: Group) -> Iterator[Deviation]:
     by_group = decided(group.majority(firmwares))
-    chips = [chip(nic) for nic in nics]
-    by_chip = grouped((chip_name, nic.firmware) for chip_name, nic in zip(chips, nics, strict=True))
-    for chip_name, nic in zip(chips, nics, strict=True):
+    by_chip = grouped((chip(nic), nic.firmware) for nic in nics)
+    for nic in nics:
         if by_group is None:
-            expected, origin = most_common(filter(None, by_chip[chip_name])), "on its peers"
+            expected, origin = most_common(filter(None, by_chip[chip(nic)])), "on its peers"
         else:
             # Nodes may have several versions for one chip: each of these is right.
-            versions = [version for kind, version in by_group.value if kind == chip_name]
+            versions = [firmware for kind, firmware in by_group.value if kind == chip(nic)]
             expected = None if nic.firmware in versions else next(iter(versions), None)
             origin = on_most(by_group, group)
         if nic.firmware and expected is not None and nic.firmware != expected:
-            yield f"{nic.name} has firmware {nic.firmware}, {expected} {origin}"
+            sentence = f"{nic.name} has firmware {nic.firmware}, {expected} {origin}"
+            advice = "update it to the others' firmware (mlxfwmanager, flint), then reboot"
+            yield Deviation(sentence, advice, grave=False)
 
 
 def test_ib_firmware(node: Node, conclude: Conclude) -> None:
@@ -154,7 +154,8 @@ def judge_switch(switches: tuple[Switch, ...] | None) -> Verdict:
         summary = not_ok[0] if not_ok else "no fan and no power supply is reported"
         return unknown(summary, advice="read the switch again")
     fans = sum(part.rpm is not None for _, part in parts)
-    units = {(switch.name, part.name.split()[0]) for switch, part in parts if _is_supply(part)}
+    psus = [(switch, part) for switch, part in parts if part.name.upper().startswith("PSU")]
+    units = {(switch.name, part.name.split()[0]) for switch, part in psus}
     supplies = count(len(units), "power supply", "power supplies")
     names = ", ".join(switch.name for switch in switches)
     return ok(f"{names}: {count(fans, 'fan')} turning, {supplies} OK")
@@ -163,10 +164,6 @@ def judge_switch(switches: tuple[Switch, ...] | None) -> Verdict:
 def _part_words(switch: Switch, part: SwitchPart) -> str:
     state = "stands still (0 rpm)" if part.rpm == 0 else f"says {part.status or 'nothing'}"
     return f"{switch.name}: {part.name} {state}, OK is expected"
-
-
-def _is_supply(part: SwitchPart) -> bool:
-    return part.name.upper().startswith("PSU")
 
 
 def test_ib_switch(node: Node, conclude: Conclude) -> None:

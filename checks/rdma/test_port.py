@@ -21,6 +21,7 @@ from preflight.checks.rdma.port_faults import (
 )
 from preflight.checks.rdma.ports import (
     Port,
+    expected_layer,
     is_rail,
     most_common,
     mtus,
@@ -124,8 +125,7 @@ def judge_count(
 def _is_counted(nic: Nic, expected: Expected) -> bool:
     """Whether a device is of the expected kind; front ends of another link layer are not."""
     layers = {port.link_layer.lower() for port in nic.ports} - {""}
-    layer = {"ib": "infiniband", "roce": "ethernet"}.get(expected.nic_link or "", "")
-    return not layer or not layers or layer in layers
+    return not layers or expected_layer(expected) in ("", *layers)
 
 
 def test_ib_count(node: Node, conclude: Conclude) -> None:
@@ -157,22 +157,16 @@ def slow_ports(
         from_peers, infiniband = expected_gbits is None, port.layer == "infiniband"
         if from_peers:
             expected_gbits, origin = peers[port.kind], "on its peers"
+        may_lack_lanes = from_peers and (expected_gbits is None or infiniband)
         if expected_gbits is not None and rate < expected_gbits * _TOLERANCE:
             # In the list of a fabric older machines are slow by intention; lost lanes are not.
             grave = not port.of_fabric or (port.lanes or 0) < (lanes or 0)
             sentence = f"{port.name} runs at {_rate(port)}, {expected_gbits:g} {origin}"
             yield Deviation(sentence, _RETRAIN, grave=grave)
-        elif (
-            interface_gbits := _interface_gbits(port, facts)
-        ) and rate < interface_gbits * _TOLERANCE:
-            sentence = f"{port.name} runs at {_rate(port)}, its interface {port.port.netdev} at"
-            yield Deviation(f"{sentence} {interface_gbits:g}", _RETRAIN)
-        elif (
-            from_peers
-            and port.lanes == 1
-            and len(active) > 1
-            and (expected_gbits is None or infiniband)
-        ):
+        elif rate < (interface_gbits := _interface_gbits(port, facts)) * _TOLERANCE:
+            interface = f"its interface {port.port.netdev} at {interface_gbits:g}"
+            yield Deviation(f"{port.name} runs at {_rate(port)}, {interface}", _RETRAIN)
+        elif port.lanes == 1 and len(active) > 1 and may_lack_lanes:
             # Ethernet may be made of one lane; of InfiniBand, slow ones prove nothing by number.
             faster = any(p.kind == port.kind and (p.gbits or 0) > rate for p in active)
             sentence = f"{port.name} runs on 1 lane ({port.port.rate}), 4 are usual"
@@ -227,12 +221,10 @@ def _expected_rate(
     return float(expected.nic_gbits), "expected"
 
 
-def _interface_gbits(port: Port, facts: Facts) -> float | None:
-    """The rate of its IPoIB interface; an Ethernet device's may be a bond's, or unset."""
+def _interface_gbits(port: Port, facts: Facts) -> float:
+    """The rate of its IPoIB interface, or 0; an Ethernet device's may be a bond's, or unset."""
     device = netdev_of(port, facts)
-    if port.layer != "infiniband" or device is None or device.speed_mbits is None:
-        return None
-    return device.speed_mbits / 1000
+    return (device.speed_mbits or 0) / 1000 if device and port.layer == "infiniband" else 0.0
 
 
 def _rate(port: Port) -> str:
@@ -247,8 +239,7 @@ def judge_rate(expected: Expected, facts: Facts, group: Group) -> Verdict:
     slow = slow_ports(active, expected, facts, group)
     if verdict := conclude_deviations([*slow, *unusual_frames(active, facts, group)]):
         return verdict
-    unreported = [port.name for port in active if port.gbits is None]
-    if unreported:
+    if unreported := [port.name for port in active if port.gbits is None]:
         sentence = f"the rate of {', '.join(unreported)} could not be read"
         return unknown(sentence, advice="look at rate in /sys/class/infiniband/*/ports")
     rates = sorted({port.gbits or 0.0 for port in active}, reverse=True)
@@ -272,8 +263,7 @@ def judge_errors(facts: Facts, limit: Thresholds) -> Verdict:
         return not_run("neither InfiniBand nor Ethernet (as EFA): no counter is known of it")
     if verdict := conclude_deviations(port_errors(facts, limit)):
         return replace(verdict, cause=counted_cause(facts, limit))
-    unreported = [port.name for port in ports if port.port.counters is None]
-    if unreported:
+    if unreported := [port.name for port in ports if port.port.counters is None]:
         advice = "look at counters and hw_counters in /sys/class/infiniband/*/ports"
         advice += "; virtual functions have none: ask their host"
         return unknown(f"{', '.join(unreported)} did not report any error counter", advice=advice)

@@ -6,7 +6,6 @@ else what the card can do; whatever it is, a link must carry the rate of its por
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Final
@@ -15,17 +14,17 @@ from preflight.check import Check
 from preflight.checks.deviations import Deviation, conclude_deviations, on_most
 from preflight.checks.net.test_nic_log import logged_events
 from preflight.checks.rdma.ports import Port, most_common, ports_of
+from preflight.checks.software.test_versions import version
 from preflight.facts import Facts, Group, Node
 from preflight.facts.boards import among, gpu_models
 from preflight.facts.model import Nic
 from preflight.facts.node import decided
 from preflight.verdict import Conclude, Verdict, fail, not_run, ok, unknown, warn
 
+_ANSWER: Final = ("reach.answer",)
 CHECKS = (
-    Check("ib.pcie", stage="facts", tier="prolog", requires=("reach.answer",), drains=True),
-    Check(
-        "ib.gpudirect", stage="facts", tier="prolog", requires=("reach.answer", "host.driver_hung")
-    ),
+    Check("ib.pcie", stage="facts", tier="prolog", requires=_ANSWER, drains=True),
+    Check("ib.gpudirect", stage="facts", tier="prolog", requires=(*_ANSWER, "host.driver_hung")),
 )
 
 
@@ -43,15 +42,9 @@ def slot_deviations(facts: Facts, group: Group) -> Iterator[Deviation]:
     """NICs with fewer lanes or a lower generation than they should have, or than ports need."""
     nics = [nic for nic in facts.nics or () if nic.pcie is not None and nic.pcie.width]
     for nic in nics:
-        usual = _below_usual(nic, nics, group, gpu_models(facts))
-        if deviation := usual or _below_port_rate(nic, facts):
+        if deviation := _below_usual(nic, facts, group) or _below_port_rate(nic, facts):
             yield deviation
     yield from _log_deviations(facts, {bus for nic in nics if (bus := _bus(nic))})
-
-
-def link_in_words(nic: Nic) -> str:
-    """PCIe 5 x16."""
-    return _link_words(_link(nic))
 
 
 @cache
@@ -64,16 +57,15 @@ def link_reader(name: str) -> Callable[[Facts], tuple[float, int] | None]:
     return read_link
 
 
-def _below_usual(
-    nic: Nic, nics: list[Nic], group: Group, models: frozenset[str]
-) -> Deviation | None:
+def _below_usual(nic: Nic, facts: Facts, group: Group) -> Deviation | None:
     own_link = _link(nic)
     if own_link is None or nic.pcie is None:
         return None
-    vote = decided(group.majority(among(link_reader(nic.name), models)))
+    vote = decided(group.majority(among(link_reader(nic.name), gpu_models(facts))))
+    peers = [peer for peer in facts.nics or () if peer.kind == nic.kind]
     if vote is not None:
         grave, expected, origin = True, vote.value, on_most(vote, group)
-    elif peers_link := most_common(link for n in nics if n.kind == nic.kind and (link := _link(n))):
+    elif peers_link := most_common(filter(None, map(_link, peers))):
         grave, expected, origin = True, peers_link, "on the other NICs of its kind"
     else:
         # A slot may be wired so, or a virtual machine show it so: only peers can tell.
@@ -123,6 +115,7 @@ def _link(nic: Nic) -> tuple[float, int] | None:
 
 
 def _link_words(link: tuple[float, int] | None) -> str:
+    """PCIe 5 x16."""
     if link is None:
         return "no PCIe link reported"
     return f"PCIe {_GENERATIONS.get(link[0], f'{link[0]:g} GT/s')} x{link[1]}"
@@ -146,7 +139,7 @@ def judge_pcie(facts: Facts, group: Group) -> Verdict:
     with_link = [nic for nic in nics if nic.pcie is not None and nic.pcie.width]
     if not with_link:
         return not_run("RDMA devices without a PCIe link of their own: virtual, or not reported")
-    links = {nic.name: link_in_words(nic) for nic in with_link}
+    links = {nic.name: _link_words(_link(nic)) for nic in with_link}
     kinds = ", ".join(sorted(set(links.values())))
     return ok(f"{len(with_link)} RDMA devices on {kinds}", links=links)
 
@@ -173,15 +166,10 @@ def gpu_memory_path(facts: Facts) -> str | None:
         return None
     if direct.peermem:
         return "nvidia_peermem"
-    dmabuf = direct.open_modules if _takes_dmabuf(facts.kernel) else False
+    dmabuf = direct.open_modules if version(facts.kernel) >= _DMABUF_KERNEL else False
     if dmabuf:
         return "dma-buf"
     return None if direct.peermem is None or dmabuf is None else ""
-
-
-def _takes_dmabuf(kernel: str) -> bool:
-    match = re.match(r"([0-9]+)\.([0-9]+)", kernel)
-    return match is not None and (int(match.group(1)), int(match.group(2))) >= _DMABUF_KERNEL
 
 
 LOAD_PEERMEM = "modprobe nvidia_peermem and load it at boot; or the driver's open modules (dma-buf)"
@@ -204,9 +192,8 @@ def judge_gpudirect(facts: Facts, group: Group) -> Verdict:
     if vote is not None and vote.value:
         usual_path = f"{vote.value} {on_most(vote, group)}"
         return fail(f"{sentence}; {usual_path}", advice=LOAD_PEERMEM)
-    return warn(
-        f"{sentence}: NCCL copies through host memory, at about half the rate", advice=LOAD_PEERMEM
-    )
+    effect = "NCCL copies through host memory, at about half the rate"
+    return warn(f"{sentence}: {effect}", advice=LOAD_PEERMEM)
 
 
 def test_ib_gpudirect(node: Node, conclude: Conclude) -> None:

@@ -52,9 +52,8 @@ def judge_step(step: Step, reach: Reach) -> Verdict:
 
 def _failure(reach: Reach) -> Verdict:
     if not reach.out_of_time:
-        return fail(
-            reach.sentence, advice=reach.advice, blame=reach.blame, transport=reach.transport
-        )
+        transport, blame = reach.transport, reach.blame
+        return fail(reach.sentence, advice=reach.advice, blame=blame, transport=transport)
     return not_run(
         f"the run's time was up before it had answered ({reach.seconds:.1f} s); "
         "give more: --preflight-budget=SECONDS",

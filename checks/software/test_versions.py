@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from datetime import date
 from functools import cache
 from typing import NamedTuple
-
-import msgspec
-from msgspec import Struct
 
 from preflight.check import Check
 from preflight.checks.env.remark import UNKNOWN_JOB
@@ -36,15 +32,6 @@ UNREAD = "the packages of the job's Python could not be read"
 READ_IT = "look at the file system that holds that Python: does `ls` on it hang?"
 
 
-class MinimumDriver(Struct, frozen=True, forbid_unknown_fields=True):
-    """One entry of cuda_drivers.toml."""
-
-    driver: str
-    kind: str
-    source: str
-    date: date
-
-
 class Drift(NamedTuple):
     """One node that differs from its group in one version; `usual` is None without a majority."""
 
@@ -58,9 +45,10 @@ class Drift(NamedTuple):
 
 
 @cache
-def minimum_drivers() -> dict[str, MinimumDriver]:
+def minimum_drivers() -> dict[str, str]:
     """The oldest driver by CUDA's major version."""
-    return msgspec.convert(shipped_table(__file__, "cuda_drivers.toml"), dict[str, MinimumDriver])
+    table = shipped_table(__file__, "cuda_drivers.toml")
+    return {major: entry["driver"] for major, entry in table.items()}
 
 
 def version(text: str) -> tuple[int, ...]:
@@ -192,9 +180,8 @@ def judge_drift(groups: tuple[Group, ...]) -> Verdict:
     several = [group for group in groups if len(group.facts) > 1]
     if not several:
         return not_run("one node in each group: nothing to compare")
-    unread = [
-        name for group in several for name, facts in group.facts.items() if facts.software is None
-    ]
+    nodes = [node for group in several for node in group.facts.items()]
+    unread = [name for name, facts in nodes if facts.software is None]
     if differences := [drift for group in several for drift in drifts(group)]:
         return _drift_verdict(sorted(differences, key=lambda drift: not drift.grave))
     if unread:
@@ -202,10 +189,8 @@ def judge_drift(groups: tuple[Group, ...]) -> Verdict:
     versions = {group.name: group.majority(torch_of) for group in several}
     if all(usual is None or usual.value == "none" for usual in versions.values()):
         return not_run("no torch in the job's Python: name it with --preflight-python")
-    versions_in_words = "; ".join(
-        f"torch {usual.value} on {usual.votes}" for usual in versions.values() if usual
-    )
-    return ok(f"{versions_in_words} nodes")
+    words = [f"torch {usual.value} on {usual.votes}" for usual in versions.values() if usual]
+    return ok(f"{'; '.join(words)} nodes")
 
 
 def _drift_verdict(differences: list[Drift]) -> Verdict:
@@ -245,7 +230,7 @@ def judge_driver(facts: Facts) -> Verdict:
     minimum = minimum_drivers().get(torch.cuda.split(".")[0])
     if minimum is None:
         return not_run(f"which driver CUDA {torch.cuda} needs is not known to this preflight")
-    return _driver_verdict(facts.driver.version, torch.cuda, minimum.driver, facts.software)
+    return _driver_verdict(facts.driver.version, torch.cuda, minimum, facts.software)
 
 
 def _driver_verdict(driver: str, cuda: str, minimum: str, software: Software | None) -> Verdict:
@@ -273,7 +258,8 @@ def test_software_driver(node: Node, conclude: Conclude) -> None:
 _INTERNAL = ("ib", "socket")
 """Networks that NCCL has without a plugin; `NCCL_NET` is compared without case."""
 
-_DEFAULT = "libnccl-net.so"
+_FALLBACK = "libnccl-net.so"
+"""What NCCL loads where the one that was named is missing."""
 
 
 class PluginRequest(NamedTuple):
@@ -313,11 +299,6 @@ def plugin_path(request: PluginRequest, plugins: tuple[str, ...]) -> str:
     return ""
 
 
-def fallback_plugin(plugins: tuple[str, ...]) -> str:
-    """What NCCL loads where the one that was named is missing."""
-    return next((path for path in plugins if path.endswith(f"/{_DEFAULT}")), "")
-
-
 def judge_nccl_plugin(environ: Mapping[str, str] | None, facts: Facts) -> Verdict:
     """Look for the library where the job's loader would."""
     if environ is None:
@@ -328,12 +309,11 @@ def judge_nccl_plugin(environ: Mapping[str, str] | None, facts: Facts) -> Verdic
     if facts.software is None:
         return unknown(UNREAD, advice=READ_IT)
     plugins = facts.software.net_plugins
-    path = plugin_path(request, plugins)
-    if path:
+    if path := plugin_path(request, plugins):
         return ok(f"{request.setting}: {path}", plugins=plugins)
     name = request.names[0] if request.names else "libnccl-net*.so"
     sentence = f"{request.setting}: {name} is not where the loader looks"
-    if fallback := fallback_plugin(plugins):
+    if fallback := next((path for path in plugins if path.endswith(f"/{_FALLBACK}")), ""):
         return warn(
             f"{sentence}; NCCL would take {fallback} in its place",
             advice="correct the name, or put the plugin's folder into LD_LIBRARY_PATH",

@@ -51,10 +51,10 @@ def lint(content: bytes, path: str) -> LintResult:
     try:
         findings = list(_findings(script))
     except RecursionError:
-        return LintResult(
-            path=path, unread=Unreadable("it is nested too deeply", "split its functions")
-        )
-    active = [finding for finding in findings if not _is_ignored(script, finding)]
+        reason = Unreadable("it is nested too deeply", "split its functions")
+        return LintResult(path=path, unread=reason)
+    nothing = frozenset[str]()
+    active = [f for f in findings if script.ignored.get(f.line, nothing).isdisjoint(("", f.rule))]
     return LintResult(
         path=path,
         findings=tuple(sorted(active, key=lambda hit: (_ORDER.index(hit.severity), hit.line))),
@@ -71,8 +71,3 @@ def _findings(script: Script) -> Iterator[Finding]:
             if mistake.line not in lines:
                 lines.add(mistake.line)
                 yield Finding(rule.id, rule.severity, *mistake)
-
-
-def _is_ignored(script: Script, finding: Finding) -> bool:
-    rules = script.ignored.get(finding.line)
-    return rules is not None and ("" in rules or finding.rule in rules)

@@ -41,16 +41,6 @@ _HIGHEST_RANK: Final = 10**6
 _MOST_NUMBERS: Final = 16
 """Ranks in a list that a sentence names; which ranks pass a longer one remains unknown."""
 
-_RANK: Final = frozenset((
-    "rank", "global_rank", "world_rank", "local_rank", "dist_rank", "proc_rank", "process_rank",
-    "ddp_rank", "ddp_local_rank", "rank_id", "my_rank", "myrank", "process_index",
-    "local_process_index", "get_rank", "get_global_rank", "get_local_rank", "get_world_rank",
-    "get_node_local_rank", "node_local_rank",
-))  # fmt: skip
-ENVIRONMENT: Final = frozenset((
-    "RANK", "LOCAL_RANK", "SLURM_PROCID", "SLURM_LOCALID", "OMPI_COMM_WORLD_RANK",
-    "OMPI_COMM_WORLD_LOCAL_RANK",
-))  # fmt: skip
 _FIRST_RANK_NAME: Final = re.compile(
     r"_*(?:is|am|on|i_am)_(?:the_)?(?:local_|global_|world_)?(?:"
     r"(?:main|master|chief|primary|head|root|first)(?:_?(?:process|proc|rank|node|worker))?|"
@@ -90,9 +80,8 @@ class Ranks:
             self._names[name] = sides
 
     def _learn_function(self, node: ast.FunctionDef) -> None:
-        values = [
-            part.value for part in ast.walk(node) if isinstance(part, ast.Return) and part.value
-        ]
+        returns = [part for part in ast.walk(node) if isinstance(part, ast.Return)]
+        values = [part.value for part in returns if part.value]
         if len(values) == 1 and _is_decided(sides := self.sides(values[0])):
             self._names[node.name] = sides
             self._names[f"self.{node.name}"] = sides
@@ -101,7 +90,7 @@ class Ranks:
         """Whether an expression is the rank of this process, global or on its node."""
         if isinstance(node, ast.Call) and dotted(node.func, self._imports) in ("int", "str"):
             return len(node.args) == 1 and self.is_rank(node.args[0])
-        if variable(node, self._imports) in ENVIRONMENT:
+        if variable(node, self._imports) in known_names()["rank"]["variables"]:
             return True
         if isinstance(node, ast.Call) and (node.args or node.keywords):
             return False  # the rank in some group
@@ -111,8 +100,8 @@ class Ranks:
         last = name.rpartition(".")[2]
         if isinstance(node, ast.Call) and not ("get_" in last[:-4] and last.endswith("rank")):
             return name in ("horovod.torch.rank", "horovod.torch.local_rank")
-        by_name = name in self._ranks or last.lstrip("_").lower() in _RANK
-        return by_name and not _ADAPTER_RANK.search(name.lower())
+        is_usual = last.lstrip("_").lower() in known_names()["rank"]["names"]
+        return (name in self._ranks or is_usual) and not _ADAPTER_RANK.search(name.lower())
 
     def sides(self, test: ast.expr) -> Sides:
         """The ranks that pass a condition, and those that do not."""

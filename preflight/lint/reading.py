@@ -12,7 +12,7 @@ import re
 import sys
 import tokenize
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Final
@@ -32,16 +32,10 @@ from preflight.lint.script import (
     constant,
     dotted,
     imports_of,
+    known_names,
     names_in,
 )
 
-_FIRST_ONLY: Final = frozenset((
-    "rank_zero_only", "on_main_process", "on_local_main_process", "main_process_only",
-    "master_only", "rank0_only", "rank_0_only", "only_on_rank_zero", "main_process",
-))  # fmt: skip
-"""Decorators that make a function do nothing on other ranks."""
-
-_EXITS: Final = frozenset(("sys.exit", "exit", "quit", "os._exit"))
 _LONGEST_TEXT: Final = 60
 _MOST_NAMES: Final = 64
 """Names kept of the conditions before a line."""
@@ -129,8 +123,9 @@ class Walker:
         decorators = tuple(dotted(decorator, self._imports) for decorator in node.decorator_list)
         self._expressions((*node.decorator_list, *filter(None, arguments.defaults)), place)
         self.functions[name] = Function(name, frozenset(arg.arg for arg in parameters), decorators)
-        only = next((name for name in decorators if name.rpartition(".")[2] in _FIRST_ONLY), "")
-        guards = (Guard(FIRST_RANK, node.lineno, f"@{only.rpartition('.')[2]}"),) if only else ()
+        last_names = [name.rpartition(".")[2] for name in decorators]
+        first_only = [n for n in last_names if n in known_names()["does"]["first_rank_only"]]
+        guards = tuple(Guard(FIRST_RANK, node.lineno, f"@{name}") for name in first_only[:1])
         self._block(node.body, Place(function=name, guards=guards))
 
     def _class(self, node: ast.ClassDef, place: Place) -> None:
@@ -275,7 +270,8 @@ def _exit_kind(body: Sequence[ast.stmt], imports: Mapping[str, str]) -> str:
     if isinstance(last, ast.Continue | ast.Break):
         return "loop"
     if isinstance(last, ast.Expr) and isinstance(last.value, ast.Call):
-        return "function" if dotted(last.value.func, imports) in _EXITS else ""
+        exits = dotted(last.value.func, imports) in known_names()["does"]["exit"]
+        return "function" if exits else ""
     return ""
 
 
@@ -328,7 +324,9 @@ def _parse(text: str) -> Script | Unreadable:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # invalid escapes in the script are not our subject
             tree = ast.parse(text)
-        if any(len(name) > LONGEST_NAME for name in _identifiers(tree)):
+        nodes = (node for node in ast.walk(tree) if not isinstance(node, ast.Constant))
+        names = (value for node in nodes for value in vars(node).values() if isinstance(value, str))
+        if any(len(name) > LONGEST_NAME for name in names):
             return _LONG_NAME
         return _build_script(tree, text)
     except (RecursionError, MemoryError):
@@ -340,11 +338,6 @@ def _parse(text: str) -> Script | Unreadable:
             return Unreadable(f"it is Python 2{place}", "torch needs Python 3: translate it first")
         reason = f"Python 3.{sys.version_info.minor} cannot parse it{place}: {_error_text(error)}"
         return Unreadable(reason, "correct it, or run preflight with the job's own Python")
-
-
-def _identifiers(tree: ast.Module) -> Iterator[str]:
-    nodes = (node for node in ast.walk(tree) if not isinstance(node, ast.Constant))
-    return (value for node in nodes for value in vars(node).values() if isinstance(value, str))
 
 
 def _error_text(error: Exception) -> str:

@@ -8,7 +8,7 @@ import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from operator import itemgetter
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from preflight.core.statistics import grouped
 from preflight.lint.operations import (
@@ -26,6 +26,7 @@ from preflight.lint.script import (
     Script,
     Severity,
     init_calls,
+    known_names,
     once,
     rule,
     timeout_words,
@@ -43,10 +44,9 @@ def collective_on_some_ranks(script: Script) -> Iterator[Mistake]:
 
 
 def _sentence(partial: PartialOperation) -> str:
-    ranks, guard = partial.guard.ranks, partial.guard
-    lead = "" if partial.operation.call.line == partial.operation.line else (
-        f"{partial.operation.call.tail}(), which leads to "
-    )  # fmt: skip
+    ranks, guard, call = partial.guard.ranks, partial.guard, partial.operation.call
+    is_direct = call.line == partial.operation.line
+    lead = "" if is_direct else f"{call.tail}(), which leads to "
     more = f" and {partial.more} more of its kind" if partial.more else ""
     position = "the others leave" if guard.early_exit else "it stands"
     reason = f"{position} under `{guard.text}` in line {guard.line}"
@@ -93,14 +93,8 @@ def checkpoint_on_one_rank(script: Script) -> Iterator[Mistake]:
         )
 
 
-if TYPE_CHECKING:
-    _Loop = tuple[str, tuple[int, ...]]
-    """The function, and the lines of the loops around a call."""
-
-_FINITE_TESTS: Final = frozenset((
-    "torch.isnan", "torch.isinf", "torch.isfinite", "math.isnan", "math.isfinite", "math.isinf",
-    "numpy.isnan", "numpy.isfinite", "numpy.isinf",
-))  # fmt: skip
+_Loop = tuple[str, tuple[int, ...]]
+"""The function, and the lines of the loops around a call."""
 
 
 @rule("skipped-step", Severity.WARNING)
@@ -108,7 +102,7 @@ def skipped_step(script: Script) -> Iterator[Mistake]:
     """A rank skips its step because of its loss, and the others wait for its gradients."""
     if not wraps_model(script):
         return
-    for call in script.called(_FINITE_TESTS):
+    for call in script.called(known_names()["does"]["test_for_finite"]):
         backward = _next_backward(script, call)
         exit_statement = _if_exits(script).get(id(call.node))
         if backward is None or not isinstance(exit_statement, ast.Continue | ast.Break):
@@ -236,9 +230,8 @@ def _first_waiting_call(script: Script) -> Call | None:
     return None
 
 
-if TYPE_CHECKING:
-    _WaitOrWork = tuple[int, bool, Call]
-    """A line, whether it needs every rank, and its call."""
+_WaitOrWork = tuple[int, bool, Call]
+"""A line, whether it needs every rank, and its call."""
 
 _LONG_WORK: Final = re.compile(
     r"(?:^|_)(?:download|preprocess|(?:evaluate|evaluation|validate|run_eval|eval_model|inference|"

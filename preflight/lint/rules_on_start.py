@@ -14,6 +14,7 @@ from preflight.lint.script import (
     constant,
     entry_inits,
     init_calls,
+    known_names,
     makes_group,
     once,
     own_gpu,
@@ -28,13 +29,6 @@ if TYPE_CHECKING:
     from preflight.lint.script import Call, Place, Script
 
 
-_DEVICE_SETTERS: Final = frozenset((
-    "torch.cuda.set_device", "torch.cuda.device", "torch.accelerator.set_device_index",
-    "torch.set_default_device", "torch.npu.set_device", "torch.xpu.set_device",
-    "torch.get_device_module",
-))  # fmt: skip
-
-
 @rule("no-set-device", Severity.WARNING)
 def no_set_device(script: Script) -> Iterator[Mistake]:
     """Work goes to the current GPU, and the script sets none."""
@@ -43,7 +37,8 @@ def no_set_device(script: Script) -> Iterator[Mistake]:
         return
     if any(call.keyword("device_id") is not None or call.open_ended for call in inits):
         return
-    if any(call.tail == "set_device" or call.name in _DEVICE_SETTERS for call in script.calls):
+    setters = known_names()["does"]["set_device"]
+    if script.calls_any(setters) or any(call.tail == "set_device" for call in script.calls):
         return
     if any(assign.target == "os.environ[CUDA_VISIBLE_DEVICES]" for assign in script.assigns):
         return
@@ -89,8 +84,7 @@ def fixed_device(script: Script) -> Iterator[Mistake]:
     for call in script.calls:
         if call.place.guards or call.place.flags:
             continue  # for one rank only, or for a run that is not distributed
-        device = _fixed_device(call)
-        if device:
+        if device := _fixed_device(call):
             yield Mistake(
                 call.line,
                 f"{device} is the same GPU on every rank",
@@ -260,8 +254,7 @@ def init_device_id(script: Script) -> Iterator[Mistake]:
     """The process group does not know the rank's GPU."""
     if "nccl" not in backend(script):
         return
-    number = ", with the number that spawn() passes to each process of a node"
-    hint = number if spawns(script) else ""
+    hint = ", with the number that spawn() passes to each process of a node" * spawns(script)
     for call in init_calls(script):
         if call.keyword("device_id") is None and not call.open_ended:
             yield Mistake(

@@ -254,12 +254,11 @@ def canonical(name: str) -> str:
 
 def names_in(node: ast.AST) -> frozenset[str]:
     """The bare names and attributes that an expression mentions: `x` for x, `.flag` for y.flag."""
-    attributes = (f".{part.attr}" for part in ast.walk(node) if isinstance(part, ast.Attribute))
-    owners = {id(part.value) for part in ast.walk(node) if isinstance(part, ast.Attribute)}
-    bare = (
-        part.id for part in ast.walk(node) if isinstance(part, ast.Name) and id(part) not in owners
-    )
-    return frozenset((*attributes, *bare))
+    attributes = [part for part in ast.walk(node) if isinstance(part, ast.Attribute)]
+    names = [part for part in ast.walk(node) if isinstance(part, ast.Name)]
+    owners = {id(part.value) for part in attributes}
+    bare = [name.id for name in names if id(name) not in owners]
+    return frozenset((*(f".{part.attr}" for part in attributes), *bare))
 
 
 def constant(node: ast.expr | None) -> object:
@@ -272,29 +271,24 @@ def constant(node: ast.expr | None) -> object:
 
 INIT: Final = "torch.distributed.init_process_group"
 DDP: Final = "torch.nn.parallel.DistributedDataParallel"
-_MODEL_WRAPPERS: Final = (DDP, "torch.distributed.fsdp.FullyShardedDataParallel",
-                 "torch.distributed.fsdp.fully_shard")  # fmt: skip
-_FRAMEWORKS: Final = ("accelerate", "lightning", "pytorch_lightning", "deepspeed", "horovod",
-                      "composer", "ray")  # fmt: skip
 
 
 @once
 def init_calls(script: Script) -> tuple[Call, ...]:
     """The calls that create the process group; a world of one rank does not count."""
-    return tuple(
-        call for call in script.called([INIT]) if constant(call.keyword("world_size")) != 1
-    )
+    calls = script.called([INIT])
+    return tuple(call for call in calls if constant(call.keyword("world_size")) != 1)
 
 
 def is_distributed(script: Script) -> bool:
     """Whether anything in it is for several ranks."""
-    if script.imported(*_FRAMEWORKS):
+    if script.imported(*known_names()["frameworks"]["names"]):
         return True
     if any(name.startswith("torch.distributed") for name in script.imports.values()):
         return True
     if any(call.name.startswith("torch.distributed.") for call in script.calls):
         return True
-    return script.calls_any([*_MODEL_WRAPPERS, "transformers.Trainer"])
+    return wraps_model(script) or script.calls_any(["transformers.Trainer"])
 
 
 def makes_group(script: Script) -> bool:
@@ -304,7 +298,7 @@ def makes_group(script: Script) -> bool:
 
 def wraps_model(script: Script) -> bool:
     """Whether it wraps a model itself, so that its backward passes need every rank."""
-    return script.calls_any(_MODEL_WRAPPERS)
+    return script.calls_any(known_names()["does"]["wrap_model"])
 
 
 @once

@@ -70,9 +70,8 @@ def _add_case(suite: ET.Element, row: VerdictRow) -> None:
     kind = "failure" if row.makes_not_ready else "error" if row.outcome in _ERROR else ""
     if kind:
         problem = ET.SubElement(case, kind, message=sentence)
-        problem.text = f"{row.outcome}: {sentence}" + (
-            f"\ndo: {printable(row.advice)}" if row.advice else ""
-        )
+        advice = f"\ndo: {printable(row.advice)}" if row.advice else ""
+        problem.text = f"{row.outcome}: {sentence}{advice}"
     elif row.outcome in _SKIPPED:
         ET.SubElement(case, "skipped", message=sentence)
 
@@ -133,9 +132,8 @@ def _set_verdicts(registry: CollectorRegistry, report: Report, findings: Sequenc
     counts = _gauge(registry, "verdicts", "Verdicts by outcome", "outcome")
     for outcome in Outcome:
         counts.labels(str(outcome)).set(report.counts.get(outcome, 0))
-    causes = _gauge(
-        registry, "findings", "Subjects in findings, by check and outcome", "check", "outcome"
-    )
+    words = "Subjects in findings, by check and outcome"
+    causes = _gauge(registry, "findings", words, "check", "outcome")
     subjects: Counter[tuple[str, str]] = Counter()
     for finding in findings:
         subjects[finding.check, str(finding.outcome)] += len(finding.subjects)
@@ -156,10 +154,8 @@ def _set_fabric(registry: CollectorRegistry, report: Report) -> None:
     if not speeds:
         return
     largest = max(size for _, size in speeds)
-    busbw = _gauge(
-        registry, "pair_busbw_gbs", "Bus bandwidth of pairs at the largest size, GB/s",
-        "rail", "quantile",
-    )  # fmt: skip
+    words = "Bus bandwidth of pairs at the largest size, GB/s"
+    busbw = _gauge(registry, "pair_busbw_gbs", words, "rail", "quantile")
     for (rail, size_bytes), values in speeds.items():
         if size_bytes == largest:
             for share in _QUANTILES:

@@ -57,14 +57,12 @@ def blamed_meetings(blames: Iterable[LocatedBlame], observed: Observed) -> froze
         nodes.update((name, blame.rail) for name in blame.nodes)
         paths.update((a, b, blame.rail) for a, b in blame.pairs if not blame.nodes)
     return frozenset(
-        (meeting.a, meeting.b, meeting.rail, meeting.round)
+        meeting.key
         for meeting in observed.tried
-        if any(
-            (name, rail) in nodes
-            for name in (meeting.a, meeting.b)
-            for rail in (None, meeting.rail)
-        )
-        or any((meeting.a, meeting.b, rail) in paths for rail in (None, meeting.rail))
+        for rail in (None, meeting.rail)
+        if (meeting.a, rail) in nodes
+        or (meeting.b, rail) in nodes
+        or (meeting.a, meeting.b, rail) in paths
     )
 
 
@@ -184,9 +182,7 @@ class Cell(Struct, frozen=True, kw_only=True):
         if self.state != "measured":
             return math.inf
         numbers = (self.bandwidth, self.latency, self.spikes, self.late)
-        return max(
-            (number.ratio for number in numbers if number and number.ratio is not None), default=0.0
-        )
+        return max(((number.ratio or 0.0) for number in numbers if number), default=0.0)
 
 
 class Panel(Struct, frozen=True):
@@ -241,9 +237,7 @@ def cells(
 
     A pair that no blame explains is coloured only beyond the scatter of healthy pairs.
     """
-    by_key = grouped(
-        ((digest.a, digest.b, digest.rail, digest.round), digest) for digest in observed.digests
-    )
+    by_key = grouped((digest.key, digest) for digest in observed.digests)
     is_large = len(observed.nodes) > LARGE
     large = {key: max(_ladder(group), key=lambda d: d.size_bytes) for key, group in by_key.items()}
     small = {key: min(_ladder(group), key=lambda d: d.size_bytes) for key, group in by_key.items()}
@@ -271,25 +265,22 @@ def _ladder(digests: Sequence[Digest]) -> Sequence[Digest]:
     return [digest for digest in digests if digest.phase == "ladder"] or digests
 
 
-class _Times(Struct, frozen=True):
-    """How many times as long as its peers a pair takes, and the ratio that sets its colour."""
-
-    ratio: float
-    colour: float
+_Times = tuple[float, float]
+"""How many times as long as its peers a pair takes, and the ratio that sets its colour."""
 
 
 def _times_slower(
     slower: Slower, blamed: Collection[MeetingKey], *, is_large: bool
-) -> dict[MeetingKey, _Times | None]:
-    """The ratios by key; None for a key without peers."""
+) -> dict[MeetingKey, _Times]:
+    """The ratios by key, of the keys that have peers."""
     peers = _peers(list(slower.logs.items()), is_large=is_large)
-    times: dict[MeetingKey, _Times | None] = dict.fromkeys(slower.logs)
+    times: dict[MeetingKey, _Times] = {}
     for key, log in slower.logs.items():
         if (typical := peers(key)) is None:
             continue
         excess = log - typical
         scattered = excess <= slower.least_excess and key not in blamed
-        times[key] = _Times(math.exp(excess), math.exp(min(excess, 0.0) if scattered else excess))
+        times[key] = math.exp(excess), math.exp(min(excess, 0.0) if scattered else excess)
     return times
 
 
@@ -317,17 +308,18 @@ def _speed(digest: Digest | None, times: _Times | None, usual: float) -> Compari
     """The bandwidth; a pair whose time was up before the `usual` size gets the ratio CUT_SHORT."""
     if digest is None:
         return None
-    speed = digest.best_gbs
-    peers, ratio = (speed * times.ratio, times.colour) if times else (None, None)
-    ratio = CUT_SHORT if digest.size_bytes < usual else ratio
-    return Comparison(speed, peers, ratio, size_bytes=digest.size_bytes)
+    slower, colour = times or (None, None)
+    peers_gbs = digest.best_gbs * slower if slower is not None else None
+    ratio = CUT_SHORT if digest.size_bytes < usual else colour
+    return Comparison(digest.best_gbs, peers_gbs, ratio, size_bytes=digest.size_bytes)
 
 
 def _time(digest: Digest | None, times: _Times | None) -> Comparison | None:
     if digest is None:
         return None
-    peers_us, ratio = (digest.p50_us / times.ratio, times.colour) if times else (None, None)
-    return Comparison(digest.p50_us, peers_us, ratio, size_bytes=digest.size_bytes)
+    slower, colour = times or (None, None)
+    peers_us = digest.p50_us / slower if slower is not None else None
+    return Comparison(digest.p50_us, peers_us, colour, size_bytes=digest.size_bytes)
 
 
 CELLS = 4608
@@ -432,19 +424,16 @@ def _nodes_to_draw(
     """
     if len(order) <= min(limit, _EVERY_ROW):
         return order
-    worst: dict[str, float] = {}
-    for (name, _), ratio in best.items():
-        worst[name] = max(worst.get(name, 0.0), ratio)
-    by_ratio = sorted(order, key=lambda name: worst.get(name, 0.0), reverse=True)
-    bad = [name for name in by_ratio if worst.get(name, 0.0) >= STEPS[0].up_to]
+    ratios = grouped((name, ratio) for (name, _), ratio in best.items())
+    worst = {name: max(ratios.get(name, [0.0])) for name in order}
+    by_ratio = sorted(order, key=worst.__getitem__, reverse=True)
+    bad = [name for name in by_ratio if worst[name] >= STEPS[0].up_to]
     blamed = [name for blame in blames for name in blame.nodes]
     paths = (pair for blame in blames if not blame.nodes for pair in sorted(blame.pairs))
-    nodes = set(order)
     ranked = dict.fromkeys([*blamed, *chain.from_iterable(paths), *bad])
-    names = [name for name in ranked if name in nodes][: max(1, limit)]
-    name_set = set(names)
-    fine = [name for name in order if name not in name_set]
-    return name_set | set(fine[: max(0, min(limit, _LEAST_ROWS) - len(names))])
+    names = {*[name for name in ranked if name in worst][: max(1, limit)]}
+    fine = [name for name in order if name not in names]
+    return names | {*fine[: max(0, min(limit, _LEAST_ROWS) - len(names))]}
 
 
 def best_ratios(cells: Iterable[Cell]) -> dict[Endpoint, float]:

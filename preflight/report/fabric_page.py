@@ -8,7 +8,7 @@ what breaks a job, as one operation in a thousand that takes 10 ms.
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, TypeVar
 
 from msgspec import Struct
@@ -28,7 +28,7 @@ from preflight.report.fabric_grid import (
     panels,
 )
 from preflight.report.fabric_panels import draw, thumbnail
-from preflight.report.markup import LEGEND, STEPS, macros, number, style, text
+from preflight.report.markup import LEGEND, STEPS, element, macros, number, style, text
 from preflight.report.terminal import at_size, two_digits
 
 if TYPE_CHECKING:
@@ -62,9 +62,7 @@ def fabric_page(
         return f"<!DOCTYPE html>\n{page}\n"
 
     most = LARGEST - len(render("").encode())
-    section = fabric_section(
-        observed, blames, sweep=sweep, origin=origin, with_findings=True, most=most
-    )
+    section = fabric_section(observed, blames, most, sweep=sweep, origin=origin, with_findings=True)
     return render(section)
 
 
@@ -94,11 +92,8 @@ def fabric_section(
     most_cells = CELLS
     while True:
         layout = grid(observed, compared, best, located, most_cells=most_cells)
-        has_late = any(
-            cell is not None and cell.late is not None and cell.late.stands_out
-            for row in layout.rows
-            for cell in row.cells
-        )
+        drawn = [cell for row in layout.rows for cell in row.cells if cell is not None]
+        has_late = any(cell.late is not None and cell.late.stands_out for cell in drawn)
         shown_panels = (*base_panels, LATE) if has_late else base_panels
         section = parts.section(
             summary=_summary_words(observed, compared, origin),
@@ -130,7 +125,7 @@ def _summary_words(observed: Observed, compared: Sequence[Cell], origin: str) ->
     pairs = len({frozenset((cell.a, cell.b)) for cell in compared})
     leaves = len(set(observed.leaves.values()))
     words = [
-        f"{count(len(observed.nodes), 'node')}",
+        count(len(observed.nodes), "node"),
         count(pairs, "pair"),
         count(rails, "rail"),
         observed.backend or "nothing was measured",
@@ -189,6 +184,14 @@ def bin_of(time_us: float) -> int:
     return math.floor(math.log10(max(time_us, 0.1)) * PER_DECADE)
 
 
+def _spread(
+    weights: Mapping[int, float], operations: int, longest_us: float, pairs: int
+) -> Spread | None:
+    """`weights`: bin → operations."""
+    shares = {index: weight / operations for index, weight in weights.items() if operations}
+    return Spread(shares, operations, longest_us, pairs) if operations else None
+
+
 def spread_of_samples(pairs: Iterable[PairSamples], kind: Kind) -> Spread | None:
     """Count every operation that both ends timed (the shorter counts); None if there is none."""
     by_time: Counter[float] = Counter()  # times are rounded, so that few of them differ
@@ -197,14 +200,10 @@ def spread_of_samples(pairs: Iterable[PairSamples], kind: Kind) -> Spread | None
         times = _network_us(pair, kind)
         pair_count += bool(times)
         by_time.update(times)
-    operations = by_time.total()
-    if not operations:
-        return None
     counts: Counter[int] = Counter()
     for lasted_us, repeats in by_time.items():
         counts[bin_of(lasted_us)] += repeats
-    shares = {index: count / operations for index, count in counts.items()}
-    return Spread(shares, operations, max(by_time), pair_count)
+    return _spread(counts, by_time.total(), max(by_time, default=0.0), pair_count)
 
 
 def kind_of(digest: Digest) -> Kind:
@@ -212,29 +211,23 @@ def kind_of(digest: Digest) -> Kind:
     return digest.size_bytes, digest.phase
 
 
-def spread_of_digests(digests: Iterable[Digest]) -> Spread | None:
+def spread_of_digests(digests: Sequence[Digest]) -> Spread | None:
     """The same from quantiles: operations between two of them are spread evenly."""
-    weights: dict[int, float] = {}
-    operations, longest, number = 0, 0.0, 0
+    weights: defaultdict[int, float] = defaultdict(float)
     for digest in digests:
         for index, weight in _digest_weights(digest).items():
-            weights[index] = weights.get(index, 0.0) + weight * digest.operations
-        number += 1
-        operations += digest.operations
-        longest = max(longest, digest.most_us)
-    if not operations:
-        return None
-    shares = {index: weight / operations for index, weight in weights.items()}
-    return Spread(shares, operations, longest, number)
+            weights[index] += weight * digest.operations
+    longest_us = max((digest.most_us for digest in digests), default=0.0)
+    return _spread(weights, sum(digest.operations for digest in digests), longest_us, len(digests))
 
 
 def _digest_weights(digest: Digest) -> Mapping[int, float]:
     edges = (digest.best_us, digest.p50_us, digest.p99_us, digest.p999_us, digest.most_us)
-    weights: dict[int, float] = {}
+    weights: defaultdict[int, float] = defaultdict(float)
     for low, high, share in zip(edges, edges[1:], (0.5, 0.49, 0.009, 0.001), strict=False):
         bins = range(bin_of(low), max(bin_of(low), bin_of(high)) + 1)
         for index in bins:
-            weights[index] = weights.get(index, 0.0) + share / len(bins)
+            weights[index] += share / len(bins)
     return weights
 
 
@@ -256,11 +249,9 @@ def histogram(component: str, kind: Kind, blamed: Spread, peers: Spread | None) 
     operation = f"{size(kind[0])} all-reduce{', soak' if kind[1] == 'soak' else ''}"
     peer_words = f"peers (grey): {_describe(peers)}" if peers is not None else "no peers"
     words = f"{component}, {operation}: {_describe(blamed)}; {peer_words}"
-    width, height = number(_LEFT + _WIDTH + 24), number(_TOP + _HEIGHT + _FOOT)
-    return (
-        f'<figure><svg class="histogram" width="{width}" height="{height}">{"".join(body)}</svg>'
-        f"<figcaption>{text(words)}</figcaption></figure>"
-    )
+    width, height = _LEFT + _WIDTH + 24, _TOP + _HEIGHT + _FOOT
+    svg = element("svg", "".join(body), css="histogram", width=width, height=height)
+    return f"<figure>{svg}<figcaption>{text(words)}</figcaption></figure>"
 
 
 def _describe(spread: Spread) -> str:
@@ -282,9 +273,7 @@ class _Axes:
         steps = _FEW_TICKS if decades > 2 else _SOME_TICKS if decades > 0.7 else _MANY_TICKS  # noqa: PLR2004  what is readable
         low, high = (math.floor(end / PER_DECADE) for end in (self._first, self._last))
         ticks = [step * 10.0**decade for decade in range(low, high + 1) for step in steps]
-        return [
-            tick for tick in ticks if self._first <= math.log10(tick) * PER_DECADE <= self._last
-        ]
+        return [t for t in ticks if self._first <= math.log10(t) * PER_DECADE <= self._last]
 
     def _x(self, index: float) -> float:
         return _LEFT + (index - self._first) / (self._last - self._first) * _WIDTH
@@ -297,18 +286,17 @@ class _Axes:
         """Lines at round times, and at each decade of share."""
         free = 0.0
         for tick_us in self._ticks():
-            x, y = self._x(math.log10(tick_us) * PER_DECADE), number(_TOP + _HEIGHT + 14)
-            bottom = number(_TOP + _HEIGHT)
-            yield f'<path class="line" d="M{number(x)} {number(_TOP)}V{bottom}"/>'
+            x, bottom = self._x(math.log10(tick_us) * PER_DECADE), _TOP + _HEIGHT
+            yield element("path", css="line", d=f"M{number(x)} {number(_TOP)}V{number(bottom)}")
             if x >= free:
                 free = x + _LABEL
-                words = time_us(tick_us)
-                yield f'<text x="{number(x)}" y="{y}" text-anchor="middle">{words}</text>'
+                yield element("text", time_us(tick_us), x=x, y=bottom + 14, anchor="middle")
         for decade in range(self._decades + 1):
-            y = number(self._y(10.0**-decade))
+            y = self._y(10.0**-decade)
             words = "all" if decade == 0 else f"10{str(-decade).translate(_RAISED)}"
-            yield f'<path class="line" d="M{number(_LEFT)} {y}h{number(_WIDTH)}"/>'
-            yield f'<text x="{number(_LEFT - 4)}" y="{y}" text-anchor="end">{words}</text>'
+            line = f"M{number(_LEFT)} {number(y)}h{number(_WIDTH)}"
+            yield element("path", css="line", d=line)
+            yield element("text", words, x=_LEFT - 4, y=y, anchor="end")
 
     def outline(self, spread: Spread, css: str) -> str:
         """A closed step line over the bins."""
@@ -318,7 +306,7 @@ class _Axes:
             f"V{number(self._y(spread.shares.get(index, 0.0)))}H{number(self._x(index + 1))}"
             for index in range(self._first, self._last)
         ]
-        return f'<path class="{css}" d="{"".join(path)}V{number(bottom)}z"/>'
+        return element("path", css=css, d=f"{''.join(path)}V{number(bottom)}z")
 
 
 PEERS = 200
@@ -361,7 +349,7 @@ def _figures_of(
             peers = spread_of_samples(_sample(filter(is_peer, sweep.pairs)), kind)
         else:
             digests = [digest for digest in observed.digests if kind_of(digest) == kind]
-            spread = spread_of_digests(filter(is_mine, digests))
+            spread = spread_of_digests(list(filter(is_mine, digests)))
             peers = spread_of_digests(_sample(filter(is_peer, digests)))
         if spread is not None:
             yield histogram(blame.component, kind, spread, peers)
@@ -397,10 +385,7 @@ Row = tuple[float, str, tuple[str, ...]]
 
 def outlier_rows(compared: Sequence[Cell], panels: Sequence[Panel]) -> list[Row]:
     """Rows for the cells that stand out, those without result first: ratio, its text, the rest."""
-    rows = [
-        (ratio, "-" if ratio >= CUT_SHORT else f"{ratio:.2g} x", cells)
-        for ratio, cells in _outliers(compared, panels)
-    ]
+    rows = [(ratio, _times(ratio, "-"), cells) for ratio, cells in _outliers(compared, panels)]
     return sorted(rows, key=lambda row: -row[0])
 
 
@@ -438,4 +423,8 @@ def bad_endpoint_words(best: Mapping[Endpoint, float]) -> str:
 def _node(name: str, rows: Sequence[tuple[float, int]]) -> str:
     ratio = max(rows)[0]
     rails = fold([str(rail) for _, rail in sorted(rows, key=lambda row: row[1])])
-    return f"{name} rail {rails} ({'no result' if ratio >= CUT_SHORT else f'{ratio:.2g} x'})"
+    return f"{name} rail {rails} ({_times(ratio, 'no result')})"
+
+
+def _times(ratio: float, without_result: str) -> str:
+    return without_result if ratio >= CUT_SHORT else f"{ratio:.2g} x"

@@ -13,7 +13,17 @@ from msgspec import Struct
 
 from preflight.core.statistics import median
 from preflight.report.fabric_grid import CUT_SHORT, by_leaf
-from preflight.report.markup import BROKEN, NO_PEERS, STEPS, Step, label, number, step, text
+from preflight.report.markup import (
+    BROKEN,
+    NO_PEERS,
+    STEPS,
+    Step,
+    element,
+    label,
+    number,
+    step,
+    text,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -119,13 +129,10 @@ def draw(panel: Panel, grid: Grid, blames: Sequence[LocatedBlame]) -> str:
             if cell is not None
         ]
     body += _frames(grid, plot, blames)
-    width = plot.width(summaries=any(summaries))
-    size = f'width="{number(width)}" height="{number(plot.height)}"'
-    return (
-        f"<figure><figcaption>{text(panel.title)}</figcaption>"
-        f'<svg class="heat" role="img" aria-label="{text(panel.title)}" {size}>'
-        f"{''.join(body)}</svg></figure>"
-    )
+    width, title = plot.width(summaries=any(summaries)), text(panel.title)
+    size = {"width": width, "height": plot.height}
+    svg = element("svg", "".join(body), css="heat", role="img", aria_label=title, **size)
+    return f"<figure><figcaption>{title}</figcaption>{svg}</figure>"
 
 
 def _x(plot: Plot, grid: Grid, index: int) -> float:
@@ -135,31 +142,27 @@ def _x(plot: Plot, grid: Grid, index: int) -> float:
 
 def _heads(grid: Grid, plot: Plot) -> Iterator[str]:
     for block, rail in enumerate(grid.rails):
-        yield f'<text x="{number(plot.gutter + block * plot.block)}" y="10">rail {rail}</text>'
+        yield element("text", f"rail {rail}", x=plot.gutter + block * plot.block, y=10)
         if len(grid.columns) * len(grid.rails) > _NAMED_COLUMNS:
             continue
         for column, name in enumerate(grid.columns):
             x = plot.gutter + block * plot.block + (column + 0.5) * plot.side + 4
             y = plot.head - 4
-            yield (
-                f'<text x="{number(x)}" y="{number(y)}" '
-                f'transform="rotate(-90 {number(x)} {number(y)})">{label(name)}</text>'
-            )
+            turned = f"rotate(-90 {number(x)} {number(y)})"
+            yield element("text", label(name), x=x, y=y, transform=turned)
 
 
 def _leaves(plot: Plot) -> Iterator[str]:
     for leaf, y in plot.leaves:
-        yield f'<text class="leaf" x="0" y="{number(y)}">{label(leaf or "no leaf known")}</text>'
+        yield element("text", label(leaf or "no leaf known"), css="leaf", x=0, y=y)
 
 
 def _name(row: Row, plot: Plot, blames: Sequence[LocatedBlame]) -> str:
     is_blamed = any(row.node in blame.nodes for blame in blames)
-    y = number(plot.rows[row.node] + plot.tall / 2 + 3.5)
-    css, mark = (' class="bad"', "▶ ") if is_blamed else ("", "")
-    return (
-        f'<text{css} x="{number(plot.gutter - 6)}" y="{y}" text-anchor="end">'
-        f"{mark}{label(row.node)}<title>{text(row.node)}</title></text>"
-    )
+    css, mark = ("bad", "▶ ") if is_blamed else ("", "")
+    words = f"{mark}{label(row.node)}<title>{text(row.node)}</title>"
+    y = plot.rows[row.node] + plot.tall / 2 + 3.5
+    return element("text", words, css=css, x=plot.gutter - 6, y=y, anchor="end")
 
 
 def _summary(row: Row, panel: Panel, plot: Plot, grid: Grid) -> str:
@@ -177,8 +180,8 @@ def _summary(row: Row, panel: Panel, plot: Plot, grid: Grid) -> str:
     bad = sum(ratio >= STEPS[0].up_to for ratio, _ in by_rail)
     rails = f" rail {rail}" if bad == 1 else f" on {bad} rails"
     rails = rails if len(grid.rails) > 1 else ""
-    y = number(plot.rows[row.node] + plot.tall / 2 + 3.5)
-    return f'<text class="bad" x="{number(plot.summary_x)}" y="{y}">{words}{rails}</text>'
+    y = plot.rows[row.node] + plot.tall / 2 + 3.5
+    return element("text", words + rails, css="bad", x=plot.summary_x, y=y)
 
 
 def _ratios(cells: Sequence[Cell | None], panel: Panel) -> list[float]:
@@ -196,27 +199,26 @@ def _ratios(cells: Sequence[Cell | None], panel: Panel) -> list[float]:
 
 def _cell(cell: Cell, panel: Panel, plot: Plot, x: float, y: float) -> str:
     comparison = panel.pick(cell)
-    size = f'width="{number(plot.side)}" height="{number(plot.tall)}"'
-    place = f'x="{number(x)}" y="{number(y)}" {size}'
-    middle = f'x="{number(x + plot.side / 2)}" y="{number(y + plot.tall / 2 + 3.5)}"'
+    place = {"x": x, "y": y, "width": plot.side, "height": plot.tall}
+    middle = {"x": x + plot.side / 2, "y": y + plot.tall / 2 + 3.5}
     pair = f"{cell.a} {cell.b}"
     meeting = f"{pair} rail {cell.rail} round {cell.round}"
     if cell.state != "measured" or comparison is None:
         title = text(f"{meeting}: {cell.state.replace('_', ' ')} {cell.error}".rstrip())
-        letter = f'<text class="letter" {middle} text-anchor="middle">{_LETTER[cell.state]}</text>'
-        content = letter if plot.side > _CHAR else ""
-        return f'<rect class="{BROKEN.css}" {place}><title>{title}</title></rect>{content}'
+        rectangle = element("rect", element("title", title), css=BROKEN.css, **place)
+        letter = element("text", _LETTER[cell.state], css="letter", **middle, anchor="middle")
+        return rectangle + letter * (plot.side > _CHAR)
     colour = step(comparison.ratio)
     # Thousands of cells equal their peers: their position shows rail and round.
     is_long = comparison.stands_out or comparison.ratio is None
     words = panel.describe(comparison)
     title = text(f"{meeting if is_long else pair}: {words}{_times(comparison)}")
-    content = ""
+    rectangle = element("rect", element("title", title), css=colour.css, **place)
     if plot.side >= _NUMBER and is_long and comparison.ratio is not None and colour is not STEPS[0]:
         ratio = f"{min(comparison.ratio, _MOST_SHOWN):.2g}"
         css = "letter" if colour.strong else "figure"
-        content = f'<text class="{css}" {middle} text-anchor="middle">{ratio}</text>'
-    return f'<rect class="{colour.css}" {place}><title>{title}</title></rect>{content}'
+        return rectangle + element("text", ratio, css=css, **middle, anchor="middle")
+    return rectangle
 
 
 def _times(comparison: Comparison) -> str:
@@ -248,11 +250,8 @@ def _frames(grid: Grid, plot: Plot, blames: Sequence[LocatedBlame]) -> Iterator[
 
 def _frame(blame: LocatedBlame, x: float, y: float, width: float, height: float) -> str:
     css = "frame" if blame.certain else "frame maybe"
-    return (
-        f'<rect class="{css}" x="{number(x - 1)}" y="{number(y - 1)}" '
-        f'width="{number(width + 2)}" height="{number(height + 2)}">'
-        f"<title>{text(f'{blame.component}: {blame.sentence}')}</title></rect>"
-    )
+    title = element("title", text(f"{blame.component}: {blame.sentence}"))
+    return element("rect", title, css=css, x=x - 1, y=y - 1, width=width + 2, height=height + 2)
 
 
 ENDPOINTS = 40_000
@@ -280,26 +279,23 @@ def thumbnail(observed: Observed, best: Mapping[Endpoint, float]) -> str:
         top = index * height
         first = line[0][0][0]
         words = observed.leaves.get(first) or first
-        labels.append(f'<text x="0" y="{number(top + 9)}">{label(words)}</text>')
+        labels.append(element("text", label(words), x=0, y=top + 9))
         for rail_index, rail in enumerate(rails):
             row = [(x, _worst(best.get((name, rail)) for name in names)) for names, x in line]
             for css, x, width in _runs(row):
-                y = number(top + rail_index * _DOT)
-                path = (
-                    f"M{number(_GUTTER + x)} {y}h{number(width)}v{number(_DOT)}h-{number(width)}z"
-                )
+                start = f"M{number(_GUTTER + x)} {number(top + rail_index * _DOT)}"
+                path = f"{start}h{number(width)}v{number(_DOT)}h-{number(width)}z"
                 paths.setdefault(css, []).append(path)
     width = _GUTTER + max((line[-1][1] for line in lines), default=0.0) + _DOT
-    shapes = "".join(f'<path class="{css}" d="{"".join(d)}"/>' for css, d in paths.items())
-    size = f'width="{number(width)}" height="{number(len(lines) * height)}"'
-    return f'<svg class="thumb" {size}>{"".join(labels)}{shapes}</svg>'
+    shapes = [element("path", css=css, d="".join(parts)) for css, parts in paths.items()]
+    drawing = "".join([*labels, *shapes])
+    return element("svg", drawing, css="thumb", width=width, height=len(lines) * height)
 
 
 def _worst(ratios: Iterable[float | None]) -> Step | None:
     """The colour of the worst ratio; None if nothing was tried."""
-    colours = [
-        BROKEN if ratio == math.inf else step(ratio) for ratio in ratios if ratio is not None
-    ]
+    tried = (ratio for ratio in ratios if ratio is not None)
+    colours = [BROKEN if ratio == math.inf else step(ratio) for ratio in tried]
     return max(colours, key=_ORDER.index, default=None)
 
 

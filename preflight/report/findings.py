@@ -57,9 +57,8 @@ def findings(
     faults = [entry for entry in entries if entry.verdict.outcome in NOT_FINE]
     subjects = {entry.subject for entry in faults}
     single = [blame for blame in blames if blame.kind != "systemic"]
-    by_pair = grouped(
-        (name, blame) for blame in single for name in dict.fromkeys(blame.pairs) if name in subjects
-    )
+    blamed = ((name, blame) for blame in single for name in dict.fromkeys(blame.pairs))
+    by_pair = grouped(row for row in blamed if row[0] in subjects)
     joint = {
         name: (components(blame.component for blame in rows), rows)
         for name, rows in by_pair.items()

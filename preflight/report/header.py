@@ -75,6 +75,7 @@ def overrides(fleet: Fleet, day: date, entries: Iterable[Entry] = ()) -> Overrid
         if entry.verdict.outcome is Outcome.WAIVED
         for name in set(_at_fault(entry))
     )
+    off = grouped((switch, host.name) for host in fleet.hosts for switch in host.off.items())
     return Overrides(
         waivers=tuple(
             WaiverRow(
@@ -89,7 +90,10 @@ def overrides(fleet: Fleet, day: date, entries: Iterable[Entry] = ()) -> Overrid
             )
             for waiver in fleet.waivers
         ),
-        off=tuple(_off_rows(fleet.hosts)),
+        off=tuple(
+            OffRow(check=check, nodes=tuple(names), by=origin)
+            for (check, origin), names in off.items()
+        ),
         numbers=tuple(_number_rows(fleet.hosts)),
     )
 
@@ -98,12 +102,6 @@ def _at_fault(entry: Entry) -> Sequence[str]:
     verdict = entry.verdict
     at_fault = (*verdict.culprits, *verdict.suspects)
     return at_fault or ((verdict.blame,) if verdict.blame else entry.nodes)
-
-
-def _off_rows(hosts: Sequence[Host]) -> Iterable[OffRow]:
-    nodes_by_entry = grouped((switch, host.name) for host in hosts for switch in host.off.items())
-    for (check, origin), names in nodes_by_entry.items():
-        yield OffRow(check=check, nodes=tuple(names), by=origin)
 
 
 def _number_rows(hosts: Sequence[Host]) -> Iterable[NumberRow]:
@@ -163,9 +161,8 @@ def too_many_logins(fleet: Fleet) -> list[str]:
     """Recommend srun for a fleet that is too large for a login to each node."""
     if sum(host.transport not in ("srun", "torchrun", "local") for host in fleet.hosts) <= LOGINS:
         return []
-    return [
-        f"note     for more than {LOGINS:,} nodes run inside an allocation: srun starts all at once"
-    ]
+    advice = "run inside an allocation: srun starts all at once"
+    return [f"note     for more than {LOGINS:,} nodes {advice}"]
 
 
 _LOADS = ["burn-in  every device of every node, all nodes at once, before the pairs"]
@@ -198,9 +195,8 @@ def header(
     gpus = sum(host.expected.gpus or 0 for host in fleet.hosts)
     hardware = f", {gpus} GPUs expected" if gpus else ", nothing expected"
     sources = sorted({host.expected.origin.split(" [")[0] for host in fleet.hosts} - {""})
-    inventory = (
-        f"; expected by {', '.join(sources)}" if sources and fleet.origin not in sources else ""
-    )
+    named = sources and fleet.origin not in sources
+    inventory = f"; expected by {', '.join(sources)}" if named else ""
     rounds = len(planned.rounds) if has_pairs else 0
     fabric = f", {count(rounds, 'round')} of pairs" if rounds else ""
     fleet_words = f", {of_fleet} of the whole fleet" if of_fleet else ""
@@ -241,13 +237,10 @@ def plan_lines(fleet: Fleet, verdicts: Iterable[tuple[Stage, str]]) -> list[str]
     logins = [host for host in fleet.hosts if host.transport not in _LOCAL_WORDS]
     ways = grouped(((host.transport, host.user, host.port), host.name) for host in logins)
     for (transport, user, port), names in ways.items():
-        as_user = f" as {user}" if user else ""
-        lines.append(
-            f"login    {transport} to {fold(names)}{as_user}{f', port {port}' if port else ''}"
-        )
-    if elsewhere := [
-        f"{host.name} at {host.address}" for host in logins if host.address != host.name
-    ]:
+        as_user, at_port = f" as {user}" if user else "", f", port {port}" if port else ""
+        lines.append(f"login    {transport} to {fold(names)}{as_user}{at_port}")
+    by_address = [host for host in logins if host.address != host.name]
+    if elsewhere := [f"{host.name} at {host.address}" for host in by_address]:
         lines.append(f"address  {'; '.join(cut_list(elsewhere, _MOST_PARTS))}")
     if not logins:
         lines.append("login    to no node")

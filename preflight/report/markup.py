@@ -145,4 +145,17 @@ def label(name: str) -> str:
 
 def number(value: float) -> str:
     """Write a coordinate in few characters: a large fabric has thousands."""
-    return f"{value:.1f}".rstrip("0").rstrip(".")
+    return f"{value:.1f}".removesuffix(".0")
+
+
+_ATTRIBUTES = {"css": "class", "anchor": "text-anchor", "aria_label": "aria-label"}
+
+
+def element(tag: str, content: str = "", **attributes: float | str) -> str:
+    """Write an SVG element; an attribute that is "" is left out."""
+    words = "".join(
+        f' {_ATTRIBUTES.get(name, name)}="{value if isinstance(value, str) else number(value)}"'
+        for name, value in attributes.items()
+        if value != ""
+    )
+    return f"<{tag}{words}>{content}</{tag}>" if content else f"<{tag}{words}/>"

@@ -205,9 +205,8 @@ def _is_removable(parent: int, name: str) -> bool:
 def _run_files(folder: int, files: Collection[str]) -> list[str] | None:
     """The files of a folder of ours, its report last; None if it holds anything else."""
     names = sorted(names_in(folder), key=lambda name: name == REPORT)
-    regular = all(
-        stat.S_ISREG(os.stat(n, dir_fd=folder, follow_symlinks=False).st_mode) for n in names
-    )
+    statuses = (os.stat(name, dir_fd=folder, follow_symlinks=False) for name in names)
+    regular = all(stat.S_ISREG(status.st_mode) for status in statuses)
     is_ours = os.fstat(folder).st_uid == os.geteuid()
     final_names = (match[1] if (match := _TEMPORARY.fullmatch(name)) else name for name in names)
     return names if is_ours and regular and all(name in files for name in final_names) else None
@@ -279,9 +278,8 @@ class Outputs:
         if self.metrics is not None:
             refuse_unread(self.metrics)
         if is_full(existing):
-            raise UsageError(
-                f"the disk of {existing} is full: make room, or give --preflight-report=DIR"
-            )
+            advice = "make room, or give --preflight-report=DIR"
+            raise UsageError(f"the disk of {existing} is full: {advice}")
         with (
             file_errors("--preflight-report", "give a folder of your own"),
             suppress(FileNotFoundError),  # the existing folders above it are fine

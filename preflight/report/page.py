@@ -25,10 +25,9 @@ from preflight.core.text import natural
 from preflight.report.document import Report, moment
 from preflight.report.fabric_page import sharpness
 from preflight.report.findings import COUNTED, Finding
-from preflight.report.header import override_rows
 from preflight.report.markup import date, duration, escaped, file, folded, plural, style, template
 from preflight.report.since import Changes, RunSummary, compare, nodes_in, peer_runs, summary_of
-from preflight.report.terminal import count_words, coverage_words, missed_words, title
+from preflight.report.terminal import count_words, extent_rows, title
 from preflight.verdict import Outcome
 
 PAGE = "report.html"
@@ -239,16 +238,14 @@ def _nodes(report: Report, findings: Sequence[Finding]) -> dict[str, Any]:
         ((leaf or "no leaf known") if leaves else folded(names), names, len(faulty & {*names}))
         for leaf, names in sorted(groups.items(), key=lambda group: natural(group[0]))
     ]
-    kinds = Counter(
-        (mark.letter, mark.css, mark.words.partition(":")[0]) for mark in by_node.values()
-    )
+    looks = [(mark.letter, mark.css, mark.words.partition(":")[0]) for mark in by_node.values()]
     return {
         "nodes_note": f"{order}. Point at a square to read it; a letter leads to its finding.",
         "marks": by_node,
         "few": len(every) <= NAMED,
         "legend": [
             ("", "fine", "without a finding", len(every) - len(by_node)),
-            *((*look, number) for look, number in kinds.items()),
+            *((*look, number) for look, number in Counter(looks).items()),
         ],
         "racks": [rack for rack in racks if not by_node.keys().isdisjoint(rack[1])],
         "fine_racks": [rack for rack in racks if by_node.keys().isdisjoint(rack[1])],
@@ -359,17 +356,12 @@ def _line(values: Sequence[float | None], low: float, high: float) -> tuple[str,
 
 def _coverage(report: Report) -> dict[str, Any]:
     """Coverage, sensitivity, what was not run and why, the inventory's overrides, every check."""
-    rows = override_rows(report.overrides)
-    rows.append(("coverage", coverage_words(report)))
-    if words := missed_words(report.sensitivity):
-        rows.append(("missed", words))
-    rows.append(("verdicts", count_words(report.counts)))
     by_check: dict[str, Counter[Outcome]] = {}
     for row in report.verdicts:
         by_check.setdefault(row.check, Counter())[row.outcome] += 1
     used = {row.outcome for row in report.verdicts}
     return {
-        "checked": rows,
+        "checked": [*extent_rows(report), ("verdicts", count_words(report.counts))],
         "sharpness": sharpness(report.sensitivity),
         "reasons": Counter(
             row.sentence for row in report.verdicts if row.outcome is Outcome.NOT_RUN

@@ -13,14 +13,7 @@ from preflight.fabric.decoding.culprit import NODE_KINDS
 from preflight.fabric.decoding.sensitivity import SensitivityRow, sensitivity
 from preflight.fabric.schedule import Pairing, round_kind_of
 from preflight.fleet.nodeset import fold, split_pair
-from preflight.report.document import (
-    BlameRow,
-    FleetRow,
-    PairRow,
-    SizeRow,
-    VerdictRow,
-    row_of,
-)
+from preflight.report.document import BlameRow, FleetRow, PairRow, SizeRow, VerdictRow, row_of
 from preflight.report.findings import counts
 from preflight.verdict import BUSY, UNSEEN, Outcome
 
@@ -69,8 +62,7 @@ def readiness(nodes: Sequence[str], entries: Sequence[Entry], *, strict: bool) -
         if not counts_as_failure(entry, strict=strict):
             continue
         pair = _blamed_path(entry, fleet)
-        at_fault = (*entry.verdict.culprits, *entry.verdict.suspects)
-        if at_fault:
+        if at_fault := (*entry.verdict.culprits, *entry.verdict.suspects):
             not_ready |= fleet.intersection(at_fault)
         elif entry.verdict.blame in fleet:
             not_ready.add(entry.verdict.blame)
@@ -139,9 +131,8 @@ def is_open(entry: Entry) -> bool:
 
 def counts_as_failure(entry: Entry, *, strict: bool) -> bool:
     """Whether a verdict makes its subject not ready; `strict` adds warnings and missing grants."""
-    return entry.verdict.makes_not_ready or (
-        strict and entry.verdict.outcome in (Outcome.WARN, Outcome.UNKNOWN)
-    )
+    by_strictness = strict and entry.verdict.outcome in (Outcome.WARN, Outcome.UNKNOWN)
+    return entry.verdict.makes_not_ready or by_strictness
 
 
 class Ending(Struct, frozen=True, kw_only=True):
@@ -169,8 +160,8 @@ def exit_code(entries: Sequence[Entry], ready: Readiness, ending: Ending = _USUA
     need, broke, strangers_failed = ending.need, ending.broke, ending.strangers_failed
     if ending.interrupted:
         return INTERRUPTED
-    unfinished = any(is_open(entry) for entry in entries) or bool(ready.idle)
-    if not unfinished and not any(map(_was_judged, entries)):
+    has_open = any(map(is_open, entries))
+    if not has_open and not ready.idle and not any(map(_was_judged, entries)):
         return UNCLEAR if broke else FOUND if strangers_failed else EMPTY
     failures = [entry for entry in entries if counts_as_failure(entry, strict=ending.strict)]
     if failures:
@@ -178,9 +169,7 @@ def exit_code(entries: Sequence[Entry], ready: Readiness, ending: Ending = _USUA
         # Where the fleet as a whole has failed, leaving nodes out may not help.
         of_fleet = any(not (e.nodes or e.verdict.culprits or e.verdict.blame) for e in failures)
         return FINE if enough and not (of_fleet or broke or strangers_failed) else FOUND
-    if broke or any(is_open(entry) for entry in entries):
-        return UNCLEAR
-    if ready.idle and need is None:
+    if broke or has_open or (ready.idle and need is None):
         return UNCLEAR
     too_few = need is not None and len(launchable(ready)) < need
     return FOUND if too_few or strangers_failed else FINE
@@ -238,10 +227,8 @@ def pair_rows(
 
 
 def _size_row(digest: Digest) -> SizeRow:
-    busbw_gbs, iterations = digest.busbw_gbs, digest.operations
-    return row_of(
-        SizeRow, digest, busbw_gbs=busbw_gbs, iterations=iterations, max_us=digest.most_us
-    )
+    busbw_gbs, number, longest_us = digest.busbw_gbs, digest.operations, digest.most_us
+    return row_of(SizeRow, digest, busbw_gbs=busbw_gbs, iterations=number, max_us=longest_us)
 
 
 def blame_row(blame: Blame) -> BlameRow:
@@ -266,12 +253,8 @@ def sensitivity_rows(
     healthy = replace(
         observed,
         nodes=tuple(name for name in observed.nodes if name not in blamed),
-        tried=tuple(
-            meeting for meeting in observed.tried if blamed.isdisjoint((meeting.a, meeting.b))
-        ),
-        digests=tuple(
-            digest for digest in observed.digests if blamed.isdisjoint((digest.a, digest.b))
-        ),
+        tried=tuple(pair for pair in observed.tried if blamed.isdisjoint((pair.a, pair.b))),
+        digests=tuple(pair for pair in observed.digests if blamed.isdisjoint((pair.a, pair.b))),
     )
     return sensitivity(healthy, MISSED_ROWS, limits)
 

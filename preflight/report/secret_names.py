@@ -165,7 +165,7 @@ def _named_values(documents: Iterable[Any], texts: set[str]) -> Iterator[tuple[s
                 yield from ((text, kind) for text in _strings(child, kind))
             elif isinstance(child, str):
                 texts.add(child)
-            elif not isinstance(child, str | int | float | None):
+            elif not isinstance(child, int | float | None):
                 todo.append(child)
 
 
@@ -189,9 +189,6 @@ def _strings(value: Any, kind: Kind) -> Iterator[str]:
             text = text.partition("/")[0]
         if text and (kind == "serial" or not text.isdecimal()):
             yield text
-    elif isinstance(value, list | tuple):
-        for child in value:
-            yield from _strings(child, kind)
-    elif isinstance(value, dict):
-        for child in value.values():
+    elif isinstance(value, list | tuple | dict):
+        for child in value.values() if isinstance(value, dict) else value:
             yield from _strings(child, kind)

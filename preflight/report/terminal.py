@@ -29,11 +29,7 @@ if TYPE_CHECKING:
 
     from preflight.fabric.decoding.sensitivity import SensitivityRow, SensitivitySizeRow
     from preflight.fleet.model import Fleet
-    from preflight.report.document import (
-        CoverageRow,
-        FleetRow,
-        Report,
-    )
+    from preflight.report.document import CoverageRow, FleetRow, Report
     from preflight.report.ready import Readiness
 
 
@@ -102,7 +98,8 @@ def summary(
         lines.append("")
     lines += _node_lines(report, width)
     lines += _not_run_lines(report, width)
-    lines += _extent_lines(report, width)
+    extent = [row for row in extent_rows(report) if report.exit != EMPTY or row[0] != "coverage"]
+    lines += [line for label, words in extent for line in labelled(label, words, width)]
     lines += labelled(
         "verdicts",
         f"{count_words(report.counts)}; {report.seconds:.1f} s, exit {report.exit}",
@@ -120,14 +117,11 @@ def labelled(label: str, words: str, width: int) -> list[str]:
     return wrapped(words, first=f"{label:<11}", indent=" " * 11, width=width)
 
 
-def _extent_lines(report: Report, width: int) -> list[str]:
+def extent_rows(report: Report) -> list[tuple[str, str]]:
     """The waivers, how much of the fabric was measured, and what could have been missed."""
-    rows = override_rows(report.overrides)
-    if report.exit != EMPTY:
-        rows.append(("coverage", coverage_words(report)))
-    if words := missed_words(report.sensitivity):
-        rows.append(("missed", words))
-    return [line for label, words in rows for line in labelled(label, words, width)]
+    missed = missed_words(report.sensitivity)
+    rows = [*override_rows(report.overrides), ("coverage", coverage_words(report))]
+    return [*rows, ("missed", missed)] if missed else rows
 
 
 def finding_lines(finding: Finding, nodes: Collection[str], width: int) -> list[str]:
@@ -138,9 +132,8 @@ def finding_lines(finding: Finding, nodes: Collection[str], width: int) -> list[
     lines = wrapped(head, first=f"{_outcome_word(finding):<6} ", indent=_INDENT, width=width)
     lines += wrapped(finding.sentence, first=_INDENT, indent=_INDENT, width=width)
     if finding.advice and finding.outcome is not Outcome.WAIVED:
-        lines += wrapped(
-            finding.advice, first=f"{_INDENT}do: ", indent=f"{_INDENT}    ", width=width
-        )
+        first, indent = f"{_INDENT}do: ", f"{_INDENT}    "
+        lines += wrapped(finding.advice, first=first, indent=indent, width=width)
     return lines
 
 
@@ -333,8 +326,7 @@ def coverage_words(report: Report) -> str:
     # Evidence may have any type in a report that is read again.
     bus_ids = [row.evidence.get("bus_ids") for row in judged if row.check == _COUNT]
     gpus = sum(len(ids) for ids in bus_ids if isinstance(ids, list | tuple))
-    share = "" if nodes == total else f"{nodes:,} of "
-    share += f"{total:,} node{'s' * (total != 1)}"
+    share = f"{nodes:,} of " * (nodes != total) + f"{total:,} node{'s' * (total != 1)}"
     with_gpus = f" with {gpus:,} GPU{'s' * (gpus != 1)}" if gpus else ""
     loaded = any(row.check.startswith("burn.") for row in judged)
     unloaded = "" if loaded or not gpus else " without load (--preflight-tier=standard loads them)"
@@ -370,8 +362,7 @@ def _gap_words(row: CoverageRow) -> str:
         return " (all were planned: the others are not run, with the reason)"
     if row.pairs_known is None:
         return f" ({_ALL_PAIRS})"
-    has_earlier = row.pairs_known > row.pairs_run
-    earlier = f", {row.pairs_known:,} with earlier runs" if has_earlier else ""
+    earlier = _earlier_words(row.pairs_run, row.pairs_known)
     if row.runs_left:
         return f"{earlier}; all in {count(row.runs_left, 'more run')} like this"
     if row.runs_left is None:
@@ -381,6 +372,9 @@ def _gap_words(row: CoverageRow) -> str:
 
 
 def _leaf_pair_words(row: CoverageRow) -> str:
-    total = row.leaf_pairs_known
-    earlier = f", {total:,} with earlier runs" if total and total > row.leaf_pairs_run else ""
-    return f"{row.leaf_pairs_run:,} of {row.leaf_pairs:,} pairs of leaf switches{earlier}"
+    words = f"{row.leaf_pairs_run:,} of {row.leaf_pairs:,} pairs of leaf switches"
+    return words + _earlier_words(row.leaf_pairs_run, row.leaf_pairs_known)
+
+
+def _earlier_words(run: int, known: int | None) -> str:
+    return f", {known:,} with earlier runs" if known and known > run else ""

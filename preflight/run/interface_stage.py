@@ -14,7 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from preflight.checks.env.remark import show
-from preflight.checks.env.test_nccl_conf import settings
+from preflight.checks.env.test_nccl_conf import conf_settings
 from preflight.checks.net.selected import (
     gloo_interfaces,
     hca_of,
@@ -226,7 +226,7 @@ def _source(fleet: Fleet, environ: Mapping[str, str], node: Facts, name: str) ->
     """Where a variable of NCCL's is set on a node, and its value: the job wins over a file."""
     if name in environ:
         return fleet.job.environ_origin, environ[name]
-    value = settings(node.nccl_conf or ()).get(name, "")
+    value = conf_settings(node.nccl_conf or ()).get(name, "")
     files = [file for file in node.nccl_conf or () if name in [row.name for row in file.settings]]
     return (files[0].path if files else "nccl.conf"), value
 

@@ -14,7 +14,7 @@ import msgspec
 
 from preflight.burn.burn_in import BURN_SHARE, burn_plan, fit, most_devices, no_time_lines
 from preflight.check import STAGES, Stage
-from preflight.checks.env.test_nccl_conf import settings
+from preflight.checks.env.test_nccl_conf import conf_settings
 from preflight.core.statistics import grouped
 from preflight.fabric.collect import clock_lines
 from preflight.fabric.launch import Hooks
@@ -314,7 +314,7 @@ class Run:
             for host in self.fleet.hosts
             if self.fleet.job.environ_of(host.name) is not None
             or (node := facts.get(host.name)) is None
-            or "NCCL_SOCKET_IFNAME" in settings(node.nccl_conf or ())
+            or "NCCL_SOCKET_IFNAME" in conf_settings(node.nccl_conf or ())
         )
 
     def _store_sweep(self, sweep: Sweep) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from preflight.checks.software import test_versions
 from preflight.checks.software.test_versions import (
     judge_arch,
     judge_drift,
@@ -15,6 +16,7 @@ from preflight.checks.software.test_versions import (
     version,
 )
 from preflight.checks.software.test_versions import judge_nccl_plugin as judge_plugin
+from preflight.core.files import shipped_table
 from preflight.facts.machine import Software, Torch
 from preflight.facts.model import Driver, Facts, Python
 from preflight.verdict import Outcome
@@ -66,7 +68,9 @@ def test_where_no_torch_needs_the_driver_it_is_not_judged() -> None:
     for one in (facts(driver=Driver("absent")), nothing, _torch(cuda=None), _torch(cuda="19.1")):
         assert judge_driver(one).outcome is Outcome.NOT_RUN
     assert "--preflight-python" in judge_driver(nothing).sentence
-    assert all(version(needed.driver) and needed.source for needed in minimum_drivers().values())
+    assert all(map(version, minimum_drivers().values()))
+    drivers = shipped_table(test_versions.__file__, "cuda_drivers.toml")
+    assert all(entry["source"] for entry in drivers.values())
 
 
 @pytest.mark.proves("software.arch", finds="a torch without kernels for the GPUs")
