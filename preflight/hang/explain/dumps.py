@@ -12,13 +12,15 @@ import re
 import signal
 import stat
 import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
 
+from msgspec import Struct, convert
 from msgspec.structs import replace
 
-from preflight.core.files import open_stream
+from preflight.core.files import open_stream, shipped_table
 from preflight.errors import UsageError
 from preflight.hang.answer_text import Alternative
 from preflight.hang.call_waits import Kind, Root, Waits, follow
@@ -26,16 +28,10 @@ from preflight.hang.diagnose.job_state import fold_ranks, line_words, lint_comma
 from preflight.hang.diagnose.places import is_plumbing
 from preflight.hang.explain.explanation import Explanation
 from preflight.hang.explain.log_lines import blocks
+from preflight.hang.explain.symptom import Category
 from preflight.hang.flight_recorder import Recording, Unreadable, read
 from preflight.hang.plain_pickle import MOST_BYTES
 from preflight.hang.watch.evidence import files_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from preflight.hang.explain.symptom import Category
-
 
 _HEAD = 4096
 _PICKLE, _GZIP = re.compile(rb"\x80[\x02-\x05]"), b"\x1f\x8b"
@@ -51,14 +47,23 @@ _APART_NS = 3600 * 10**9
 _OLDER_NS = 120 * 10**9
 """It may be of an earlier run, or its node's clock is wrong: a hang stops all ranks in seconds."""
 _NAMED = ("differs", "crossed", "absent", "not_started", "stalled", "extra", "idle")
-_CONFIDENCE = {
-    "differs": 0.9, "crossed": 0.8, "absent": 0.9, "not_started": 0.8, "stalled": 0.85,
-    "extra": 0.7, "no_dump": 0.6,
-}  # fmt: skip
 _UNDECIDED, _UNCLEAR = 0.45, 0.3
 _LESS_SURE = 0.7
 """Factor for ranks that are not the minority of their call, and for dumps perhaps of two runs."""
 _MOST = 4
+
+
+class _KindAnswer(Struct, frozen=True, forbid_unknown_fields=True):
+    """What an answer says of the ends of the waits of one kind."""
+
+    category: Category
+    sentence: str
+    cause: str = ""
+    advice: str = ""
+    confidence: float = 0.0
+
+
+_ANSWERS = convert(shipped_table(__file__, "dump_answers.toml"), dict[Kind, _KindAnswer])
 
 
 def separate(paths: Iterable[Path]) -> tuple[list[Path], list[Path]]:
@@ -92,9 +97,8 @@ def _is_dump(path: Path) -> bool:
             head = file.read(_HEAD) or b""
         if head.startswith(_GZIP):
             head = zlib.decompressobj(16 + zlib.MAX_WBITS).decompress(head, _HEAD)
-    return bool(_PICKLE.match(head)) or (
-        head.lstrip().startswith(b"{") and bool(_KEYS.search(head))
-    )
+    is_json = head.lstrip().startswith(b"{") and bool(_KEYS.search(head))
+    return is_json or bool(_PICKLE.match(head))
 
 
 class Dumps:
@@ -104,18 +108,18 @@ class Dumps:
         """Read them; UsageError if they are of several jobs."""
         self.troubles: list[str] = []
         self.ranks: dict[int, Recording] = {}
-        self.torn: set[int] = set()
-        """Ranks that wrote a dump which cannot be read."""
+        self.torn: set[int | None] = set()
+        """Ranks that wrote a dump which cannot be read; None for one whose name has no rank."""
         self._paths: dict[int, Path] = {}
         worlds: dict[tuple[int, ...], Path] = {}
         for path, recording in zip(paths, _read_all(paths), strict=True):
+            name_rank = _rank_in_name(path)
             if isinstance(recording, Unreadable):
                 self.troubles.append(f"{path} is not used: {recording.why}")
-                self.torn |= {rank for rank in (_rank_in_name(path),) if rank is not None}
+                self.torn.add(name_rank)
                 continue
-            rank = _rank(path, recording)
+            rank = _rank(name_rank, recording)
             if rank is None:
-                name_rank = _rank_in_name(path)
                 fault = f"rank {name_rank}, which its name shows, is not in all of its groups"
                 if name_rank is None:
                     fault = "its name and its groups do not show its rank; name it rank_N"
@@ -159,12 +163,11 @@ class Dumps:
         ]
 
 
-def _rank(path: Path, recording: Recording) -> int | None:
+def _rank(name_rank: int | None, recording: Recording) -> int | None:
     """The rank by the file's name, if it is in all groups; else the only one that is."""
     groups = recording.members.values()
-    rank = _rank_in_name(path)
-    if rank is not None and all(rank in group for group in groups):
-        return rank
+    if name_rank is not None and all(name_rank in group for group in groups):
+        return name_rank
     common = set.intersection(*map(set, groups)) if groups else set()
     return common.pop() if len(common) == 1 else None
 
@@ -186,7 +189,7 @@ def _read_all(paths: Sequence[Path]) -> Iterable[Recording | Unreadable]:
     workers = min(os.cpu_count() or 1, 16)
     try:
         with ProcessPoolExecutor(workers, initializer=_start_worker) as pool:
-            return [*map(_Shared(), pool.map(work, paths, chunksize=16))]
+            return [*_with_shared_members(pool.map(work, paths, chunksize=16))]
     except BrokenProcessPool as error:
         raise UsageError(
             "a process that read the dumps was killed, perhaps for its memory: give fewer dumps"
@@ -198,34 +201,32 @@ def _start_worker() -> None:
     gc.disable()  # plain values have no circles
 
 
-class _Shared:
-    """Lets recordings share the members of groups: those of a large job are the same in most."""
-
-    def __init__(self) -> None:
-        self._members: dict[tuple[int, ...], tuple[int, ...]] = {}
-
-    def __call__(self, recording: Recording | Unreadable) -> Recording | Unreadable:
-        if isinstance(recording, Unreadable):
-            return recording
-        shared = self._members
-        members = {name: shared.setdefault(at, at) for name, at in recording.members.items()}
-        return replace(recording, members=members)
+def _with_shared_members(
+    recordings: Iterable[Recording | Unreadable],
+) -> Iterator[Recording | Unreadable]:
+    """Let recordings share the members of groups: those of a large job are the same in most."""
+    shared: dict[tuple[int, ...], tuple[int, ...]] = {}
+    for recording in recordings:
+        if isinstance(recording, Recording):
+            members = {name: shared.setdefault(at, at) for name, at in recording.members.items()}
+            yield replace(recording, members=members)
+        else:
+            yield recording
 
 
 def _read(path: Path, latest: int) -> Recording | Unreadable:
     troubles: list[str] = []
-    parts, size = [], 0
+    data = bytearray()
     try:
         for block in blocks(path, troubles):
-            parts.append(block)
-            size += len(block)
-            if size > MOST_BYTES:
+            data += block
+            if len(data) > MOST_BYTES:
                 return Unreadable(f"it is larger than {MOST_BYTES >> 20} MiB")
     except UsageError as error:
         return Unreadable(str(error))
     if troubles:
         return Unreadable(troubles[0].removeprefix(f"{path}: "))
-    return read(b"".join(parts), latest=latest)
+    return read(bytes(data), latest=latest)
 
 
 def explain_dumps(dumps: Dumps) -> Explanation:
@@ -239,16 +240,17 @@ def explain_dumps(dumps: Dumps) -> Explanation:
     answer = _of_named(roots, recordings) if roots else _explain_rest(waits, dumps)
     if dumps.older:
         answer = replace(answer, confidence=round(answer.confidence * _LESS_SURE, 2))
-    others = tuple(
-        Alternative(_category(root), _sentence(root), 0.0)
+    others = [
+        root
         for root in waits.roots
         if root not in roots and answer.sentence != _sentence(root) and _died(root, dumps)
-    )
-    rest = max(0.0, 1 - answer.confidence)
-    share = round(min(rest / (len(others[:2]) + 1), answer.confidence / 2), 2)
+    ][:2]
+    share = round(min((1 - answer.confidence) / (len(others) + 1), answer.confidence / 2), 2)
     return replace(
         answer,
-        alternatives=tuple(replace(other, confidence=share) for other in others[:2]),
+        alternatives=tuple(
+            Alternative(_ANSWERS[root.kind].category, _sentence(root), share) for root in others
+        ),
         waits=waits.rows,
         unseen=tuple(_unseen(dumps)),
     )
@@ -260,27 +262,35 @@ def _of_named(roots: Sequence[Root], recordings: Mapping[int, Recording]) -> Exp
     stalled = {rank for root in roots if root.kind == "stalled" for rank in root.ranks}
     if stalled >= set(culprits) and stalled:
         main = next(root for root in roots if root.kind == "stalled")
-    sure = _CONFIDENCE[main.kind] if culprits else _UNDECIDED
+    answer = _answer_of(main.kind, [main, *(root for root in roots if root is not main)], culprits)
+    sure = answer.confidence if culprits else _UNDECIDED
     last = roots[-1]
+    wrapped = any(recordings[rank].wrapped for rank in culprits if rank in recordings)
     if last.kind == "idle" and not last.few:
         sure *= _LESS_SURE
-    elif last.kind == "idle" or any(
-        recordings[rank].wrapped for rank in culprits if rank in recordings
-    ):
+    elif last.kind == "idle" or wrapped:
         sure *= 0.9
     if main.kind == "differs" and 2 * len(main.ranks) >= sum(len(side) for side, _ in main.calls):
         sure *= _LESS_SURE
-    ordered = [main, *(root for root in roots if root is not main)]
     line = next(filter(None, (_line(recordings[rank], main) for rank in culprits)), "")
-    return Explanation(
-        category=_category(main),
-        culprits=tuple(f"rank {rank}" for rank in culprits),
-        sentence="; ".join(_sentence(root) for root in ordered[:_MOST]),
-        cause=_CAUSES[main.kind],
-        advice=_ADVICE[main.kind],
+    return replace(
+        answer,
         next="gpu.xid, gpu.ecc" if main.kind == "stalled" else lint_command(line.partition(":")[0]),
         line=line,
         confidence=round(sure, 2),
+    )
+
+
+def _answer_of(kind: Kind, roots: Sequence[Root], culprits: Iterable[int] = ()) -> Explanation:
+    """What ends of the waits mean whose main kind is this one."""
+    words = _ANSWERS[kind]
+    return Explanation(
+        category=words.category,
+        culprits=tuple(f"rank {rank}" for rank in culprits),
+        sentence="; ".join(_sentence(root) for root in roots[:_MOST]),
+        cause=words.cause,
+        advice=words.advice,
+        confidence=words.confidence,
     )
 
 
@@ -295,11 +305,8 @@ def _explain_rest(waits: Waits, dumps: Dumps) -> Explanation:
     away = sorted({rank for root in missing for rank in root.ranks})
     root = next((root for root in waits.roots if root.kind != "no_dump"), None)
     if root:
-        return Explanation(
-            category=_category(root),
-            sentence=_sentence(root),
-            cause=_CAUSES[root.kind],
-            advice=_ADVICE[root.kind],
+        return replace(
+            _answer_of(root.kind, [root]),
             next="fabric.allreduce" if root.kind == "all_in" else "preflight lint SCRIPT",
             confidence=_UNCLEAR if root.kind == "all_in" or missing else _UNDECIDED,
         )
@@ -308,14 +315,7 @@ def _explain_rest(waits: Waits, dumps: Dumps) -> Explanation:
         and all(root.proven and _died(root, dumps) for root in missing)
         and len(dumps.ranks) > 1
     ):
-        return Explanation(
-            category="timeout_rank_missing",
-            culprits=tuple(f"rank {rank}" for rank in away),
-            sentence="; ".join(_sentence(root) for root in missing[:_MOST]),
-            cause="it ended or was killed before it could write a dump, or its node failed",
-            advice="check that rank's log, and its node at that time; give its dump if it has one",
-            confidence=_CONFIDENCE["no_dump"],
-        )
+        return _answer_of("no_dump", missing, away)
     if missing:
         return Explanation(
             sentence=f"{ranks(dumps.ranks)} {verb(len(dumps.ranks), 'waits', 'wait')} for ranks "
@@ -328,36 +328,6 @@ def _explain_rest(waits: Waits, dumps: Dumps) -> Explanation:
         sentence=f"no call of {ranks(dumps.ranks)} was unfinished when the dumps were written",
         advice="give the dumps that were written when the job hung, and its logs",
     )
-
-
-_CAUSES = {
-    "differs": "the ranks' code took different paths: a branch by rank, another batch shape",
-    "crossed": "the ranks make the same calls in different orders: a branch by rank, data that "
-    "ends on one rank, threads",
-    "extra": "a branch by rank leads to a call that the other ranks do not make",
-    "absent": "that rank was elsewhere: in its data loader, in saving, in a lock, stopped, or done",
-    "not_started": "a kernel before that call does not end on its GPU",
-    "stalled": "its GPU or driver failed, so that nothing on it ends",
-    "all_in": "the data does not get through, or a GPU hangs without showing it",
-}
-_ADVICE = {
-    "differs": "compare how these ranks got to that call; TORCH_DISTRIBUTED_DEBUG=DETAIL names it",
-    "crossed": "compare the order of the calls of these ranks at that step",
-    "extra": "let all ranks of the group make that call, or none",
-    "absent": "check what that rank did after its last call: its log, its stack (py-spy), its node",
-    "not_started": "check that rank's last kernels and its GPU; CUDA_LAUNCH_BLOCKING=1 shows which",
-    "stalled": "check that GPU: Xid in the kernel log, ECC errors; drain the node, reset the GPU",
-    "all_in": "check links and NICs between these ranks; TORCH_NCCL_ENABLE_TIMING=1 shows "
-    "which GPU has begun the call",
-}
-
-
-def _category(root: Root) -> Category:
-    if root.kind in ("differs", "crossed", "extra"):
-        return "collective_mismatch"
-    if root.kind == "stalled":
-        return "gpu_hardware"
-    return "unknown" if root.kind == "all_in" else "timeout_rank_missing"
 
 
 def _sentence(root: Root) -> str:
@@ -375,29 +345,13 @@ def _sentence(root: Root) -> str:
         "waiting": f"{ranks(waiting)} {verb(len(waiting), 'waits', 'wait')}",
         "odd": f"; {who} {verb(many, 'differs', 'differ')} from the others" if many else "",
     }
-    return _SENTENCES[root.kind].format(**texts)
-
-
-_SENTENCES: dict[Kind, str] = {
-    "differs": "the ranks' calls differ in {call}: {made}{odd}",
-    "crossed": "ranks wait for each other in different calls: {made}{odd}",
-    "absent": "{who} {has} not made {call}: {what}, in which {waiting}",
-    "not_started": "{gpu} {has} not begun {call}: {what}, which other ranks have begun",
-    "stalled": "{gpu} {has} not ended calls that the other ranks have ended",
-    "extra": "{waiting} in {call}: {what}, which the other ranks do not make",
-    "idle": "{who} {waits} in no call either",
-    "no_dump": "{who} left no dump, and {waiting} for {it} in {call}: {what}",
-    "all_in": "all ranks have made {call}: {what}, and none has ended it",
-}
+    return _ANSWERS[root.kind].sentence.format(**texts)
 
 
 def _line(recording: Recording, root: Root) -> str:
     """The user's line of a rank's call at fault, or of its last call."""
-    calls = (
-        [call for call in recording.calls if call.number == root.number]
-        if root.kind == "differs"
-        else []
-    )
+    differs = root.kind == "differs"
+    calls = [call for call in recording.calls if differs and call.number == root.number]
     frames = next((call.frames for call in reversed(calls or recording.calls) if call.frames), ())
     return line_words(next((frame for frame in frames if not is_plumbing(frame.file)), None))
 
@@ -420,20 +374,14 @@ def _unseen(dumps: Dumps) -> Iterator[str]:
 def joined(logs: Explanation, dumps: Explanation) -> Explanation:
     """The answer of both: a cause in the logs says more than the waits."""
     weak = ("unknown", "timeout_rank_missing", "collective_mismatch")
-    if logs.category == "no_failure" or (
-        logs.category in weak and dumps.confidence >= logs.confidence
-    ):
-        first, second = dumps, logs
-    else:
-        first, second = logs, dumps
-    extra = (
-        (Alternative(second.category, second.sentence, 0.0),)
-        if second.category not in (first.category, "no_failure", "unknown")
-        else ()
-    )
+    surer = logs.category in weak and dumps.confidence >= logs.confidence
+    by_dumps = surer or logs.category == "no_failure"
+    first, second = (dumps, logs) if by_dumps else (logs, dumps)
+    differs = second.category not in (first.category, "no_failure", "unknown")
+    other = Alternative(second.category, second.sentence, 0.0)
     return replace(
         first,
-        alternatives=(*first.alternatives, *extra)[:3],
+        alternatives=(*first.alternatives, *[other] * differs)[:3],
         evidence=first.evidence or second.evidence,
         lines=logs.lines,
         line=first.line or second.line,
