@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from graphlib import CycleError, TopologicalSorter
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -18,14 +18,13 @@ from preflight.core.statistics import grouped
 from preflight.hang.wrong_call import Collective, Group, UsualCalls, call_words, sides
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-
     from preflight.hang.flight_recorder import Call, Recording
 
 _SYNCHRONIZING = re.compile(r"_?(all|barrier|reduce_scatter|ALLGATHER|REDUCE_SCATTER)")
 """Collectives that no rank ends before all have begun."""
 _PEER = re.compile(r"(send|recv) (\d{1,9})(?:->|<-)(\d{1,9})")
 _COUNTERPART = {"send": "recv", "recv": "send"}
+_Node = TypeVar("_Node", bound=Hashable)
 _STALLED_CALLS = 2
 """Calls that the other ranks have ended: they cannot end a second one without this rank."""
 
@@ -135,8 +134,13 @@ class _Job:
         }
         self.stalled = self._drop_stalled()
         self.oldest = {rank: calls[0] for rank, calls in self.pending.items() if calls}
-        self.spot_of = {rank: self._spot(rank, call) for rank, call in self.oldest.items()}
+        self.spot_of = {
+            rank: Spot(self._group(rank, call), call.number, rank if call.alone else -1)
+            for rank, call in self.oldest.items()
+        }
         self.ranks_at = grouped((spot, rank) for rank, spot in self.spot_of.items())
+        self.call_at = {spot: self.oldest[there[0]] for spot, there in self.ranks_at.items()}
+        """The call of any of the ranks that wait there."""
         self.since_ns = {
             spot: min(self.oldest[rank].begun_ns for rank in there)
             for spot, there in self.ranks_at.items()
@@ -176,9 +180,6 @@ class _Job:
             self.last_ended[group][rank] = first_pending.get(group, number + 1) - 1
         return pending
 
-    def _spot(self, rank: int, call: Call) -> Spot:
-        return Spot(self._group(rank, call), call.number, rank if call.alone else -1)
-
     def _drop_stalled(self) -> list[int]:
         """Ranks with calls that others ended; such calls hold up no other rank."""
         last_ended = {group: max(done.values()) for group, done in self.last_ended.items()}
@@ -189,7 +190,8 @@ class _Job:
                 group = self._group(rank, call)
                 if (
                     not call.alone and call.number <= last_ended[group]
-                    and _SYNCHRONIZING.match(call.op) and self._all_make(group, call)
+                    and _SYNCHRONIZING.match(call.op)
+                    and len(sides(self.calls[group, call.number])) == 1
                 ):  # fmt: skip
                     last, ended = place, ended + bool(call.state)
             if ended >= _STALLED_CALLS:
@@ -200,9 +202,6 @@ class _Job:
                         self.last_ended[self._group(rank, call)][rank] = call.number
                 del calls[:last]
         return stalled
-
-    def _all_make(self, group: Group, call: Call) -> bool:
-        return len(sides(self.calls[group, call.number])) == 1
 
     def _missing_from(self, spot: Spot) -> tuple[int, ...]:
         """The ranks that have not come to this call."""
@@ -301,13 +300,11 @@ class _Job:
         )
         kinds: tuple[Kind, Kind] = ("no_dump", "absent")
         by_spot = grouped(((kinds[rank in self.recorded], spot), rank) for rank, spot in main_spots)
-        roots: dict[tuple[Kind, object], Root] = {
-            (kind, spot): self._root(kind, spot, ranks, few=few)
+        proven = len(recorded_ranks) == len(idle) or self._shows_death()
+        return {
+            (kind, spot): self._root(kind, spot, ranks, few=few, proven=proven or kind != "no_dump")
             for (kind, spot), ranks in by_spot.items()
         }
-        if any(kind == "no_dump" for kind, _ in roots) and not self._shows_death():
-            return {key: replace(root, proven=key[0] != "no_dump") for key, root in roots.items()}
-        return roots
 
     def _shows_death(self) -> bool:
         """Whether the rank without a dump is the only one that can be at fault.
@@ -359,7 +356,7 @@ class _Job:
 
     def _crossed(self, spots: Sequence[Spot]) -> Root:
         """Ranks that wait for each other: those few without whose wait no circle is left."""
-        edges = {
+        edges: dict[Spot, Collection[Spot]] = {
             spot: {*spots}.intersection(map(self.spot_of.get, self.waits_for[spot]))
             for spot in spots
         }
@@ -370,10 +367,10 @@ class _Job:
         for spot in sorted(spots, key=lambda spot: len(blocking[spot])):
             if smallest and len(blocking[spot]) > len(blocking[smallest[0]]):
                 break
-            if not _circle_without(spot, edges):
-                smallest.append(spot)
+            if all(len(part) == 1 for part in components({**edges, spot: ()})):
+                smallest.append(spot)  # no circle is left if the ranks here did not wait
         if len(smallest) == 2:  # noqa: PLR2004
-            first, second = (self.oldest[self.ranks_at[spot][0]] for spot in smallest)
+            first, second = (self.call_at[spot] for spot in smallest)
             parties = {rank: self.oldest[rank] for spot in smallest for rank in blocking[spot]}
             later_one = self.usual.later_call(first, second, parties)
             smallest = [smallest[later_one]] if later_one is not None else smallest
@@ -382,15 +379,14 @@ class _Job:
         rest = [spot for spot in spots if spot not in smallest[:1]]
         others = max(rest, key=lambda spot: len(self.ranks_at[spot]))
         root = self._root("crossed", others, odd_ranks)
-        call_sides = ((tuple(blocking[at]), self._call_at(at)) for at in (others, *smallest[:1]))
+        calls = ((tuple(blocking[at]), self.call_at[at]) for at in (others, *smallest[:1]))
+        call_sides = ((at, f"{call_words(call)} of {group_words(call)}") for at, call in calls)
         return replace(root, calls=tuple(call_sides))
 
-    def _call_at(self, spot: Spot) -> str:
-        call = self.oldest[self.ranks_at[spot][0]]
-        return f"{call_words(call)} of {group_words(call)}"
-
-    def _root(self, kind: Kind, spot: Spot, ranks: Iterable[int], *, few: bool = True) -> Root:
-        call = self.oldest[self.ranks_at[spot][0]]
+    def _root(
+        self, kind: Kind, spot: Spot, ranks: Iterable[int], *, few: bool = True, proven: bool = True
+    ) -> Root:
+        call = self.call_at[spot]
         return Root(
             kind=kind,
             ranks=tuple(sorted(ranks)),
@@ -399,6 +395,7 @@ class _Job:
             calls=sides(self._calls_at(spot)),
             since_ns=self.since_ns[spot],
             few=few,
+            proven=proven,
         )
 
     def _ends(self) -> list[set[int | Spot]]:
@@ -413,7 +410,7 @@ class _Job:
             for rank in self.ranks_at[spot]:
                 edges[rank] = (spot,)
         return [
-            component for component in _components(edges)
+            component for component in components(edges)
             if all(component.issuperset(edges.get(member, ())) for member in component)
         ]  # fmt: skip
 
@@ -421,56 +418,45 @@ class _Job:
 
     def rows(self) -> list[Wait]:
         """One row per collective; like sends and receives of several groups are one row."""
-        folded: dict[tuple[object, ...], tuple[list[int], set[int], Call]] = {}
-        for spot, ranks in self.ranks_at.items():
-            call = self.oldest[ranks[0]]
-            ops = " and ".join(
-                dict.fromkeys(re.findall(r"send|recv", " ".join(call.parts or (call.op,))))
-            )
-            like = (call.about or call.group, ops, call.state)
-            key: tuple[object, ...] = like if spot.rank >= 0 else (spot, ops, call.state)
-            row = folded.setdefault(key, ([], set(), call))
-            row[0].extend(ranks)
-            row[1].update(self.waits_for[spot])
         rows = []
-        for key, (ranks, missing_ranks, call) in folded.items():
+        folded = grouped((self._likeness(spot), spot) for spot in self.ranks_at)
+        for (group, ops, state), spots in folded.items():
+            call = self.call_at[spots[0]]
+            ranks = sorted(rank for spot in spots for rank in self.ranks_at[spot])
+            waits_for = {rank for spot in spots for rank in self.waits_for[spot]}
             is_folded = call.alone and len(ranks) > 1
             rows.append(Wait(
-                ranks=tuple(sorted(ranks)),
-                group=str(key[0]) if is_folded else group_words(call),
+                ranks=tuple(ranks),
+                group=str(group) if is_folded else group_words(call),
                 number=0 if is_folded else call.number,
-                call=str(key[1]) if is_folded else call_words(call),
-                state=call.state, waits_for=tuple(sorted(missing_ranks)),
+                call=ops if is_folded else call_words(call),
+                state=state, waits_for=tuple(sorted(waits_for)),
             ))  # fmt: skip
         return sorted(rows, key=lambda row: (not row.waits_for, -len(row.ranks), row.ranks))
 
-
-def _circle_without(spot: Spot, edges: Mapping[Spot, Collection[Spot]]) -> bool:
-    """Whether a circle of waits is left if the ranks at `spot` did not wait."""
-    try:
-        TopologicalSorter({**edges, spot: ()}).prepare()
-    except CycleError:
-        return True
-    return False
+    def _likeness(self, spot: Spot) -> tuple[object, str, str]:
+        """What calls in one row have in common: group, whether they send or receive, state."""
+        call = self.call_at[spot]
+        ways = re.findall(r"send|recv", " ".join(call.parts or (call.op,)))
+        group = call.about or call.group if call.alone else spot
+        return group, " and ".join(dict.fromkeys(ways)), call.state
 
 
 def _is_world(group: Group) -> bool:
     return group.name in ("0", "default_pg")
 
 
-def _components(edges: Mapping[int | Spot, Sequence[int | Spot]]) -> list[set[int | Spot]]:
-    """Kosaraju's algorithm; a component comes after those to which it leads."""
+def components(edges: Mapping[_Node, Collection[_Node]]) -> list[set[_Node]]:
+    """The strongly connected parts of a graph, by Kosaraju; one comes after those it leads to."""
     back = grouped((target, node) for node, targets in edges.items() for target in targets)
-    order, visited = [*_in_postorder(edges, edges, set())], set[int | Spot]()
-    components = ({*_in_postorder((node,), back, visited)} for node in reversed(order))
-    return [component for component in components if component][::-1]
+    order, visited = [*_in_postorder(edges, edges, set())], set[_Node]()
+    parts = ({*_in_postorder((node,), back, visited)} for node in reversed(order))
+    return [part for part in parts if part][::-1]
 
 
 def _in_postorder(
-    starts: Iterable[int | Spot],
-    edges: Mapping[int | Spot, Sequence[int | Spot]],
-    visited: set[int | Spot],
-) -> Iterator[int | Spot]:
+    starts: Iterable[_Node], edges: Mapping[_Node, Collection[_Node]], visited: set[_Node]
+) -> Iterator[_Node]:
     """Visit what is reached from these; no recursion: a chain may have thousands of ranks."""
     for start in starts:
         path = [] if start in visited else [(start, iter(edges.get(start, ())))]

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import base64
 import zlib
+from collections.abc import Callable
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
 from preflight.core.text import whole
-from preflight.facts.job import Frame
+from preflight.facts.job import Dump, Frame
 from preflight.hang.plain_pickle import (
     MOST_BYTES,
     Allowance,
@@ -24,11 +25,6 @@ from preflight.hang.plain_pickle import (
     fits_64_bits,
     plain_values,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from preflight.facts.job import Dump
 
 T = TypeVar("T")
 
@@ -150,14 +146,13 @@ def read(
     entries = [entry for entry in entry_list[-MOST_CALLS:] if isinstance(entry, dict)]
     reader = _Reader()
     calls = reader.calls(entries, latest)
+    last_ns = [_number(entry.get("time_created_ns")) or 0 for entry in entries[-8:]]
     return Recording(
         calls=tuple(calls),
         members=_members(fields.get("pg_config")),
         enqueued=_enqueued(fields.get("pg_status"), reader.names),
         batched=tuple(sorted(reader.batched)),
-        newest_ns=max(
-            (_number(entry.get("time_created_ns")) or 0 for entry in entries[-8:]), default=0
-        ),
+        newest_ns=max(last_ns, default=0),
         wrapped=reader.first_pending and _is_full(entries),
     )
 
@@ -187,13 +182,11 @@ class _Reader:
                 continue
             if (pg := _number(entry.get("pg_id"))) is not None:
                 self.names[str(pg)] = call.group
-            if call.alone and (
-                parts
-                or call.number in numbers
-                or any(frame.function == _BATCH for frame in call.frames)
-            ):
-                self.batched.add(call.about)
-            numbers |= {call.number} if call.alone else set()
+            if call.alone:
+                in_batch = any(frame.function == _BATCH for frame in call.frames)
+                if parts or in_batch or call.number in numbers:
+                    self.batched.add(call.about)
+                numbers.add(call.number)
             if parts or (ended and call.pending):
                 state = _DONE if ended else call.state
                 call = replace(call, state=state, parts=tuple(reversed(parts)))
@@ -206,10 +199,8 @@ class _Reader:
         """(entry, whether it ended, its parts); read backwards: a later end shows earlier ones."""
         picked: list[tuple[dict[Any, Any], bool, list[str]]] = []
         for entry in reversed(entries):
-            group = entry.get("process_group")
-            name = group[0] if isinstance(group, (tuple, list)) and group else entry.get("pg_id")
             alone = entry.get("is_p2p") is True
-            stream = (name if isinstance(name, str) and len(name) <= _CHARS else _text(name)), alone
+            stream = _group(entry)[0], alone
             number = entry.get("p2p_seq_id" if alone else "collective_seq_id")
             backend, _, op = _profiling_name(entry)
             parts: list[str] = []
@@ -338,9 +329,8 @@ def _call(entry: dict[Any, Any], shared: _SharedValues) -> Call | None:
 
 
 def _has_shapes(value: Any, _: _SharedValues) -> bool:
-    return isinstance(value, (list, tuple)) and all(
-        isinstance(shape, (list, tuple)) for shape in value[:_TENSORS]
-    )
+    shapes = value[:_TENSORS] if isinstance(value, (list, tuple)) else [None]
+    return all(isinstance(shape, (list, tuple)) for shape in shapes)
 
 
 def _types(value: Any, _: _SharedValues) -> tuple[str, ...]:
@@ -353,9 +343,8 @@ def _frames(value: Any, shared: _SharedValues) -> tuple[Frame, ...]:
 
 def _frame(frame: Any, _: _SharedValues) -> Frame:
     fields = frame if isinstance(frame, dict) else {}
-    return Frame(
-        _text(fields.get("name")), _text(fields.get("filename")), _number(fields.get("line")) or 0
-    )
+    name, file = _text(fields.get("name")), _text(fields.get("filename"))
+    return Frame(name, file, _number(fields.get("line")) or 0)
 
 
 def _sizes(value: Any, _: _SharedValues) -> tuple[tuple[int, ...], ...]:

@@ -12,15 +12,16 @@ import secrets
 import socket
 import sys
 import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from preflight.core.remote_command import ReachError
+from preflight.core.remote_command import Connection, ReachError
 from preflight.errors import WireError
 from preflight.facts.job import NodeLook, RasLook
 from preflight.facts.model import decode_document
@@ -30,12 +31,6 @@ from preflight.hang.diagnose.job_ranks import jobs_of
 from preflight.hang.diagnose.job_state import JobState, NodeState
 from preflight.transport.bundle import pyspy_messages, start_payload
 from preflight.transport.ways import Gate, TooSlowError, Ways, fan_out
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from preflight.core.remote_command import Connection
-    from preflight.transport.payload_session import PayloadSession
 
 RasPolicy = Literal["auto", "always", "never"]
 
@@ -77,7 +72,6 @@ class LookRequest:
 class _Lacks(Struct, frozen=True):
     """A node asks for a file that this machine can send."""
 
-    lacks: str
     machine: str
 
 
@@ -106,15 +100,12 @@ def look(
     state = JobState(nodes=tuple(_state(name, answer) for name, answer in answers.items()), job=job)
     if request.ras == "never":
         return state
-    return replace(state, ras=_ask_ras(state, by_name, ways, nonce, policy=request.ras, ends=ends))
+    always = request.ras == "always"
+    return replace(state, ras=_ask_ras(state, by_name, ways, nonce, always=always, ends=ends))
 
 
 def look_here(
-    pids: Sequence[int] = (),
-    *,
-    look_s: float = LOOK_S,
-    job: str = "",
-    ras: RasPolicy = "auto",
+    pids: Sequence[int] = (), *, look_s: float = LOOK_S, job: str = "", ras: RasPolicy = "auto"
 ) -> JobState:
     """Look at this machine: at all of its ranks, or at these processes and their fellow ranks."""
     name = valid_host_name(socket.gethostname(), "localhost")
@@ -165,29 +156,22 @@ def _ask(
     with closing(started) as talk:
         document = talk.read(timeout_s + 2)
         if document.startswith(_LACKS):
-            _send_missing_file(talk, document)
+            for message in pyspy_messages(_lacking_machine(document)):
+                talk.send(message)
             document = talk.read(_left_s(ends) + 2)
         return decode_document(NodeLook, document, nonce)
 
 
-def _send_missing_file(talk: PayloadSession, document: bytes) -> None:
-    """Send the file that the node lacks, or the answer that there is none."""
+def _lacking_machine(document: bytes) -> str:
+    """The kind of machine for which the node lacks a file."""
     try:
-        lacks = msgspec.json.decode(document, type=_Lacks)
+        return msgspec.json.decode(document, type=_Lacks).machine
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise WireError(f"its request for a file is unreadable: {error}") from error
-    for message in pyspy_messages(lacks.machine):
-        talk.send(message)
 
 
 def _ask_ras(
-    state: JobState,
-    hosts: Mapping[str, Host],
-    ways: Ways,
-    nonce: str,
-    *,
-    policy: RasPolicy,
-    ends: float,
+    state: JobState, hosts: Mapping[str, Host], ways: Ways, nonce: str, *, always: bool, ends: float
 ) -> RasLook | None:
     """Ask one rank for the whole job, others only if it does not answer; None without a service."""
     answer: RasLook | None = None
@@ -195,7 +179,7 @@ def _ask_ras(
         left_s = min(RAS_S, ends - time.monotonic() - 1.0)
         if left_s < RAS_LEAST_S:
             break
-        question = {"address": address, "pid": pid, "always": policy == "always"}
+        question = {"address": address, "pid": pid, "always": always}
         request = {"nonce": nonce, "name": node, "deadline_s": left_s, "ras": question}
         try:
             with closing(ways.connect(hosts[node], left_s / 2)) as connection:

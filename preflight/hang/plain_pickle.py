@@ -33,7 +33,7 @@ class Allowance(Struct):
 _FLOAT = struct.Struct(">d")
 
 
-class RefusedError(ValueError):
+class RefusedError(Exception):
     """The data holds more than plain values; the message names the byte and the reason."""
 
 
@@ -51,8 +51,6 @@ def plain_values(data: bytes, allowed: Allowance | None = None) -> Any:
     except (IndexError, KeyError) as error:
         raise RefusedError(f"it is cut off or damaged at byte {machine.at}") from error
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        if isinstance(error, RefusedError):
-            raise
         raise RefusedError(f"it makes no sense at byte {machine.at}") from error
     finally:
         allowed.steps -= machine.steps
@@ -133,8 +131,9 @@ class _Machine:
                     stack.append({})
                 self.at = at
             elif code == _STOP:
-                self.at, self.stack = at, stack
-                return self._only()
+                if len(stack) != 1 or self.marked:
+                    raise RefusedError("it holds no single value")
+                return stack[0]
             else:
                 step = _STEPS.get(code)
                 if step is None:
@@ -148,11 +147,6 @@ class _Machine:
                     begun = 0, 0
         self.at = at
         raise RefusedError(f"it takes more than {most:,} steps")
-
-    def _only(self) -> Any:
-        if len(self.stack) != 1 or self.marked:
-            raise RefusedError("it holds no single value")
-        return self.stack[0]
 
     # -- bytes
 
@@ -218,10 +212,7 @@ class _Machine:
     def tuple_of(self, number: int) -> None:
         if len(self.stack) < number:
             raise IndexError(number)
-        values = tuple(self.stack[len(self.stack) - number :])
-        if number:
-            del self.stack[-number:]
-        self.stack.append(values)
+        self.stack[-number:] = [tuple(self.stack[-number:])]
 
     def number(self, size: int) -> None:
         if size > _WIDEST:
@@ -267,9 +258,6 @@ class _Machine:
         shapes.append(
             _Shape(dict(entry), tuple(keys), reals, fields.unpack(data)[::2], fields, steps)
         )
-
-    def pop(self) -> None:
-        self.stack.pop()  # IndexError for a mark
 
 
 class _Shape(NamedTuple):
@@ -326,7 +314,6 @@ _STEPS: dict[int, Any] = {
     ord("X"): lambda m: m.word(m.count(4)),
     0x8C: lambda m: m.word(m.count(1)),
     0x8D: lambda m: m.word(m.count(8)),
-    ord("}"): lambda m: m.stack.append({}),
     ord(")"): lambda m: m.stack.append(()),
     ord("a"): _Machine.append,
     ord("s"): _Machine.item,
@@ -339,5 +326,5 @@ _STEPS: dict[int, Any] = {
     ord("r"): lambda m: m.memoize(m.count(4)),
     0x94: lambda m: m.memoize(len(m.memo)),
     ord("j"): lambda m: m.stack.append(m.memo[m.count(4)]),
-    ord("0"): _Machine.pop,
+    ord("0"): lambda m: m.stack.pop(),  # IndexError for a mark
 }

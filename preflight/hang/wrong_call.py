@@ -20,13 +20,11 @@ if TYPE_CHECKING:
 
     from preflight.hang.flight_recorder import Call, Recording
 
-_SAME_SHAPES = frozenset(
-    {
-        *("all_reduce", "allreduce", "broadcast", "reduce", "_all_gather_base", "_allgather_base"),
-        *("all_gather_into_tensor", "all_gather_single", "_reduce_scatter_base"),
-        *("reduce_scatter_tensor", "reduce_scatter_tensor_coalesced", "all_reduce_coalesced"),
-    }
-)
+_SAME_SHAPES = frozenset({
+    "all_reduce", "allreduce", "broadcast", "reduce", "_all_gather_base", "_allgather_base",
+    "all_gather_into_tensor", "all_gather_single", "_reduce_scatter_base",
+    "reduce_scatter_tensor", "reduce_scatter_tensor_coalesced", "all_reduce_coalesced",
+})  # fmt: skip
 """Collectives that need the same shapes on all ranks; others may differ."""
 _HISTORY = 1000
 """Earlier calls of a group in which a repetition is looked for."""
@@ -235,12 +233,10 @@ class UsualCalls:
         Only of ranks that make the same calls around: other pipeline stages have other numbers.
         """
         neighbours: dict[tuple[_Key, _Key], list[_Key]] = {}
-        for rank, calls in pending.items():
-            first, *others = calls[:2] or (None,)
-            if others and first and first.about != others[0].about and not (
-                first.alone or others[0].alone
-            ):  # fmt: skip
-                pair = _key(first), _key(others[0])
+        several = ((rank, calls[:2]) for rank, calls in pending.items() if len(calls) > 1)
+        for rank, (first, second) in several:
+            if first.about != second.about and not (first.alone or second.alone):
+                pair = _key(first), _key(second)
                 neighbours[pair] = self._neighbours(rank, first, pair)
         votes: Counter[object] = Counter()
         for recording in self._recorded.values() if neighbours else ():
