@@ -26,7 +26,8 @@ _MOST_TOPICS = 16
 """Of one communicator: five functions, its status, its errors."""
 
 Number = Annotated[int, Meta(ge=-1, le=1 << 20)]
-Status = Literal["", "init", "running", "finalize", "abort"]
+Process = tuple[str, int, int]
+"""(node's address, pid, GPU): one rank of NCCL; ("", -1, -1) where the report does not name it."""
 Absence = Literal["dead", "unresponsive", "left"]
 """`dead`: RAS has given it up. `unresponsive`: no answer in time. `left`: its process answered and
 is no member any more."""
@@ -37,12 +38,11 @@ class Member(Struct, frozen=True, kw_only=True):
 
     rank: Number
     """In this communicator."""
-    process: tuple[str, int]
-    """(address of its node, pid), with ("", -1) where the report does not name it."""
-    gpu: Number = -1
+    process: Process
     counts: dict[str, Count] = {}
     """Operations that it has launched, by function; empty where the report does not list it."""
-    status: Status = ""
+    status: str = ""
+    """`init`, `running`, `finalize` or `abort`; empty where the report does not list it."""
     error: str = ""
     """NCCL's name of an error that it reported."""
 
@@ -51,8 +51,7 @@ class Absent(Struct, frozen=True, kw_only=True):
     """A rank of a communicator about which nothing was reported."""
 
     rank: Number
-    process: tuple[str, int]
-    gpu: Number = -1
+    process: Process
     why: Absence
 
 
@@ -165,15 +164,14 @@ def _from_json(raw: bytes) -> RasReport:
 def _member(row: _Rank) -> Member:
     state = row.status
     failed = [code for code in (state.init_state, state.async_error) if code not in (0, 7)]
-    status: Status = "running" if state.init_state == 0 else "init"
+    status = "running" if state.init_state == 0 else "init"
     if state.abort_flag:
         status = "abort"
     elif state.finalize_called or state.destroy_flag:
         status = "finalize"
     return Member(
         rank=row.rank,
-        process=(printable(row.host), row.pid),
-        gpu=row.cuda_dev,
+        process=(printable(row.host), row.pid, row.cuda_dev),
         counts=row.collective_counts,
         status=status,
         error=_ERRORS.get(failed[0], "Unexpected error") if failed else "",
@@ -184,7 +182,7 @@ def _absent(row: _Rank) -> Absent:
     why: Absence = "unresponsive" if row.status.unresponsive else "left"
     if row.status.considered_dead:
         why = "dead"
-    return Absent(rank=row.rank, process=(printable(row.host), row.pid), gpu=row.cuda_dev, why=why)
+    return Absent(rank=row.rank, process=(printable(row.host), row.pid, row.cuda_dev), why=why)
 
 
 _NUMBER = r"(\d{1,15})"
@@ -207,6 +205,8 @@ _VERSION = re.compile(r"NCCL version (\d{1,4}(?:\.\d{1,4}){1,3})")
 _END = "Warnings"
 """The last heading: a report without it was cut off."""
 
+_UNNAMED: Process = ("", -1, -1)
+
 
 class _Topic:
     """One kind of difference between a communicator's ranks: who has which value."""
@@ -215,10 +215,7 @@ class _Topic:
         self.name = name
         self.values: dict[int, str] = {}
         self.unlisted: dict[str, None] = {}
-
-    def unlisted_value(self) -> str | None:
-        """The value of all ranks that are not listed; None if there are several."""
-        return next(iter(self.unlisted)) if len(self.unlisted) == 1 else None
+        """Values of ranks that are not listed."""
 
 
 class _Section:
@@ -226,7 +223,7 @@ class _Section:
 
     def __init__(self, name: str, size: int) -> None:
         self.name, self.size = name, size
-        self.processes: dict[int, tuple[tuple[str, int], int]] = {}
+        self.processes: dict[int, Process] = {}
         self.missing: dict[int, Absence] = {}
         self.topics: list[_Topic] = []
 
@@ -235,43 +232,31 @@ class _Section:
         listed = (pair for topic in self.topics for pair in topic.values.items())
         departed = [rank for rank, value in listed if value in ("NOCOMM", "UNKNOWN")]
         missing: dict[int, Absence] = {**self.missing, **dict.fromkeys(departed, "left")}
-        unnamed = (("", -1), -1)
-        processes = self.processes
         return Communicator(
             name=self.name,
             size=self.size,
-            members=tuple(
-                self._member(rank, *processes.get(rank, unnamed))
-                for rank in range(self.size)
-                if rank not in missing
-            ),
+            members=tuple(self._member(rank) for rank in range(self.size) if rank not in missing),
             absent=tuple(
-                Absent(rank=rank, process=process, gpu=gpu, why="dead" if process in dead else why)
+                Absent(rank=rank, process=process, why="dead" if process[:2] in dead else why)
                 for rank, why in sorted(missing.items())
-                for process, gpu in [processes.get(rank, unnamed)]
+                for process in [self.processes.get(rank, _UNNAMED)]
             ),
         )
 
-    def _member(self, rank: int, process: tuple[str, int], gpu: int) -> Member:
+    def _member(self, rank: int) -> Member:
         counts: dict[str, int] = {}
         status, error = "RUNNING", ""
         for topic in self.topics:
-            value = topic.values.get(rank, topic.unlisted_value())
+            shared_value = next(iter(topic.unlisted)) if len(topic.unlisted) == 1 else None
+            value = topic.values.get(rank, shared_value)
             if topic.name == "status":
                 status = value or status
             elif topic.name == "error":
                 error = topic.values.get(rank, error)
             elif value is not None and len(topic.unlisted) < 2:  # noqa: PLR2004
                 counts[topic.name] = int(value)
-        return Member(
-            rank=rank, process=process, gpu=gpu, counts=counts, error=error,
-            status=_STATUS_BY_WORD.get(status, ""),
-        )  # fmt: skip
-
-
-_STATUS_BY_WORD: dict[str, Status] = {
-    "INIT": "init", "RUNNING": "running", "FINALIZE": "finalize", "ABORT": "abort",
-}  # fmt: skip
+        process = self.processes.get(rank, _UNNAMED)
+        return Member(rank=rank, process=process, counts=counts, status=status.lower(), error=error)
 
 
 def _from_text(raw: bytes) -> RasReport:
@@ -354,7 +339,7 @@ class _TextReader:
     def _read_rank(self, section: _Section, rank: re.Match[str]) -> None:
         number = int(rank[1])
         if rank[7]:
-            section.processes[number] = ((rank[8], int(rank[7])), int(rank[6]))
+            section.processes[number] = rank[8], int(rank[7]), int(rank[6])
         value = "0" if rank[3] else rank[2] or rank[4] or rank[5]
         if self._kind == "INCOMPLETE":
             section.missing[number] = "unresponsive"

@@ -11,9 +11,9 @@ from preflight.hang.answer_text import Alternative
 from preflight.hang.call_waits import Root, follow
 from preflight.hang.diagnose.job_state import (
     Diagnosis,
+    busy_percents,
     count,
     describe,
-    describe_activity,
     describe_ranks,
     fold_ranks,
     line_of,
@@ -27,7 +27,7 @@ from preflight.hang.flight_recorder import Recording, open_dump
 from preflight.hang.plain_pickle import Allowance
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from preflight.facts.job import PortLook
     from preflight.hang.diagnose.job_ranks import Case, Wire
@@ -44,8 +44,6 @@ _HARMFUL = re.compile(r"^(?!.*(?:drop|discard|missed|wait|congest|ecn|cnp|pause|
 """Excludes counters that also move on healthy ports."""
 _XID = re.compile(r"NVRM: Xid \(([^)]{0,99})\): (\d+)")
 
-Pair = tuple[str, str]
-
 
 def judge_network(case: Case) -> Diagnosis | None:
     """Judge by TCP retransmissions first, then by port counters, then by idle GPUs."""
@@ -59,7 +57,7 @@ def judge_network(case: Case) -> Diagnosis | None:
 
 def _stuck_connections(case: Case) -> Diagnosis | None:
     stuck = [wire for wire in case.wires if wire.stuck]
-    pairs = Counter(_pair(wire) for wire in stuck)
+    pairs = sorted({tuple(sorted((wire.node, wire.peer_node))) for wire in stuck})
     if not pairs:
         return None
     culprits, words, sure = _culprits_of(pairs, case)
@@ -83,10 +81,12 @@ def _stuck_connections(case: Case) -> Diagnosis | None:
     )
 
 
-def _culprits_of(pairs: Counter[Pair], case: Case) -> tuple[tuple[str, ...], str, float]:
+def _culprits_of(
+    pairs: Sequence[tuple[str, ...]], case: Case
+) -> tuple[tuple[str, ...], str, float]:
     """One path; otherwise the node that all paths share; otherwise the paths."""
     if len(pairs) == 1:
-        node, other = next(iter(pairs))
+        node, other = pairs[0]
         if node == other:
             return (f"node {node}",), f"connections inside {node} are stuck", 0.6
         return (f"path {node}-{other}",), f"nothing gets through between {node} and {other}", 0.9
@@ -100,16 +100,11 @@ def _culprits_of(pairs: Counter[Pair], case: Case) -> tuple[tuple[str, ...], str
             0.9,
         )
     nodes = {member.node for member in case.members}
-    names = sorted(f"{node}-{other}" for node, other in pairs)
+    names = sorted("-".join(pair) for pair in pairs)
     if shared_cause(len(ends), len(nodes)):
         words = f"{len(pairs)} paths are stuck ({', '.join(names[:4])}): a switch, or a setting"
         return (), words, 0.6
     return tuple(f"path {path}" for path in names), f"{', '.join(names[:4])} are stuck", 0.75
-
-
-def _pair(wire: Wire) -> Pair:
-    node, other = sorted((wire.node, wire.peer_node))
-    return node, other
 
 
 def _proof(wire: Wire) -> str:
@@ -166,11 +161,7 @@ def _odd_ports(case: Case) -> list[tuple[str, PortLook, str]]:
 
 def _idle_gpu(case: Case) -> Diagnosis | None:
     """Most GPUs are busy inside the collective, and a few are idle."""
-    busy = {
-        member.rank: percent
-        for member in case.waiting
-        if (percent := member.busy_percent) is not None
-    }
+    busy = busy_percents(case.waiting)
     idle = [member for member in case.waiting if busy.get(member.rank, 100) <= _IDLES]
     spinning = [rank for rank, percent in busy.items() if percent >= _SPINS]
     if (
@@ -186,10 +177,7 @@ def _idle_gpu(case: Case) -> Diagnosis | None:
     xids = [f"{member.node}: {line}" for member in idle for line in _xids(case, member.node)]
     return Diagnosis(
         category="link",
-        culprits=(
-            *(f"rank {member.rank}" for member in idle),
-            *(f"gpu {member.gpu}" for member in idle[:1] if len(idle) == 1),
-        ),
+        culprits=(*rank_names(idle), *[f"gpu {idle[0].gpu}"] * (len(idle) == 1)),
         sentence=f"{_all_wait(case)}; {names} {verb(len(idle), 'is', 'are')} at 0 % while "
         f"{count(len(spinning), 'GPU')} {verb(len(spinning), 'is', 'are')} at 100 %: its data "
         "does not arrive, or it has failed",
@@ -325,8 +313,7 @@ def look_longer(case: Case) -> str:
 
 def _long_steps(case: Case) -> Alternative:
     sentence = f"it progresses, and no step ended within the {_looked_s(case):g} s of this look"
-    sure = 0.2 if look_longer(case) else 0.1
-    return Alternative("progresses", sentence, sure)
+    return Alternative("progresses", sentence, 0.2 if look_longer(case) else 0.1)
 
 
 def _looked_s(case: Case) -> float:
@@ -377,9 +364,9 @@ def judge_calls(case: Case) -> Diagnosis | None:
 
 def _not_reached(root: Root, members: tuple[RankState, ...]) -> Diagnosis:
     callers, call = root.calls[0]
-    none_waits = all(member.place is None or not member.waits for member in members)
+    none_waits = not any(member.waits for member in members)
     places = "; ".join(
-        f"rank {member.rank} {describe_activity(member)}" for member in members[:3] if member.place
+        f"rank {member.rank} {member.activity}" for member in members[:3] if member.place
     )
     return Diagnosis(
         category="odd_rank" if none_waits else "desync",
@@ -401,12 +388,12 @@ def _not_reached(root: Root, members: tuple[RankState, ...]) -> Diagnosis:
 
 def recordings(case: Case) -> dict[int, Recording]:
     """Each rank's recording, if it is from this process and this moment."""
-    ages = {node: look.time_s for node, look in case.state.looks.items()}
+    looks = case.state.looks
     fresh = [
         (member, dump)
         for member in case.members
         if (dump := member.look.dump) is not None
-        and dump.written_s >= ages[member.node] - member.look.age_s - 1
+        and dump.written_s >= looks[member.node].time_s - member.look.age_s - 1
     ]
     newest = max((dump.written_s for _, dump in fresh), default=0.0)
     by_rank = {}

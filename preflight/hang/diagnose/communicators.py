@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from preflight.fleet.nodeset import fold
 from preflight.hang.answer_text import Alternative
-from preflight.hang.diagnose.job_ranks import Case, moved
 from preflight.hang.diagnose.job_state import (
-    Category,
     Diagnosis,
     JobState,
     count,
-    describe_activity,
     line_of,
     lint_of,
     rank_names,
@@ -23,15 +21,11 @@ from preflight.hang.diagnose.job_state import (
     verb,
 )
 from preflight.hang.diagnose.odd_rank import advice_for
-from preflight.hang.diagnose.ras_view import (
-    RasView,
-    Waits,
-    causes_of,
-    odd_order,
-    view_of,
-    waits_of,
-)
+from preflight.hang.diagnose.ras_view import RasView, Waits, causes_of, odd_order, view_of, waits_of
 from preflight.hang.ras_report import REMOTE
+
+if TYPE_CHECKING:
+    from preflight.hang.diagnose.job_ranks import Case
 
 
 def judge(view: RasView) -> Diagnosis | None:
@@ -40,7 +34,7 @@ def judge(view: RasView) -> Diagnosis | None:
     if answer is None or view.case is None:
         return answer
     culprits = set(answer.culprits)
-    if any(moved(member) for member in view.case.members if f"rank {member.rank}" not in culprits):
+    if any(member.moved for member in view.case.members if f"rank {member.rank}" not in culprits):
         return None
     return answer
 
@@ -56,7 +50,6 @@ def _missing(view: RasView) -> Diagnosis | None:
     alive = bool(states) and all(member.look.state in ("running", "sleeping") for member in states)
     # Those who do not answer may be the sound half: the rank that was asked may be cut off itself.
     halves = len(absent) * 2 == view.world and (alive or view.case is None)
-    category: Category = "dead_rank" if dead else "stopped_rank"
     cut_off = nodes and alive and len(states) == len(absent)
     names = view.names(absent)
     if halves and cut_off:
@@ -69,7 +62,7 @@ def _missing(view: RasView) -> Diagnosis | None:
     if halves:
         words += "; or the other half of the ranks, whose answer this is"
     return Diagnosis(
-        category="link" if cut_off else category,
+        category="link" if cut_off else "dead_rank" if dead else "stopped_rank",
         culprits=rank_names(absent, nodes),
         sentence=words,
         advice="look at the network interface that NCCL uses there (NCCL_SOCKET_IFNAME)"
@@ -137,12 +130,10 @@ def _early_leavers(view: RasView) -> Diagnosis | None:
     minority = left if len(left) <= len(members - left) else members - left
     if not left or not minority:
         return None
-    finished = minority is left
-    words = (
-        f"{verb(len(minority), 'has', 'have')} left a communicator in which others wait"
-        if finished
-        else f"{verb(len(minority), 'waits', 'wait')} in a communicator that the others have left"
-    )
+    number = len(minority)
+    words = f"{verb(number, 'has', 'have')} left a communicator in which others wait"
+    if minority is not left:
+        words = f"{verb(number, 'waits', 'wait')} in a communicator that the others have left"
     return Diagnosis(
         category="desync",
         culprits=rank_names(minority),
@@ -152,7 +143,7 @@ def _early_leavers(view: RasView) -> Diagnosis | None:
         evidence=(f"RAS: {ranks(left)} answered, but not for this communicator",),
         confidence=0.7,
         next=lint_of(view.states(minority)),
-    )  # fmt: skip
+    )
 
 
 def _by_counts(view: RasView) -> Diagnosis | None:
@@ -176,17 +167,16 @@ def _by_counts(view: RasView) -> Diagnosis | None:
     # A rank that only lacks calls launched others in their place if it is seen to wait itself.
     lacking = not waits.apart and late <= awaited and all(member.place is None for member in states)
     other = bool(apart) and not lacking
-    one = "has launched other collectives than" if other else "has launched fewer collectives than"
-    many = one.replace("has", "have", 1)
+    calls = "other collectives" if other else "fewer collectives"
     others = (
         f"the {count(number)} that {verb(number, 'waits', 'wait')}" if number else "those that wait"
     )
-    doing = f"; {describe_activity(states[0])}" if states and states[0].place else ""
+    doing = f"; {states[0].activity}" if states and states[0].place else ""
     return Diagnosis(
         category="desync" if other else "odd_rank",
         culprits=rank_names(late),
-        sentence=f"{view.names(late)} {verb(len(late), one, many)} {others} for "
-        f"{verb(len(late), 'it', 'them')}{doing}",
+        sentence=f"{view.names(late)} {verb(len(late), 'has', 'have')} launched {calls} than "
+        f"{others} for {verb(len(late), 'it', 'them')}{doing}",
         advice=_SAME_ORDER
         if other
         else advice_for(states[0])

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 
 from msgspec.structs import replace
 
 from preflight.core.statistics import grouped
-from preflight.core.text import whole
+from preflight.core.text import and_more
 from preflight.fleet.nodeset import fold
 from preflight.hang.answer_text import Alternative, rows
-from preflight.hang.diagnose import (
-    all_wait,
-    communicators,
-    dead_ranks,
-    odd_rank,
-    stragglers,
-)
+from preflight.hang.diagnose import all_wait, communicators, dead_ranks, odd_rank, stragglers
 from preflight.hang.diagnose.job_ranks import Case, case_of, jobs_of
 from preflight.hang.diagnose.job_state import (
     Category,
@@ -26,7 +21,6 @@ from preflight.hang.diagnose.job_state import (
     NodeState,
     count,
     describe,
-    describe_activity,
     fold_ranks,
     in_plural,
     line_of,
@@ -34,7 +28,6 @@ from preflight.hang.diagnose.job_state import (
     ranks,
     verb,
 )
-from preflight.hang.diagnose.odd_rank import advice_for
 from preflight.hang.diagnose.places import LOCKED, channel_words
 
 _NO_STACK = "no stack was read"
@@ -54,7 +47,7 @@ def _without_ranks(state: JobState) -> Diagnosis:
     else:
         answer = _no_job(state, len(looks), hidden, certain=not unanswered)
     answer = communicators.answer_without_ranks(answer, state)
-    unseen = tuple(f"node {node.node}: {node.why}" for node in unanswered)
+    unseen = tuple(f"node {node.node}: {node.sentence}" for node in unanswered)
     return replace(answer, unseen=(*unseen, *answer.unseen))
 
 
@@ -81,7 +74,7 @@ def _launchers_alone(launchers: int, hidden: int) -> Diagnosis:
 def _unanswered(nodes: tuple[NodeState, ...]) -> Diagnosis:
     """No node answers; if there are several, the cause may be this machine."""
     first = nodes[0]
-    why = first.why
+    why = first.sentence
     if len(nodes) > 1:
         return Diagnosis(
             sentence=f"none of {count(len(nodes), 'node')} answers, the first: {why}",
@@ -165,7 +158,7 @@ def _single_rank(case: Case) -> Diagnosis:
     """A job of one rank waits for no other rank: only its line matters."""
     member = case.readable[0]
     return Diagnosis(
-        sentence=f"{member.name} is alone in its job, and {describe_activity(member)}",
+        sentence=f"{member.name} is alone in its job, and {member.activity}",
         advice="look at that line: it waits for no other rank",
         line=line_of((member,)),
         evidence=member.place.calls[:5] if member.place else (),
@@ -181,7 +174,7 @@ def _waits_outside_job(case: Case) -> Diagnosis | None:
         return None
     return Diagnosis(
         sentence=f"{describe(largest)}: what they wait for is outside the job",
-        advice=advice_for(largest[0]),
+        advice=odd_rank.advice_for(largest[0]),
         line=line_of(largest),
         next="preflight check",
     )
@@ -198,6 +191,7 @@ _JUDGES: tuple[Callable[[Case], Diagnosis | None], ...] = (
     all_wait.judge_network,
     odd_rank.judge_blind,
     all_wait.judge_places,
+    unknown,
 )
 """The first with an answer decides: what a process shows comes before conclusions from it."""
 
@@ -237,37 +231,32 @@ def _judge(state: JobState) -> Diagnosis:
     if len(jobs) > 1:
         return Diagnosis(sentence=_jobs_running(jobs), advice="choose one: --job=NAME")
     case = case_of(state, jobs[0])
-    answers = (judge(case) for judge in _JUDGES)
-    first = next((answer for answer in answers if answer is not None), None) or unknown(case)
+    first = next(filter(None, (judge(case) for judge in _JUDGES)))
     answer = communicators.joined_with_ras(_completed(first, case), case)
     return _with_pids_for_ranks(answer) if case.without_ranks else answer
 
 
 def _completed(answer: Diagnosis, case: Case) -> Diagnosis:
     """Add the table and what was not seen; lower the confidence if little was seen."""
-    unseen = _unseen(case, answer.category)
     hidden = len(case.unreadable) + len(case.absent)
     share = hidden / max(1, case.world) if answer.category not in _ABSENT_RANKS else 0.0
     return replace(
         answer,
         confidence=round(answer.confidence * (1 - share / 2), 2),
         standings=case.standings,
-        unseen=unseen,
+        unseen=_unseen(case, answer.category),
     )
 
 
 def _with_pids_for_ranks(answer: Diagnosis) -> Diagnosis:
     """Say "pid" instead of "rank" for processes without ranks."""
-
-    def with_pids(text: str) -> str:
-        return re.sub(r"\brank(s?) (?=\d)", r"pid\1 ", text)
-
+    with_pids = partial(re.sub, r"\brank(s?) (?=\d)", r"pid\1 ")
     return replace(
         answer,
         sentence=with_pids(answer.sentence),
-        culprits=tuple(with_pids(culprit) for culprit in answer.culprits),
-        evidence=tuple(with_pids(line) for line in answer.evidence),
-        unseen=tuple(with_pids(line) for line in answer.unseen),
+        culprits=tuple(map(with_pids, answer.culprits)),
+        evidence=tuple(map(with_pids, answer.evidence)),
+        unseen=tuple(map(with_pids, answer.unseen)),
     )
 
 
@@ -279,7 +268,7 @@ def _unseen(case: Case, category: Category) -> tuple[str, ...]:
     )
     entries = [f"{ranks(numbers)}: {why}" for why, numbers in reasons.items()]
     entries += [
-        f"node {node.node}: {node.why}{f'; {node.advice}' * bool(node.advice)}"
+        f"node {node.node}: {node.sentence}{f'; {node.advice}' * bool(node.advice)}"
         for node in case.state.unanswered
     ]
     if case.absent and not case.state.unanswered and category not in _ABSENT_RANKS:
@@ -297,11 +286,9 @@ def _problems(case: Case) -> list[str]:
     """What the nodes could not read themselves, such as a driver that does not answer."""
     looks = case.state.looks
     nodes = grouped((problem, node) for node, look in looks.items() for problem in look.problems)
-    return [f"{_first_node(names)}: {problem}" for problem, names in nodes.items()][:_PROBLEMS]
-
-
-def _first_node(nodes: list[str]) -> str:
-    return f"node {nodes[0]}" + f" and {len(nodes) - 1} more" * (len(nodes) > 1)
+    return [
+        f"node {names[0]}{and_more(len(names) - 1)}: {problem}" for problem, names in nodes.items()
+    ][:_PROBLEMS]
 
 
 _ROWS = 12
@@ -331,13 +318,9 @@ def lines(answer: Diagnosis, width: int) -> list[str]:
 
 def _culprit_list(culprits: tuple[str, ...]) -> str:
     """The culprits in one line, with their ranks folded."""
-    ranks = {
-        name: whole(name.removeprefix("rank ")) for name in culprits if name.startswith("rank ")
-    }
-    numbers = [number for number in ranks.values() if number is not None]
-    words = [name for name in culprits if ranks.get(name) is None]
-    folded_ranks = [f"rank{'s' * (len(numbers) > 1)} {fold_ranks(numbers)}"] if numbers else []
-    return ", ".join([*folded_ranks, *words])
+    numbers = [int(name.removeprefix("rank ")) for name in culprits if name.startswith("rank ")]
+    others = [name for name in culprits if not name.startswith("rank ")]
+    return ", ".join([ranks(numbers), *others] if numbers else others)
 
 
 def _cut(line: str, width: int) -> str:

@@ -18,12 +18,10 @@ from preflight.hang.diagnose.job_state import (
     NodeState,
     PlaceRow,
     RankState,
-    describe_activity,
 )
 from preflight.hang.diagnose.places import (
     CODE,
     LOCKED,
-    OTHERS,
     Native,
     Place,
     channel_words,
@@ -45,7 +43,7 @@ _ANSWER_BYTES = 512
 two (struct rasCollComms)."""
 
 
-class Wire(Struct, frozen=True, kw_only=True):
+class Wire(Struct, frozen=True):
     """One rank's end of a connection to another rank."""
 
     rank: int
@@ -57,44 +55,33 @@ class Wire(Struct, frozen=True, kw_only=True):
     end: Connection
 
     @property
-    def ends(self) -> tuple[tuple[str, str], tuple[str, str]]:
-        """(address, port) of both ends."""
-        return _end(self.end.local), _end(self.end.peer)
-
-    @property
     def stuck(self) -> bool:
         """Whether its kernel retransmits, because the other end does not acknowledge."""
         return self.end.unacked > 0 and (self.end.retries > 0 or self.end.resent > 0)
 
 
-def wires_of(ranks: Iterable[tuple[int, str, RankLook]], *, complete: bool) -> tuple[Wire, ...]:
+def _wires_of(members: Iterable[RankState], *, complete: bool) -> tuple[Wire, ...]:
     """The connections between ranks, without those of the store and of other processes.
 
     `complete`: every rank was seen, so that an end without a known rank belongs to no rank.
     """
-    ends = [(*row, end) for row in ranks for end in row[2].connections]
-    owners = {(_end(end.local), _end(end.peer)): (rank, node) for rank, node, _, end in ends}
+    ends = [(member, end) for member in members for end in member.look.connections]
+    owners = {(_end(end.local), _end(end.peer)): member for member, end in ends}
     wires = []
-    for rank, node, look, end in ends:
+    for member, end in ends:
         local, peer = _end(end.local), _end(end.peer)
-        if _RAS in (local[1], peer[1]) or look.master.rpartition(":")[2] in (local[1], peer[1]):
+        if {_RAS, member.look.master.rpartition(":")[2]}.intersection((local[1], peer[1])):
             continue
         owner = owners.get((peer, local))
         if owner is None and (complete or _loopback(peer[0])):
             continue
-        wires.append(
-            Wire(
-                rank=rank,
-                node=node,
-                peer_rank=owner[0] if owner else None,
-                peer_node=owner[1] if owner else peer[0],
-                end=end,
-            )
-        )
+        peer_rank, peer_node = (owner.rank, owner.node) if owner else (None, peer[0])
+        wires.append(Wire(member.rank, member.node, peer_rank, peer_node, end))
     return tuple(sorted(wires, key=lambda wire: (wire.rank, wire.end.local, wire.end.peer)))
 
 
 def _end(text: str) -> tuple[str, str]:
+    """(address, port) of one end of a connection."""
     address, _, port = text.rpartition(":")
     address = address.strip("[]").lower()
     return address.removeprefix(_MAPPED), port
@@ -108,8 +95,6 @@ _USED_MIB, _UUID = 2048, 4
 """MiB that torch takes on a GPU it uses: a CPU job on a node with GPUs gets none assigned."""
 
 
-_AWAKE = 5
-"""Context switches: a main thread that waits in a collective makes one, not this many."""
 _TRAINING_BYTES_S = 1 << 20
 """Bytes per second: a training step moves this much, a heartbeat does not."""
 
@@ -165,31 +150,27 @@ class Case:
     def waiting(self) -> tuple[RankState, ...]:
         """Ranks that wait for other ranks or their GPU, or are in the majority at one line."""
         in_a_wait = [member for member in self.readable if member.waits and member.kind != "end"]
-        same_line = self._same_line() if len(in_a_wait) * 2 < self.world else []
+        same_line = self._same_line() if len(in_a_wait) * 2 < self.world else ()
         ranks = {member.rank for member in (*in_a_wait, *same_line)}
         return tuple(member for member in self.readable if member.rank in ranks)
 
-    def _same_line(self) -> list[RankState]:
+    def _same_line(self) -> tuple[RankState, ...]:
         """The majority of ranks, if they stand still at one line of the user's code: they wait.
 
         The wait for an earlier collective is in C++ (`work.wait()`, `loss.item()`): in a lock or a
         poll, and not in a file's lock, a pipe or a sleep.
         """
-        steady_ranks = [
+        steady_ranks = tuple(
             member
             for member in self.readable
-            if member.place
-            and member.place.kind == CODE
+            if member.kind == CODE
             and member.steady
             and not member.computes
             and member.look.state != "disk"
             and channel_words(member.look.wait_channel) in ("", LOCKED)
-        ]
-        counts = Counter(member.place.key for member in steady_ranks if member.place)
-        place_key, number = max(counts.items(), key=lambda item: item[1], default=(None, 0))
-        if number * 2 <= self.world:
-            return []
-        return [member for member in steady_ranks if member.place and member.place.key == place_key]
+        )
+        most = max(self.spots(steady_ranks), key=len, default=())
+        return most if len(most) * 2 > self.world else ()
 
     @cached_property
     def elsewhere(self) -> tuple[RankState, ...]:
@@ -200,7 +181,7 @@ class Case:
     @cached_property
     def moving(self) -> tuple[RankState, ...]:
         """Ranks that moved on between the looks, or compute."""
-        return tuple(member for member in self.members if moved(member))
+        return tuple(member for member in self.members if member.moved)
 
     @cached_property
     def stuck(self) -> tuple[RankState, ...]:
@@ -208,7 +189,7 @@ class Case:
 
         In a healthy job two looks may find one rank in the same place, but not all that wait.
         """
-        if self._flows() or any(moved(member) for member in self.waiting):
+        if self._flows() or any(member.moved for member in self.waiting):
             return ()
         if any(member.came_through for member in self.readable):
             return ()
@@ -254,28 +235,16 @@ class Case:
         return f" in {place.where}" if place and len(groups) == 1 else ""
 
 
-def moved(member: RankState) -> bool:
-    """Whether it moved on: other lines, bytes from other ranks, or work while it waited."""
-    if member.place is None:
-        return bool(member.fed)
-    if member.waits:
-        turns = member.place.kind in OTHERS and member.cpu > IDLE and member.look.switches > _AWAKE
-        return member.went_on or turns
-    return member.went_on or member.computes
-
-
 _STATE_WORDS = {
-    "stopped": "is stopped",
-    "traced": "is held by a debugger",
-    "zombie": "is dead",
-    "gone": "is gone",
-}
+    "stopped": "is stopped", "traced": "is held by a debugger",
+    "zombie": "is dead", "gone": "is gone",
+}  # fmt: skip
 
 
 def _where_and_what(member: RankState) -> tuple[str, str]:
     place, look = member.place, member.look
     where = place.where if place else look.wait_channel or look.state
-    seen = describe_activity(member) if place or member.in_kernel else "no stack"
+    seen = member.activity if place or member.in_kernel else "no stack"
     return where, _STATE_WORDS.get(look.state, seen)
 
 
@@ -302,16 +271,17 @@ def case_of(state: JobState, job: str) -> Case:
     sizes = [*(look.world_size or 0 for look in looks), *(rank + 1 for rank in members)]
     world = len(members) if without_ranks else max(sizes, default=0)
     gone = [] if without_ranks else _missing_processes(state, members)
-    gone_ranks = {rank for rank, _ in gone}
+    known_ranks = {*members, *(rank for rank, _ in gone)}
     expected = () if without_ranks else range(world)
-    absent = tuple(rank for rank in expected if rank not in members and rank not in gone_ranks)
-    wires = wires_of(((s.rank, s.node, s.look) for s in members.values()), complete=not absent)
+    absent = tuple(rank for rank in expected if rank not in known_ranks)
+    wires = _wires_of(members.values(), complete=not absent)
     natives = _native_by_place(members.values())
     launchers = [launcher for look in state.looks.values() for launcher in look.launchers]
     served = {_end(wire.end.local) for wire in wires if wire.end.served}
     fed = Counter[int]()
     for wire in wires:
-        most = _ras_bytes(members[wire.rank].look, world, served.intersection(wire.ends))
+        ends = {_end(wire.end.local), _end(wire.end.peer)}
+        most = _ras_bytes(members[wire.rank].look, world, served & ends)
         if max(wire.end.sent, wire.end.received) > most:
             fed[wire.rank] += wire.end.received
     return Case(
@@ -343,8 +313,8 @@ def _ras_bytes(look: RankLook, world: int, served: set[tuple[str, str]]) -> floa
 
 
 def _rank_states(state: JobState, job: str) -> dict[int, RankState]:
-    members: dict[int, RankState] = {}
-    children = _children(state)
+    launchers = [launcher for look in state.looks.values() for launcher in look.launchers]
+    children = {pid for launcher in launchers for pid in launcher.children}
     looks = [
         (look, node)
         for node in state.nodes
@@ -352,12 +322,21 @@ def _rank_states(state: JobState, job: str) -> dict[int, RankState]:
         for look in _main_processes(rank for rank in node.look.ranks if rank.job == job)
     ]
     users = Counter(look.uid for look, _ in looks)
-    for look, node in looks:
-        if look.rank is not None:
-            old = members.get(look.rank)
-            if old is None or _preferred(look, old.look, children, users):
-                members[look.rank] = _rank_state(look, node)
-    return members
+
+    def precedence(process: tuple[RankLook, NodeState]) -> tuple[int, int, bool, float]:
+        """Of processes with the same rank: newest restart, launcher's child, older one.
+
+        A rank's child inherits its environment, and may outlive it. But first the user with more
+        ranks of the job counts: any other user can copy the variables of one.
+        """
+        look, _ = process
+        return users[look.uid], look.restarts or 0, look.pid in children, look.age_s
+
+    return {
+        rank: _rank_state(*max(processes, key=precedence))
+        for rank, processes in grouped((look.rank, (look, node)) for look, node in looks).items()
+        if rank is not None
+    }
 
 
 def _rank_states_by_pid(state: JobState, job: str) -> dict[int, RankState]:
@@ -369,28 +348,6 @@ def _rank_states_by_pid(state: JobState, job: str) -> dict[int, RankState]:
         return {}
     looks = [look for look in nodes[0].look.ranks if look.job == job and not _is_worker(look)]
     return {look.pid: _rank_state(look, nodes[0]) for look in looks}
-
-
-def _preferred(
-    new: RankLook, old: RankLook, children: frozenset[int], users: Counter[int | None]
-) -> bool:
-    """Prefer one of two processes with the same rank: newest restart, launcher's child, older one.
-
-    A rank's child inherits its environment, and may outlive it. But first the user with more ranks
-    of the job counts: any other user can copy the variables of one.
-    """
-
-    def order(look: RankLook) -> tuple[int, int, bool, float]:
-        return users[look.uid], look.restarts or 0, look.pid in children, look.age_s
-
-    return order(new) > order(old)
-
-
-def _children(state: JobState) -> frozenset[int]:
-    looks = state.looks.values()
-    return frozenset(
-        pid for look in looks for launcher in look.launchers for pid in launcher.children
-    )
 
 
 def _main_processes(looks: Iterable[RankLook]) -> list[RankLook]:
@@ -427,12 +384,11 @@ def _rank_state(look: RankLook, node: NodeState) -> RankState:
 
 def _native_by_place(members: Iterable[RankState]) -> dict[object, Native]:
     """C and C++ functions by place: those read of one rank hold for all in that place."""
-    by_place: dict[object, Native] = {}
-    for member in members:
-        native = native_of(member.look.native)
-        if member.place is not None and native is not None:
-            by_place[member.place.key] = native
-    return by_place
+    return {
+        member.place.key: native
+        for member in members
+        if member.place is not None and (native := native_of(member.look.native)) is not None
+    }
 
 
 def _with_native(member: RankState, natives: dict[object, Native]) -> Place | None:

@@ -27,15 +27,10 @@ class NodeState(Struct, frozen=True, kw_only=True):
     node: str
     look: NodeLook | None = None
     sentence: str = ""
-    """Why there is no look, in the words of the `reach.*` checks; see `why`."""
+    """Why there is no look, in the words of the `reach.*` checks."""
     advice: str = ""
     late: bool = False
     """The node was reached, but no look arrived, usually not in time: it is up, perhaps slow."""
-
-    @property
-    def why(self) -> str:
-        """Why there is no look."""
-        return self.sentence or "no answer"
 
 
 class JobState(Struct, frozen=True, kw_only=True):
@@ -96,6 +91,8 @@ BUSY = 0.5
 """Share of a core: a main thread that uses this much computes or spins."""
 IDLE = 0.05
 """Share of a core: a main thread that uses less waits for something."""
+_AWAKE = 5
+"""Context switches: a main thread that waits in a collective makes one, not this many."""
 
 
 class RankState(Struct, frozen=True, kw_only=True):
@@ -116,6 +113,11 @@ class RankState(Struct, frozen=True, kw_only=True):
     """Bytes received from other ranks between the looks."""
 
     @property
+    def places(self) -> tuple[Place, ...]:
+        """Its places at the two looks, the last one first."""
+        return tuple(place for place in (self.place, self.before) if place is not None)
+
+    @property
     def kind(self) -> str:
         """The kind of its place; empty if unknown."""
         return self.place.kind if self.place else ""
@@ -124,11 +126,6 @@ class RankState(Struct, frozen=True, kw_only=True):
     def gpu(self) -> int | None:
         """The index of its GPU on its node."""
         return self.gpu_look.index if self.gpu_look else None
-
-    @property
-    def busy_percent(self) -> int | None:
-        """Percent of the time that its GPU was busy."""
-        return self.gpu_look.busy_percent if self.gpu_look else None
 
     @property
     def name(self) -> str:
@@ -181,6 +178,51 @@ class RankState(Struct, frozen=True, kw_only=True):
         """Whether it computes on the CPU, rather than spin until its GPU is done."""
         return self.cpu >= BUSY and not self.look.gpus
 
+    @property
+    def moved(self) -> bool:
+        """Whether it moved on: other lines, bytes from other ranks, or work while it waited."""
+        if self.place is None:
+            return bool(self.fed)
+        if self.waits:
+            turns = self.kind in OTHERS and self.cpu > IDLE and self.look.switches > _AWAKE
+            return self.went_on or turns
+        return self.went_on or self.computes
+
+    @property
+    def activity(self) -> str:
+        """What it does: `is in its DataLoader at train.py:88`."""
+        if self.look.state != "disk":
+            return self._doing
+        channel = f" in {self.look.wait_channel}" if self.look.wait_channel else ""
+        if self.place is None:
+            return f"is held by the kernel (D state{channel})"
+        return f"{self._doing}, held by the kernel (D state{channel})"
+
+    @property
+    def _doing(self) -> str:
+        place = self.place
+        if place is None:
+            return "cannot be read"
+        at = f" at {place.at}" if place.at else ""
+        if place.kind in OTHERS:
+            return f"waits in {place.where}"
+        if place.kind == "backward":
+            return f"{'waits' if self.waits else 'computes'} in {place.where}"
+        if place.kind not in (CODE, "sleep"):
+            return f"{place.words}{at}"
+        inside = f"is in {place.user.function}{at}" if place.user else "runs"
+        rest = channel_words(self.look.wait_channel) if self.look.state == "sleeping" else ""
+        if rest == LOCKED and self.went_on:
+            rest = ""  # it may be in a collective by now: its line is older than this channel
+        return f"{inside}{f' and {rest}' if rest else ''}"
+
+
+def busy_percents(members: Iterable[RankState]) -> dict[int, int]:
+    """Percent of the time that their GPUs were busy, by rank, where it is known."""
+    looks = ((member.rank, member.gpu_look) for member in members)
+    percents = ((rank, look.busy_percent) for rank, look in looks if look is not None)
+    return {rank: percent for rank, percent in percents if percent is not None}
+
 
 _FEW = 3
 
@@ -215,7 +257,7 @@ def describe_ranks(members: Sequence[RankState]) -> str:
 
 def describe(group: Sequence[RankState]) -> str:
     """`ranks 3,5 (gpu003) wait in all_reduce (train.py:41)`, of ranks in the same place."""
-    return f"{describe_ranks(group)} {describe_activity(group[0], len(group))}"
+    return f"{describe_ranks(group)} {in_plural(group[0].activity, len(group))}"
 
 
 def count(number: int, thing: str = "rank") -> str:
@@ -231,10 +273,8 @@ def verb(number: int, one: str, many: str) -> str:
 
 def _user_frame(members: Iterable[RankState]) -> Frame | None:
     """The user's frame of the first rank that has one."""
-    places = (member.place for member in members)
-    return next(
-        (place.user for place in places if place is not None and place.user is not None), None
-    )
+    users = (member.place.user for member in members if member.place is not None)
+    return next(filter(None, users), None)
 
 
 def lint_of(members: Iterable[RankState]) -> str:
@@ -261,11 +301,6 @@ def line_words(frame: Frame | None) -> str:
 _PLURAL = {"waits": "wait", "is": "are", "has": "have", "computes": "compute", "runs": "run"}
 
 
-def describe_activity(member: RankState, number: int = 1) -> str:
-    """`is in its DataLoader at train.py:88`, in the plural for several ranks."""
-    return in_plural(_activity(member), number)
-
-
 def in_plural(activity: str, number: int) -> str:
     """The words for what a rank does, in the plural if several do it: `are in their DataLoader`."""
     if number > 1:
@@ -273,30 +308,3 @@ def in_plural(activity: str, number: int) -> str:
         rest = rest.replace(" and sleeps", " and sleep").replace(" and waits", " and wait")
         activity = _PLURAL.get(first, first) + blank + rest.replace("in its ", "in their ")
     return activity
-
-
-def _activity(member: RankState) -> str:
-    if member.look.state != "disk":
-        return _doing(member)
-    channel = f" in {member.look.wait_channel}" if member.look.wait_channel else ""
-    if member.place is None:
-        return f"is held by the kernel (D state{channel})"
-    return f"{_doing(member)}, held by the kernel (D state{channel})"
-
-
-def _doing(member: RankState) -> str:
-    place = member.place
-    if place is None:
-        return "cannot be read"
-    at = f" at {place.at}" if place.at else ""
-    if place.kind in OTHERS:
-        return f"waits in {place.where}"
-    if place.kind == "backward":
-        return f"{'waits' if member.waits else 'computes'} in {place.where}"
-    if place.kind not in (CODE, "sleep"):
-        return f"{place.words}{at}"
-    inside = f"is in {place.user.function}{at}" if place.user else "runs"
-    rest = channel_words(member.look.wait_channel) if member.look.state == "sleeping" else ""
-    if rest == LOCKED and member.went_on:
-        rest = ""  # it may be in a collective by now: its line is older than this channel
-    return f"{inside}{f' and {rest}' if rest else ''}"

@@ -13,13 +13,12 @@ from msgspec.structs import replace
 
 from preflight.core.text import percent
 from preflight.hang.answer_text import Alternative
-from preflight.hang.diagnose.job_ranks import moved
 from preflight.hang.diagnose.job_state import (
     IDLE,
     Diagnosis,
+    busy_percents,
     count,
     describe,
-    describe_activity,
     describe_ranks,
     line_of,
     lint_of,
@@ -29,12 +28,11 @@ from preflight.hang.diagnose.job_state import (
 from preflight.hang.diagnose.places import (
     CODE,
     LOCKED,
-    OTHERS,
     Place,
     channel_of,
     channel_words,
+    in_library,
     knowledge,
-    library,
     main_frames,
     place_of,
     short,
@@ -44,16 +42,6 @@ if TYPE_CHECKING:
     from preflight.facts.job import Frame
     from preflight.hang.diagnose.job_ranks import Case
     from preflight.hang.diagnose.job_state import RankState
-
-
-_EXIT = (
-    "read its output first: an error may have ended its script (preflight explain LOG), or it "
-    "ran out of steps before the others (drop_last=True, equal batches, join())"
-)
-_OTHERWISE = (
-    "look at that line: let all ranks do it, or make it short; work of one rank alone must "
-    "end before the group's timeout"
-)
 
 
 def next_of(member: RankState) -> str:
@@ -67,10 +55,11 @@ def next_of(member: RankState) -> str:
 
 def advice_for(member: RankState) -> str:
     """Advice by the kind of its place, otherwise by its wait channel in the kernel."""
+    advice = knowledge().advice
     if exits(member):
-        return _EXIT
+        return advice["exit"]
     by_channel = channel_of(member.look.wait_channel).advice if member.kind == CODE else ""
-    return by_channel or knowledge().advice.get(member.kind, _OTHERWISE)
+    return by_channel or advice.get(member.kind, advice["otherwise"])
 
 
 def exits(member: RankState) -> bool:
@@ -83,7 +72,7 @@ def evidence(case: Case, apart: tuple[RankState, ...]) -> tuple[str, ...]:
     proof = []
     for member in sorted(apart, key=lambda member: member.rank)[:4]:
         calls = member.place.calls if member.place else ()
-        proof.append(f"rank {member.rank}: {' < '.join(calls[:5]) or describe_activity(member)}")
+        proof.append(f"rank {member.rank}: {' < '.join(calls[:5]) or member.activity}")
         cpu = f"{percent(member.cpu)} of a core" if member.look.look_s else "unknown CPU"
         proof += [*_workers(member), *_threads(member)]
         proof.append(
@@ -100,9 +89,7 @@ def evidence(case: Case, apart: tuple[RankState, ...]) -> tuple[str, ...]:
 
 def _gpus(case: Case, apart: tuple[RankState, ...]) -> list[str]:
     """A rank that waits inside a collective has a busy GPU; one that has not reached it has not."""
-    busy = {
-        member.rank: used for member in case.members if (used := member.busy_percent) is not None
-    }
+    busy = busy_percents(case.members)
     odd_ranks = {member.rank for member in apart}
     other_percents = [percent for rank, percent in busy.items() if rank not in odd_ranks]
     if not other_percents:
@@ -117,7 +104,7 @@ def _gpus(case: Case, apart: tuple[RankState, ...]) -> list[str]:
 
 def _workers(member: RankState) -> list[str]:
     """What the worker processes do for which it waits, in its DataLoader or elsewhere."""
-    if member.place is None or member.place.kind not in ("data", "process", "queue", "lock"):
+    if member.kind not in ("data", "process", "queue", "lock"):
         return []
     places = [(worker.pid, place_of(worker.stacks)) for worker in member.look.workers[:2]]
     lines = [
@@ -134,12 +121,12 @@ def _workers(member: RankState) -> list[str]:
 
 def _threads(member: RankState) -> list[str]:
     """What its other threads do, if its main thread waits for them."""
-    if member.place is None or not (exits(member) or member.place.kind in ("queue", "lock")):
+    if not (exits(member) or member.kind in ("queue", "lock")):
         return []
     stacks = member.look.later or member.look.stacks
     lines = []
     for thread in stacks.threads if stacks else ():
-        user = next((frame for frame in thread.frames if not library(frame)), None)
+        user = next((frame for frame in thread.frames if not in_library(frame.file)), None)
         if user is not None and not thread.main and thread.name != "MainThread":
             name = f" {thread.name}" if thread.name else ""
             lines.append(f"rank {member.rank}: its thread{name}: {short(user)} in {user.function}")
@@ -156,14 +143,11 @@ def at_common_function(member: RankState) -> RankState:
     place = member.place
     if place is None or len(looks) < 2:  # noqa: PLR2004  nothing to compare
         return member
-    user = next((frame for frame in reversed(_common_calls(looks)) if not library(frame)), None)
+    common = reversed(_common_calls(looks))
+    user = next((frame for frame in common if not in_library(frame.file)), None)
     if user is None or user == place.user:
         return member
-    kinds = {
-        position.kind
-        for position in (place, member.before, *(position for position, _ in member.seen))
-        if position
-    }
+    kinds = {seen.kind for seen in (*member.places, *(sampled for sampled, _ in member.seen))}
     if kinds == {place.kind} and place.kind != CODE:
         return replace(member, place=replace(place, user=user))
     return replace(member, place=Place(kind=CODE, waits="idle", user=user, calls=place.calls))
@@ -206,9 +190,7 @@ def judge(case: Case) -> Diagnosis | None:
     groups = case.spots(tuple(at_common_function(member) for member in apart))
     sentence = "; ".join(describe(group) for group in groups[:3])
     working = _all_work(apart)
-    may_arrive = (
-        f"; {verb(len(apart), 'it is', 'they are')} at work and may still arrive" if working else ""
-    )
+    may_arrive = f"; {verb(len(apart), 'it is', 'they are')} at work and may still arrive" * working
     may_be_a_step = working or _data_passed_lately(case)
     return Diagnosis(
         category="odd_rank",
@@ -228,7 +210,7 @@ def waits_for(case: Case, culprits: int) -> str:
     number = len(case.waiting)
     groups = case.spots(case.waiting)
     place = groups[0][0].place
-    pronoun = "it" if culprits == 1 else "them"
+    pronoun = verb(culprits, "it", "them")
     where = place.where if place else ""
     more = f" and {count(len(groups) - 1, 'other place')}" if len(groups) > 1 else ""
     return f"{count(number)} {verb(number, 'waits', 'wait')} for {pronoun} in {where}{more}"
@@ -249,16 +231,13 @@ def _most_are_elsewhere(case: Case, apart: tuple[RankState, ...]) -> Diagnosis |
             confidence=0.7,
             next=lint_of(few),
         )
-    groups = case.spots(apart)
-    largest = groups[0]
+    largest = case.spots(apart)[0]
+    why = "no single rank is odd, look at what they share"
+    if case.unreadable:
+        why = f"too few are visible to name it ({count(len(case.unreadable))} cannot be read)"
     return Diagnosis(
         sentence=f"{len(largest)} of {case.world} ranks: {describe(largest)}, "
-        f"while {waits_for(case, len(apart))}: "
-        + (
-            f"too few are visible to name it ({count(len(case.unreadable))} cannot be read)"
-            if case.unreadable
-            else "no single rank is odd, look at what they share"
-        ),
+        f"while {waits_for(case, len(apart))}: {why}",
         advice="look at what most of them do: the file system, the data, the server that they use",
         line=line_of(largest),
         evidence=evidence(case, apart),
@@ -269,10 +248,7 @@ def _most_are_elsewhere(case: Case, apart: tuple[RankState, ...]) -> Diagnosis |
 
 
 def _confidence(case: Case, apart: tuple[RankState, ...]) -> float:
-    surely = all(
-        member.place and (member.place.kind in OTHERS or member.place.waits == "yes")
-        for member in case.waiting
-    )
+    surely = all(member.place and member.place.waits == "yes" for member in case.waiting)
     sure = 0.92 if surely else 0.8
     if len(apart) * 2 > len(case.waiting):
         sure -= 0.1
@@ -294,24 +270,19 @@ def _data_passed_lately(case: Case) -> bool:
 
 def _all_work(apart: tuple[RankState, ...]) -> bool:
     """Whether all of them work: then the culprit is certain, but not that the job hangs."""
-    return all(moved(member) for member in apart)
+    return all(member.moved for member in apart)
 
 
 def _may_wait_itself(member: RankState) -> bool:
     """Whether its line may itself wait for others in C++."""
-    if (
-        member.place is None
-        or member.place.kind != CODE
-        or moved(member)
-        or member.look.state == "disk"
-    ):
+    if member.kind != CODE or member.moved or member.look.state == "disk":
         return False
     return channel_words(member.look.wait_channel) in ("", LOCKED)
 
 
 def _alternatives(case: Case, apart: tuple[RankState, ...]) -> tuple[Alternative, ...]:
     alternatives = []
-    if any(moved(member) for member in apart) or _data_passed_lately(case):
+    if any(member.moved for member in apart) or _data_passed_lately(case):
         healthy = 0.4 if _all_work(apart) else 0.2
         sentence = "no hang: it will arrive, if its work ends before the group's timeout"
         alternatives.append(Alternative("progresses", sentence, healthy))
@@ -371,9 +342,8 @@ def _is_at_rest(member: RankState) -> bool:
 
 
 def _differs(member: RankState, channel: str) -> bool:
-    if member.computes:
-        return True
-    return _is_at_rest(member) and member.look.wait_channel not in ("", channel)
+    in_another = member.look.wait_channel not in ("", channel)
+    return member.computes or (in_another and _is_at_rest(member))
 
 
 def _oddity(member: RankState) -> str:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Sequence
 from functools import cache, lru_cache
-from pathlib import Path
 from typing import Literal
 
 import msgspec
 from msgspec import Struct
 
+from preflight.core.files import shipped_table
 from preflight.facts.job import Frame, Stacks
-
-FILE = Path(__file__).resolve().with_name("places.toml")
 
 Waits = Literal["yes", "no", "idle"]
 
@@ -62,7 +59,7 @@ class Knowledge(Struct, frozen=True, forbid_unknown_fields=True):
 
     library: tuple[str, ...]
     advice: dict[str, str]
-    """By kind of place."""
+    """By kind of place; `exit` of a rank that has left its script, `otherwise` of other kinds."""
     place: tuple[Row, ...]
     native: tuple[Native, ...]
     channel: tuple[Channel, ...]
@@ -103,7 +100,7 @@ class Place(Struct, frozen=True, kw_only=True):
 @cache
 def knowledge() -> Knowledge:
     """Read places.toml, once."""
-    return msgspec.convert(tomllib.loads(FILE.read_text(encoding="utf-8")), Knowledge)
+    return msgspec.convert(shipped_table(__file__, "places.toml"), Knowledge)
 
 
 def place_of(stacks: Stacks | None) -> Place | None:
@@ -141,14 +138,12 @@ def main_frames(stacks: Stacks | None) -> tuple[Frame, ...]:
 @lru_cache(_CACHED)
 def place_in(frames: tuple[Frame, ...]) -> Place:
     """Classify one stack, innermost call first."""
-    user_calls = [number for number, frame in enumerate(frames) if not library(frame)]
+    user_calls = [number for number, frame in enumerate(frames) if not in_library(frame.file)]
     innermost = user_calls[0] if user_calls else len(frames)
-    user = (
-        frames[innermost]
-        if user_calls
-        else next((frame for frame in frames if not is_plumbing(frame.file)), None)
-    )
-    calls = tuple(f"{short(frames[at])} in {frames[at].function}" for at in user_calls)
+    user_frames = [frames[number] for number in user_calls]
+    others = (frame for frame in frames if not is_plumbing(frame.file))
+    user = next(iter(user_frames or others), None)
+    calls = tuple(f"{short(frame)} in {frame.function}" for frame in user_frames)
     rows = [_rows(frame.function, frame.file) for frame in frames]
     for row in knowledge().place:
         searched = len(frames) if row.around else innermost
@@ -183,9 +178,10 @@ def short(frame: Frame) -> str:
     return f"{frame.file.rpartition('/')[2]}:{frame.line}"
 
 
-def library(frame: Frame) -> bool:
-    """Whether a call is in Python's own code or in an installed library."""
-    return _in_library(frame.file)
+@lru_cache(_CACHED)
+def in_library(file: str) -> bool:
+    """Whether a frame's file is Python's own code or an installed library."""
+    return not file or re.search("|".join(knowledge().library), file) is not None
 
 
 def _compiled(frame: Frame) -> bool:
@@ -212,8 +208,3 @@ def _rows(function: str, file: str) -> tuple[Row, ...]:
         for row in knowledge().place
         if re.fullmatch("|".join(row.functions), name) and re.search("|".join(row.files), file)
     )
-
-
-@lru_cache(_CACHED)
-def _in_library(file: str) -> bool:
-    return not file or re.search("|".join(knowledge().library), file) is not None

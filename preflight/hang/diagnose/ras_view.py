@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from preflight.core.statistics import grouped
-from preflight.hang.diagnose.job_state import count, describe_ranks, ranks
+from preflight.hang.call_waits import components
+from preflight.hang.diagnose.job_state import RankState, busy_percents, count, describe_ranks, ranks
 from preflight.hang.ras_report import ReportError, read_report
 
 if TYPE_CHECKING:
@@ -21,13 +23,10 @@ if TYPE_CHECKING:
 
     from preflight.facts.job import RankLook, RasLook
     from preflight.hang.diagnose.job_ranks import Case
-    from preflight.hang.diagnose.job_state import RankState
-    from preflight.hang.ras_report import Absence, Absent, Communicator, Member, RasReport
+    from preflight.hang.ras_report import Absence, Absent, Communicator, Member, Process, RasReport
 
 Counts = tuple[tuple[str, int], ...]
 """Operations by function, sorted."""
-Process = tuple[str, int, int]
-"""(node's address, pid, GPU): one rank of NCCL."""
 
 _MOST_CAUSES = 2
 """Most causes to name by counts alone: more are ranks that wait for a cause that is not seen."""
@@ -44,11 +43,8 @@ def view_of(ras: RasLook, case: Case | None) -> RasView | str:
         view = RasView(read_report(ras.content, is_json=ras.json), case)
     except ReportError as error:
         return f"RAS did not answer: {error}"
-    if view.foreign:
-        return (
-            "RAS did not answer: another job on this node shares its port (NCCL_RAS_ADDR sets one)"
-        )
-    return view
+    fault = "another job on this node shares its port (NCCL_RAS_ADDR sets one)"
+    return f"RAS did not answer: {fault}" if view.foreign else view
 
 
 def _nccl_pid(look: RankLook) -> int:
@@ -81,7 +77,7 @@ class RasView:
         world = self.case.world if self.case else largest
         fitting = [group for group in self.report.communicators if group.size == world == largest]
         best = max(fitting, key=lambda group: len(group.everyone), default=None)
-        ids = [member.process for member in best.everyone if member.process[0]] if best else []
+        ids = [member.process[:2] for member in best.everyone if member.process[0]] if best else []
         return best if len(ids) == len(set(ids)) or self.case is None else None
 
     @cached_property
@@ -96,18 +92,18 @@ class RasView:
             for member in group.everyone:
                 states = self._pids.get(member.process[1], [])
                 if len(states) == 1:
-                    numbers[(*member.process, member.gpu)] = states[0].rank
+                    numbers[member.process] = states[0].rank
         if self.world_group is not None:
             for member in self.world_group.everyone:
                 if member.process[0]:
-                    numbers[(*member.process, member.gpu)] = member.rank
+                    numbers[member.process] = member.rank
         return numbers
 
     def number(self, group: Communicator, member: Member | Absent) -> int | None:
         """The job's rank of a communicator's rank; None if it cannot be known."""
         if self.world_group is not None and group.size == self.world_group.size:
             return member.rank
-        return self.numbers.get((*member.process, member.gpu))
+        return self.numbers.get(member.process)
 
     @cached_property
     def world(self) -> int:
@@ -152,22 +148,18 @@ class RasView:
     @cached_property
     def busy(self) -> set[int]:
         """Ranks whose GPU works."""
-        return {member.rank for member in self.members if (member.busy_percent or 0) >= _BUSY}
+        return {rank for rank, busy in busy_percents(self.members).items() if busy >= _BUSY}
 
-    @cached_property
-    def ranks_at_rest(self) -> set[int]:
-        """Ranks whose GPU or process is at rest, while most GPUs work."""
-        load = {member.rank: member.busy_percent for member in self.members}
-        rest = {rank for rank, busy in load.items() if busy is not None and busy < _BUSY}
-        return rest if len(rest) * 2 <= sum(busy is not None for busy in load.values()) else set()
+    def rest_and_work(self, wanted: set[int]) -> tuple[set[int], set[int]]:
+        """Those of these ranks whose GPU or process is at rest, and those whose GPU works.
 
-    def rest_and_work(self, ranks_wanted: set[int]) -> tuple[set[int], set[int]]:
-        """Those of these ranks whose GPU or process is at rest, and those whose GPU works."""
-        states = self.states(ranks_wanted)
-        halted = {member.rank for member in states if member.look.state in ("stopped", "disk")}
-        with_gpu = {member.rank for member in states if member.busy_percent is not None}
-        rest = halted | (self.ranks_at_rest & ranks_wanted)
-        return rest, with_gpu - rest
+        A GPU is at rest only if at least half of the job's GPUs work.
+        """
+        with_gpu = set(busy_percents(self.members))
+        idle = with_gpu - self.busy if len(with_gpu) <= 2 * len(self.busy) else set()
+        halted = [member for member in self.members if member.look.state in ("stopped", "disk")]
+        rest = wanted & (idle | {member.rank for member in halted})
+        return rest, (with_gpu & wanted) - rest
 
     @cached_property
     def foreign(self) -> bool:
@@ -187,7 +179,7 @@ class RasView:
     def processes(self) -> set[tuple[str, int]]:
         """(node's address, pid) of each process that the report names."""
         members = (member for group in self.report.communicators for member in group.everyone)
-        return {member.process for member in members if member.process[1] >= 0}
+        return {member.process[:2] for member in members if member.process[1] >= 0}
 
 
 @dataclass
@@ -313,37 +305,24 @@ def causes_of(view: RasView, waits: Waits) -> tuple[set[int], set[int]]:
     if any(rank in waits.ahead and rank not in waits.behind for rank in waits.minority):
         return set(), set()
     causes_and_candidates: tuple[set[int], set[int]] = set(), set()
-    for linked in _components(awaited, waits.linked):
+    links: dict[int, list[int]] = {rank: [] for rank in awaited}
+    for group in waits.linked:
+        for one, other in pairwise(group & awaited):
+            links[one].append(other)
+            links[other].append(one)
+    for linked in components(links):
         most = max(len(waits.behind[rank]) for rank in linked)
         hold_most = {rank for rank in linked if len(waits.behind[rank]) == most}
         causes_and_candidates[len(hold_most) > 1 and len(linked) > 1].update(hold_most)
     causes, candidates = causes_and_candidates
     unnamed = any(min(linked) < 0 for linked in waits.linked)  # one of these may hold up as many
-    many = len(causes) > _MOST_CAUSES or (unnamed and len(causes) < len(awaited))
-    if many:
+    if len(causes) > _MOST_CAUSES or (unnamed and len(causes) < len(awaited)):
         return set(), causes | candidates
     # In a send or receive with a rank that waits, it may wait for that one.
     waiting = {rank for rank in waits.behind if rank in waits.ahead}
     doubtful = {rank for linked in waits.linked if linked & waiting for rank in linked & causes}
     surer = causes - doubtful or causes
     return surer, candidates | (causes - surer)
-
-
-def _components(members: set[int], sets: list[set[int]]) -> list[list[int]]:
-    """Group ranks that are in one of these sets together, directly or through others."""
-    parent = {rank: rank for rank in members}
-
-    def root(rank: int) -> int:
-        while parent[rank] != rank:
-            parent[rank] = parent[parent[rank]]
-            rank = parent[rank]
-        return rank
-
-    for linked in sets:
-        both = sorted(linked & members)
-        for rank in both[1:]:
-            parent[root(rank)] = root(both[0])
-    return list(grouped((root(rank), rank) for rank in sorted(members)).values())
 
 
 def odd_order(view: RasView, waits: Waits) -> set[int]:
@@ -353,8 +332,7 @@ def odd_order(view: RasView, waits: Waits) -> set[int]:
     such a difference it is the smallest minority. If those that wait for no other rank, also in no
     send or receive, are exactly one communicator, in which all launched the same, its kernel hangs.
     """
-    in_p2p = {member.rank for member in view.members if member.kind == "p2p"}
-    awaited = waits.awaited - in_p2p
+    awaited = waits.awaited - {member.rank for member in view.members if member.kind == "p2p"}
     turned: Counter[int] = Counter()
     for name, levels in waits.levels.items():
         late, early = _late_and_early(levels, name, waits)
@@ -388,13 +366,6 @@ def _late_and_early(
     levels: list[list[int]], name: str, waits: Waits
 ) -> tuple[list[list[int]], list[list[int]]]:
     """Of each level those that are behind in another communicator, too, and the rest."""
-    late = [
-        [
-            rank
-            for rank in level
-            if len(waits.behind.get(rank, ())) > (name in waits.behind.get(rank, ()))
-        ]
-        for level in levels
-    ]
+    late = [[rank for rank in level if waits.behind.get(rank, set()) - {name}] for level in levels]
     all_late = {rank for level in late for rank in level}
     return late, [[rank for rank in level if rank not in all_late] for level in levels]

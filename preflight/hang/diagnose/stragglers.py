@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from preflight.facts.job import Frame
     from preflight.hang.diagnose.job_ranks import Case
     from preflight.hang.diagnose.job_state import RankState
-    from preflight.hang.diagnose.places import Place
 
 _MOST = 0.5
 _SAMPLES = 12
@@ -63,16 +62,16 @@ def judge(case: Case) -> Diagnosis | None:
 
 def slow_ranks(
     shares: Mapping[int, float], *, gap: float = _GAP, times: float = _TIMES
-) -> tuple[int, ...]:
+) -> set[int]:
     """The ranks that work clearly longer than all the rest, if they are the minority."""
     ranked = sorted(shares, key=lambda rank: shares[rank])
     if len(ranked) < 2:  # noqa: PLR2004  nothing to compare with
-        return ()
+        return set()
     gaps = [shares[b] - shares[a] for a, b in pairwise(ranked)]
     split = max(range(len(gaps)), key=lambda place: gaps[place]) + 1
     fast, slow = ranked[:split], ranked[split:]
     clear = gaps[split - 1] >= gap and shares[slow[0]] >= times * shares[fast[-1]]
-    return tuple(sorted(slow)) if clear and len(slow) <= len(fast) else ()
+    return set(slow) if clear and len(slow) <= len(fast) else set()
 
 
 def _straggler(case: Case) -> Diagnosis | None:
@@ -89,21 +88,15 @@ def _straggler(case: Case) -> Diagnosis | None:
         return _diagnose_straggler(case, slow, sampled, _SHARE_OF_TIME, 0.85)
     if len(by_cpu) == len(case.readable):
         slow = slow_ranks(by_cpu) or slow_ranks(by_cpu, gap=_LITTLE, times=_MANY_TIMES)
-        slow_set = frozenset(slow)
-        if slow and _met_waiting(
-            [member for member in case.readable if member.rank not in slow_set]
-        ):
+        if slow and _met_waiting([member for member in case.readable if member.rank not in slow]):
             return _diagnose_straggler(case, slow, by_cpu, _SHARE_OF_CORE, 0.7)
     return None
 
 
 def _met_waiting(members: Sequence[RankState]) -> bool:
     """Whether the fast ranks wait in most looks; otherwise they wait for no rank."""
-    places = [
-        place for member in members for place in (member.place, member.before) if place is not None
-    ]
-    waits = [place for place in places if place.kind in _WAITERS]
-    return len(waits) * 2 >= len(places)
+    places = [place for member in members for place in member.places]
+    return sum(place.kind in _WAITERS for place in places) * 2 >= len(places)
 
 
 def _slow_gpu(case: Case) -> Diagnosis | None:
@@ -142,22 +135,18 @@ def _slow_gpu(case: Case) -> Diagnosis | None:
 def _possible_stragglers(case: Case) -> tuple[Alternative, ...]:
     """A few ranks that worked in both looks while all others waited, or used far more CPU time."""
     works = {
-        member.rank: sum(_works(place) for place in (member.place, member.before))
+        member.rank: sum(place.kind not in _WAITERS for place in member.places)
         for member in case.readable
     }
     slow = [rank for rank, times in works.items() if times == 2]  # noqa: PLR2004  both looks
     why = "at work in both looks, while the others waited in both"
     if not slow or len(slow) * 2 >= len(works) or sum(works.values()) > 2 * len(slow):
         by_cpu = {member.rank: member.cpu for member in case.readable if not member.look.gpus}
-        slow = list(slow_ranks(by_cpu, gap=_FAINT, times=_MANY_TIMES))
+        slow = sorted(slow_ranks(by_cpu, gap=_FAINT, times=_MANY_TIMES))
         why = "with far more CPU time than the others, if little"
     if not slow:
         return ()
     return (Alternative("straggler", f"{ranks(slow)} may set the pace: {why}", 0.3),)
-
-
-def _works(place: Place | None) -> bool:
-    return place is not None and place.kind not in _WAITERS
 
 
 def _share(member: RankState) -> float | None:
@@ -169,14 +158,16 @@ def _share(member: RankState) -> float | None:
 
 
 def _diagnose_straggler(
-    case: Case, slow: tuple[int, ...], shares: Mapping[int, float], unit: str, sure: float
+    case: Case, slow: set[int], shares: Mapping[int, float], unit: str, sure: float
 ) -> Diagnosis:
-    slow_set = frozenset(slow)
-    members = tuple(member for member in case.readable if member.rank in slow_set)
-    other_shares = [shares[member.rank] for member in case.readable if member.rank not in slow_set]
+    members = tuple(member for member in case.readable if member.rank in slow)
+    other_shares = [shares[member.rank] for member in case.readable if member.rank not in slow]
     line = _most_seen_line(members)
     where = f" in {line.function} at {short(line)}" if line is not None else ""
     nodes = _whole_nodes(case, slow)
+    to_compare = "its share of the work, its cores, its clocks"
+    if nodes:
+        to_compare = f"all ranks of {', '.join(nodes)} are slow, so look at the node"
     slow_median, other_median = median([shares[rank] for rank in slow]), median(other_shares)
     return Diagnosis(
         category="straggler",
@@ -185,12 +176,7 @@ def _diagnose_straggler(
         f"{verb(len(slow), 'it works', 'they work')} for {percent(slow_median)} of {unit}, the "
         f"other {count(len(other_shares))} for {percent(other_median)}, "
         f"and then {verb(len(other_shares), 'waits', 'wait')}",
-        advice="compare that rank's data, CPU and GPU with its peers': "
-        + (
-            f"all ranks of {', '.join(nodes)} are slow, so look at the node"
-            if nodes
-            else "its share of the work, its cores, its clocks"
-        ),
+        advice=f"compare that rank's data, CPU and GPU with its peers': {to_compare}",
         line=line_words(line),
         evidence=(
             *(
@@ -209,21 +195,16 @@ def _most_seen_line(members: tuple[RankState, ...]) -> Frame | None:
     """The user's line that most looks saw them working at."""
     by_line: Counter[Frame] = Counter()
     for member in members:
-        looks = [
-            *member.seen,
-            *((place, 1) for place in (member.place, member.before) if place is not None),
-        ]
-        for place, times in looks:
+        for place, times in (*member.seen, *((place, 1) for place in member.places)):
             if place.user is not None and place.kind not in _WAITERS:
                 by_line[place.user] += times
     return max(by_line, key=lambda frame: (by_line[frame], frame.file, frame.line), default=None)
 
 
-def _whole_nodes(case: Case, slow: tuple[int, ...]) -> list[str]:
+def _whole_nodes(case: Case, slow: set[int]) -> list[str]:
     """Nodes whose ranks, two or more, are all slow."""
-    slow_set = frozenset(slow)
     of_node = grouped((member.node, member.rank) for member in case.members)
-    return [node for node, own in of_node.items() if len(own) > 1 and slow_set.issuperset(own)]
+    return [node for node, own in of_node.items() if len(own) > 1 and slow.issuperset(own)]
 
 
 def _throttled(members: tuple[RankState, ...]) -> list[str]:
