@@ -56,10 +56,6 @@ def files_of(folder: Path, patterns: Iterable[str]) -> dict[Path, int]:
     return sizes
 
 
-RECORDER_PREFIX = "rank_"
-"""A rank's dump is `recorder/rank_3`; writing to `recorder/rank_3.pipe` requests one."""
-
-
 class Variable(NamedTuple):
     """One variable to set, unless the user set it or one of `settled_by`."""
 
@@ -132,7 +128,8 @@ def _variables(folder: str, debug: frozenset[str], *, pipes: bool) -> list[Varia
     sizes = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
     files = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
     size_words = "torch records the last 2000 collectives"
-    prefix = f"{folder}/{RECORDER_FOLDER}/{RECORDER_PREFIX}"
+    # A rank's dump is `recorder/rank_3`; writing to `recorder/rank_3.pipe` requests one.
+    prefix = f"{folder}/{RECORDER_FOLDER}/rank_"
     level_words = "NCCL logs everything" if nccl else "NCCL logs its warnings"
     to_file = folder.replace("%", "%%") + f"/{NCCL_FOLDER}/%h.%p.log"
     rows = [
@@ -166,24 +163,17 @@ _SETTINGS_BYTES = 64 << 10
 def set_in_files(environ: Mapping[str, str]) -> dict[str, tuple[str, str]]:
     """Variables by name: (value, file). NCCL reads a user's file, then /etc/nccl.conf."""
     settings: dict[str, tuple[str, str]] = {}
-    for path in _settings_files(environ):
-        try:
+    home = environ.get("HOME")
+    users_file = environ.get("NCCL_CONF_FILE") or (home and f"{home}/.nccl.conf")
+    for path in map(Path, filter(None, (users_file, "/etc/nccl.conf"))):
+        text = ""
+        with suppress(OSError):
             text = read_regular(path, _SETTINGS_BYTES).decode(errors="replace")
-        except OSError:
-            continue
         for line in text.splitlines():
             name, equals, value = line.partition("=")
             if equals and not name.startswith("#"):
                 settings.setdefault(name.strip(), (value.strip(), str(path)))
     return settings
-
-
-def _settings_files(environ: Mapping[str, str]) -> Iterator[Path]:
-    if path := environ.get("NCCL_CONF_FILE"):
-        yield Path(path)
-    elif home := environ.get("HOME"):
-        yield Path(home) / ".nccl.conf"
-    yield Path("/etc/nccl.conf")
 
 
 _HEADER = "torch/include/torch/csrc/distributed/c10d/FlightRecorder.hpp"
@@ -202,11 +192,12 @@ def outdated(command: str, environ: Mapping[str, str]) -> frozenset[str]:
     for packages in _package_folders(command, environ):
         if not (packages / "torch").is_dir():
             continue
-        try:
-            with (packages / _HEADER).open(encoding="utf-8", errors="replace") as header:
-                text = header.read(_HEADER_BYTES)
-        except OSError:
-            return frozenset()
+        text = ""
+        with (
+            suppress(OSError),
+            (packages / _HEADER).open(encoding="utf-8", errors="replace") as header,
+        ):
+            text = header.read(_HEADER_BYTES)
         if _SIZE_BY_DEFAULT not in text:
             return frozenset()
         return frozenset({_OLD_SIZE} | ({_OLD_FILE} if _FILE_BY_NEW_NAME in text else set()))
@@ -216,29 +207,21 @@ def outdated(command: str, environ: Mapping[str, str]) -> frozenset[str]:
 def _package_folders(command: str, environ: Mapping[str, str]) -> Iterator[Path]:
     """The package folders of the launcher's Python."""
     program = shutil.which(command, path=environ.get("PATH"))
-    if program is None:
-        return
-    python = Path(program)
-    if not python.name.startswith("python"):
-        interpreter = _interpreter(python)
-        if interpreter is None:
-            return
-        python = interpreter
-    for folder in (python.parent.parent, python.resolve().parent.parent):
+    python = _interpreter(Path(program)) if program else None
+    for folder in (python.parent.parent, python.resolve().parent.parent) if python else ():
         yield from sorted(folder.glob("lib/python3*/*-packages"))
 
 
-def _interpreter(script: Path) -> Path | None:
-    """The Python in a script's first line; None for anything else."""
-    try:
-        with script.open("rb") as file:
-            first = file.readline(1024)
-    except OSError:
-        return None
+def _interpreter(program: Path) -> Path | None:
+    """A Python itself, or the one in a script's first line; None for anything else."""
+    if program.name.startswith("python"):
+        return program
+    first = b""
+    with suppress(OSError), program.open("rb") as script:
+        first = script.readline(1024)
     words = os.fsdecode(first[2:]).split()
-    if not first.startswith(b"#!") or not words or "python" not in words[0]:
-        return None
-    return Path(words[0])
+    is_python = first.startswith(b"#!") and words and "python" in words[0]
+    return Path(words[0]) if is_python else None
 
 
 _MODE = 0o750
@@ -279,43 +262,36 @@ def make_folder(base: Path) -> Path:
     stem, real = folder_name(), safe_base(base)
     for number in range(_MOST_FOLDERS):
         folder = real / (f"{stem}-{number + 1}" if number else stem)
-        try:
+        with suppress(FileExistsError):
             folder.mkdir(_MODE, parents=True)
-        except FileExistsError:
-            continue
-        for below in FOLDERS:
-            (folder / below).mkdir(_MODE)
-        return folder
+            for below in FOLDERS:
+                (folder / below).mkdir(_MODE)
+            return folder
     raise FileExistsError(f"there are {_MOST_FOLDERS} of {stem}")
 
 
 def makes_pipes(folder: Path) -> bool:
     """Whether the file system has named pipes: torch ends a rank that cannot make its pipe."""
     pipe = folder / RECORDER_FOLDER / ".try"
-    try:
+    with suppress(OSError):
         os.mkfifo(pipe)
         os.close(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK))
         pipe.unlink()
-    except OSError:
-        return False
-    return True
+        return True
+    return False
 
 
 def ask_for_dumps(folder: Path) -> int:
     """Request a dump from every rank that listens; return how many do."""
     listeners = 0
     for pipe in (folder / RECORDER_FOLDER).glob("*.pipe"):
-        try:
+        with suppress(OSError):  # its rank has gone
             handle = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except OSError:
-            continue  # its rank has gone
-        try:
-            os.write(handle, b"1\n")
-            listeners += 1
-        except OSError:
-            continue
-        finally:
-            os.close(handle)
+            try:
+                os.write(handle, b"1\n")
+                listeners += 1
+            finally:
+                os.close(handle)
     return listeners
 
 
@@ -336,22 +312,18 @@ COLUMNS = ("at_s", "rank", "pid", *Reading._fields[1:])
 """Columns of samples.tsv: a row is one look at one rank."""
 
 _SCRIPT = re.compile(r"[\w./+][\w./+-]*\.(?:py|sh)")
-
-
-def _program(command: Sequence[str]) -> list[str]:
-    """A launch's program and script: any other word may contain a secret."""
-    return [command[0], *filter(_SCRIPT.fullmatch, command[1:])][:2]
+"""The only word beside the program that is written down: any other may contain a secret."""
 
 
 class Record:
     """`watch.json`, written when the launch starts and after each change."""
 
     def __init__(self, folder: Path | None, command: Sequence[str], plan: Plan) -> None:
-        self._folder = folder
+        self.folder = folder
         self._content: dict[str, Any] = {
             "preflight": __version__,
             "host": os.uname().nodename,
-            "command": _program(command),
+            "command": [command[0], *filter(_SCRIPT.fullmatch, command[1:])][:2],
             "started": _now_text(),
             "set": {
                 variable.name: {"value": variable.value, "why": variable.why}
@@ -368,27 +340,21 @@ class Record:
 
     def ended(self, status: int, *, stalled: bool) -> None:
         """Add how the launch ended, and whether it failed in a stall."""
-        self._content["ended"] = _now_text()
-        self._content["stalled"] = stalled
-        if os.WIFSIGNALED(status):
-            self._content["signal"] = os.WTERMSIG(status)
-        else:
-            self._content["exit"] = os.waitstatus_to_exitcode(status)
+        code = os.waitstatus_to_exitcode(status)
+        how = {"signal": -code} if code < 0 else {"exit": code}
+        self._content |= {"ended": _now_text(), "stalled": stalled, **how}
         self.write()
 
     def write(self) -> None:
         """Write the file; OSError if that fails."""
-        if self._folder is not None:
-            text = json.dumps(self._content, indent=1) + "\n"
-            write(self._folder / RECORD, text)
+        if self.folder is not None:
+            write(self.folder / RECORD, json.dumps(self._content, indent=1) + "\n")
 
     def write_samples(self, rows: Iterable[tuple[object, ...]]) -> None:
         """Write the samples, a line for each look at each rank. OSError as above."""
-        if self._folder is None:
-            return
-        lines = ["\t".join(COLUMNS)]
-        lines += ["\t".join(map(str, fields)) for fields in rows]
-        write(self._folder / "samples.tsv", "\n".join(lines) + "\n")
+        if self.folder is not None:
+            lines = ("\t".join(map(str, fields)) + "\n" for fields in (COLUMNS, *rows))
+            write(self.folder / "samples.tsv", "".join(lines))
 
 
 def end_words(code: int) -> str:

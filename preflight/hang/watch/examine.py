@@ -88,8 +88,7 @@ def _why_it_hangs(launch: int, number: str, folder: str, request: Sequence[str])
         write(file, plain_json(diagnosis, indent=2))
         write(Path(folder, f"state-{number}.json"), plain_json(state, indent=2))
     except OSError as error:
-        place = printable(folder)
-        sys.stdout.write(f"cannot write all files to {place}: {error.strerror}\n")
+        sys.stdout.write(f"cannot write all files to {printable(folder)}: {error.strerror}\n")
     return FOUND
 
 
@@ -98,15 +97,12 @@ def _look(launch: int, nodes: str, inventory: str, ras: RasPolicy) -> JobState:
     from preflight.hang.look import look_here
 
     several = os.environ.get("SLURM_JOB_NUM_NODES", "1") not in ("", "1")
-    job_nodes = nodes or inventory or several
-    if job_nodes and any(process.rank == 0 for process in ranks_of(launch)):
+    if (nodes or inventory or several) and any(process.rank == 0 for process in ranks_of(launch)):
         try:
-            state = _look_everywhere(launch, nodes, inventory, ras)
+            if state := _look_everywhere(launch, nodes, inventory, ras):
+                return state
         except PreflightError as error:
             sys.stdout.write(f"the other nodes were not checked: {printable(str(error))}\n")
-            state = None
-        if state is not None:
-            return state
     return look_here(pids=(launch,), ras=ras)
 
 
@@ -122,9 +118,8 @@ def nodes_problem(nodes: str, inventory: str, environ: Mapping[str, str]) -> str
 def _fleet(nodes: str, inventory: str, environ: Mapping[str, str]) -> Fleet:
     from preflight.fleet.sources import FleetRequest, resolve
 
-    return resolve(
-        FleetRequest(nodes=nodes or None, inventory=inventory or None, environ=dict(environ))
-    )
+    request = FleetRequest(nodes=nodes or None, inventory=inventory or None, environ=dict(environ))
+    return resolve(request)
 
 
 def _look_everywhere(launch: int, nodes: str, inventory: str, ras: RasPolicy) -> JobState | None:

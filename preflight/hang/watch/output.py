@@ -15,19 +15,14 @@ import ctypes
 import os
 import stat
 import time
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from preflight.core.files import open_new
 from preflight.hang.watch import signals
 from preflight.hang.watch.evidence import COPIES, LEFT, TEES, files_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from preflight.hang.watch.signals import Children
-
 
 LONGEST = 8 << 20
 """Bytes stored of the end of a file."""
@@ -53,7 +48,7 @@ class Output:
         self._tees: list[int] = []
         self._pipes: list[int] = []
 
-    def tee(self, children: Children, folder: Path) -> list[tuple[Any, ...]]:
+    def tee(self, children: signals.Children, folder: Path) -> list[tuple[Any, ...]]:
         """Start a `tee` for each; return the file actions for the launch. OSError if that fails."""
         actions: list[tuple[Any, ...]] = []
         for number, name in enumerate(TEES, 1):
@@ -76,7 +71,7 @@ class Output:
         while self._pipes:
             os.close(self._pipes.pop())
 
-    def finish(self, children: Children) -> None:
+    def finish(self, children: signals.Children) -> None:
         """Wait until the launch's output has been written."""
         until = time.monotonic() + _TEE_ENDS_S
         while time.monotonic() < until:
@@ -96,8 +91,7 @@ class Output:
             if text := _read_end(source):
                 path.write_bytes(text)
                 copies.append(path)
-        tees = [folder / name for name in TEES]
-        return copies + [path for path in tees if path.is_file() and path.stat().st_size]
+        return copies + [path for path, size in files_of(folder, TEES).items() if size]
 
 
 def _regular_outputs() -> tuple[Source, ...]:
@@ -207,7 +201,9 @@ def _free_middle(path: Path, cap: Cap) -> int:
     try:
         end = (os.fstat(handle).st_size - cap.tail) // _BLOCK_BYTES * _BLOCK_BYTES
         if end > cap.head and not _punch(handle, cap.head, end - cap.head):
-            size = _write_copy(path, handle, cap)
+            size = os.fstat(handle).st_size
+            copied = os.pread(handle, cap.tail, max(size - cap.tail, 0))
+            path.with_suffix(_BEFORE).write_bytes(copied)
             os.ftruncate(handle, 0)
             return size
         return 0
@@ -217,17 +213,9 @@ def _free_middle(path: Path, cap: Cap) -> int:
 
 def _punch(handle: int, start: int, length: int) -> bool:
     """Make a hole; False if the file system cannot."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    long = ctypes.c_int64
-    mode = ctypes.c_int(_KEEP_SIZE | _PUNCH_HOLE)
-    return bool(libc.fallocate(ctypes.c_int(handle), mode, long(start), long(length)) == 0)
-
-
-def _write_copy(path: Path, handle: int, cap: Cap) -> int:
-    """Copy the end of a file before it is emptied; replaces the previous copy."""
-    size = os.fstat(handle).st_size
-    path.with_suffix(_BEFORE).write_bytes(os.pread(handle, cap.tail, max(size - cap.tail, 0)))
-    return size
+    offsets = ctypes.c_int64(start), ctypes.c_int64(length)
+    fallocate = ctypes.CDLL(None).fallocate
+    return bool(fallocate(handle, _KEEP_SIZE | _PUNCH_HOLE, *offsets) == 0)
 
 
 def _replace_hole(path: Path, cap: Cap, emptied: int) -> None:

@@ -177,16 +177,13 @@ def _text(path: str) -> str:
         this.begin(process)
     if _hangs(process):
         return ""
-    try:
+    with suppress(OSError):
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return ""
-    try:
-        return os.read(handle, _LONGEST).decode("utf-8", "replace")
-    except OSError:
-        return ""
-    finally:
-        os.close(handle)
+        try:
+            return os.read(handle, _LONGEST).decode("utf-8", "replace")
+        finally:
+            os.close(handle)
+    return ""
 
 
 _RANK = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
@@ -254,8 +251,7 @@ def _ranks_of(launch: int, starts: Known) -> list[RankProcess]:
 
 def rank_in(environ: Mapping[str, str]) -> int | None:
     """The rank in a process's environment."""
-    text = next((environ[name] for name in _RANK if name in environ), "")
-    return whole(text)
+    return whole(next((environ[name] for name in _RANK if name in environ), ""))
 
 
 class _Search:
@@ -267,7 +263,8 @@ class _Search:
         self._launch_variables = self.facts_of(launch).rank_variables
         self._all: dict[int, list[int]] | None = None
         if not Path(f"/proc/self/task/{os.getpid()}/children").exists():
-            self._all = _children_by_parent()
+            pids = [pid for name in os.listdir("/proc") if (pid := whole(name)) is not None]  # noqa: PTH208  cheaper
+            self._all = grouped((parent_of(pid), pid) for pid in sorted(pids))
 
     def below(self, pid: int, depth: int) -> None:
         """Find the ranks below a process that is not a rank."""
@@ -287,7 +284,8 @@ class _Search:
         start = self._known.get(pid)
         if start is None or (start.name, start.started) != (name, started):
             environ = environ_of(pid)
-            start = _Start(name, started, command_of(pid), rank_in(environ), _variables(environ))
+            rank_variables = tuple(environ.get(name) for name in _RANK_VARIABLES)
+            start = _Start(name, started, command_of(pid), rank_in(environ), rank_variables)
             self._known[pid] = start
         return start
 
@@ -302,15 +300,6 @@ class _Search:
 
     def _children(self, pid: int) -> list[int]:
         return children(pid) if self._all is None else self._all.get(pid, [])
-
-
-def _variables(environ: Mapping[str, str]) -> tuple[str | None, ...]:
-    return tuple(environ.get(name) for name in _RANK_VARIABLES)
-
-
-def _children_by_parent() -> dict[int, list[int]]:
-    pids = [pid for name in os.listdir("/proc") if (pid := whole(name)) is not None]  # noqa: PTH208  cheaper
-    return grouped((parent_of(pid), pid) for pid in sorted(pids))
 
 
 QUIET_SHARE = 0.1
@@ -356,8 +345,7 @@ class Track:
         self._store_usual(now_s)
 
     def _store_usual(self, now_s: float) -> None:
-        rates = self.rates
-        if rates is None:
+        if (rates := self.rates) is None:
             return
         if self._stored_s is None:
             # The first window is the start: imports are busier than anything later.
@@ -372,9 +360,8 @@ class Track:
 
     def learn(self) -> None:
         """Take its present activity as usual: an examination found that it progresses."""
-        rates = self.rates
         self._history.clear()
-        if rates:
+        if rates := self.rates:
             self._history.append(rates)
 
     @property
@@ -383,14 +370,11 @@ class Track:
         if not self._looks:
             return None
         (then_s, then), (now_s, now) = self._looks[0], self._looks[-1]
-        if now_s - then_s < self._window_s:
+        span_s = now_s - then_s
+        if span_s < self._window_s:
             return None
-        return Rates(
-            *(
-                (getattr(now, field) - getattr(then, field)) / (now_s - then_s)
-                for field in Rates._fields
-            )
-        )
+        changes = (getattr(now, field) - getattr(then, field) for field in Rates._fields)
+        return Rates(*(change / span_s for change in changes))
 
     @property
     def quiet(self) -> bool:

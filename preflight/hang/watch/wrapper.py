@@ -11,26 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from preflight.core.text import sanitize, whole
-from preflight.hang.watch import signals
-from preflight.hang.watch.evidence import (
-    DIAGNOSIS,
-    FOUND,
-    NO_RANKS,
-    PROGRESSES,
-    RECORDER_FOLDER,
-    Plan,
-    Record,
-    ask_for_dumps,
-    discard,
-    end_words,
-    make_folder,
-    makes_pipes,
-    new_folders,
-    outdated,
-    plan,
-    set_in_files,
-    tidy,
-)
+from preflight.hang.watch import evidence, signals
 from preflight.hang.watch.output import Cap, Output, Trimmer, logs
 from preflight.hang.watch.progress import Known, RankProcess, Track, ranks_of, readings_of, stalled
 from preflight.hang.watch.signals import Children, ModuleRun, Relay, Witness, end_as
@@ -77,24 +58,22 @@ def watch(options: Options) -> int:
     """Run the command and watch it; return its exit code, or die by its signal."""
     children = Children(signals.block())
     witness = Witness(children)
-    made, folder = new_folders(options.base), _make_evidence_folder(options.base)
+    made, folder = evidence.new_folders(options.base), _make_evidence_folder(options.base)
     variables = _plan_variables(options, folder)
-    window_s = stalled_after_s(options)
-    output, record = Output(), Record(folder, options.command, variables)
+    output, record = Output(), evidence.Record(folder, options.command, variables)
     try:
         copies = output.tee(children, folder) if options.tee and folder is not None else []
         launch = children.start(options.command, variables.environ(options.environ), copies)
     except OSError as error:
         witness.dismiss()
         if folder is not None:
-            discard(folder, made)
+            evidence.discard(folder, made)
         report(f"{options.command[0]} cannot be started: {error.strerror}; check its name and path")
         return NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_RUNNABLE
     output.close_pipes()
-    request = (options.nodes, options.inventory, options.ras)
-    watcher = Watcher(launch, children, folder, record, stalled_after_s=window_s, request=request)
+    watcher = Watcher(launch, children, record, options)
     relay = Relay(launch, children, witness)
-    writes_logs = folder is not None and (options.debug or options.tee)
+    writes_logs = options.debug or options.tee
     trimmer = Trimmer(folder, Cap(options.cap_mib << 20)) if folder and writes_logs else None
     once = Once()
     once.guard(record.write)
@@ -136,20 +115,17 @@ def _wait_for_end(
             relay.take(received)
 
 
-def _plan_variables(options: Options, folder: Path | None) -> Plan:
+def _plan_variables(options: Options, folder: Path | None) -> evidence.Plan:
     """Decide which variables to set for the launch."""
-    pipes = (
-        folder is not None
-        and os.path.basename(options.command[0]).rstrip(".0123456789") in _DIRECT  # noqa: PTH119
-        and makes_pipes(folder)
-    )
-    return plan(
+    launcher = Path(options.command[0]).name.rstrip(".0123456789")
+    pipes = folder is not None and launcher in _DIRECT and evidence.makes_pipes(folder)
+    return evidence.plan(
         options.environ,
-        set_in_files(options.environ),
+        evidence.set_in_files(options.environ),
         str(folder or ""),
         options.debug,
         pipes=pipes,
-        outdated=outdated(options.command[0], options.environ),
+        outdated=evidence.outdated(options.command[0], options.environ),
     )
 
 
@@ -163,7 +139,7 @@ def stalled_after_s(options: Options) -> float:
 
 def _make_evidence_folder(base: Path) -> Path | None:
     try:
-        return make_folder(base)
+        return evidence.make_folder(base)
     except OSError as error:
         report(
             f"cannot write evidence to {base} ({error.strerror or error}): the launch goes on "
@@ -190,27 +166,25 @@ def _keep_or_discard(
     """
     if trimmer is not None:
         trimmer.close()
-    dumps = (folder / RECORDER_FOLDER).glob("*[0-9]")
+    dumps = (folder / evidence.RECORDER_FOLDER).glob("*[0-9]")
     keep = options.keep or options.debug or options.tee or any(dumps)
     if not (failed or watcher.stalls or keep):
-        discard(folder, made)
+        evidence.discard(folder, made)
         return
     watcher.record.ended(status, stalled=status != 0 and watcher.in_a_stall)
     copies = output.keep(folder)
     if failed:
         watcher.keep_samples()
+        ended = f"the launch ended {evidence.end_words(os.waitstatus_to_exitcode(status))}"
         is_echo = watcher.in_a_stall  # probably: the stall was reported
-        files = logs(folder, copies)
-        if files:
+        why = "its output was not captured: rerun with --tee to explain it"
+        if files := logs(folder, copies):
             why = _explained(watcher.children, folder, files)
-        else:
-            why = "its output was not captured: rerun with --tee to explain it"
-        ended, see = end_words(os.waitstatus_to_exitcode(status)), f"see {folder}"
         if is_echo:
-            report(f"the launch ended {ended}, after the stall reported above; {see}")
+            report(f"{ended}, after the stall reported above; see {folder}")
         else:
-            report(f"the launch ended {ended}; {see}\n{why}".rstrip())
-    tidy(folder)
+            report(f"{ended}; see {folder}\n{why}".rstrip())
+    evidence.tidy(folder)
 
 
 def _explained(children: Children, folder: Path, files: list[Path]) -> str:
@@ -221,7 +195,7 @@ def _explained(children: Children, folder: Path, files: list[Path]) -> str:
         if received is not None and received.number in signals.ENDING:
             break
     code, output = run.conclude()
-    return output.rstrip() if code == FOUND else ""
+    return output.rstrip() if code == evidence.FOUND else ""
 
 
 ANSWER_S = 2.5
@@ -239,6 +213,7 @@ _LONGEST_WAIT_S = 3600.0
 _ENDS_S = 60.0
 """Chosen: torchrun gives its ranks 30 s to end when one has."""
 
+_STALL_WORDS = "half or more of the ranks here did almost nothing for {:g} s"
 EXAMINE_S = 90.0
 EXAMINE = "preflight.hang.watch.examine"
 
@@ -250,19 +225,13 @@ class Watcher:
     """
 
     def __init__(
-        self,
-        launch: int,
-        children: Children,
-        folder: Path | None,
-        record: Record,
-        *,
-        stalled_after_s: float = STALLED_AFTER_S,
-        request: tuple[str, str, str] = ("", "", "auto"),
+        self, launch: int, children: Children, record: evidence.Record, options: Options
     ) -> None:
-        self._launch, self.children, self._folder = launch, children, folder
-        self.record, self._request = record, request
-        self._window_s = stalled_after_s
-        self.every_s = min(_PERIOD_S, stalled_after_s / _LOOKS)
+        self._launch, self.children, self._folder = launch, children, record.folder
+        self.record, self._options = record, options
+        self._window_s = stalled_after_s(options)
+        self._stall_words = _STALL_WORDS.format(self._window_s)
+        self.every_s = min(_PERIOD_S, self._window_s / _LOOKS)
         """When to call `look` next."""
         self.stalls = 0
         """How many stalls were found and reported."""
@@ -345,7 +314,7 @@ class Watcher:
         """Request the dumps first, so that they exist before the examination."""
         self._examinations += 1
         self._examine_s = now + min(self._window_s * 2**self._examinations, _LONGEST_WAIT_S)
-        if self._folder is not None and ask_for_dumps(self._folder):
+        if self._folder is not None and evidence.ask_for_dumps(self._folder):
             self._requested_s = now
         else:
             self._examine()
@@ -353,20 +322,21 @@ class Watcher:
     def _examine(self) -> None:
         self._requested_s = None
         words = ["stall", str(self._launch), str(self.stalls + 1), str(self._folder or "")]
-        self._examination = ModuleRun(self.children, EXAMINE, [*words, *self._request], EXAMINE_S)
+        words += [self._options.nodes, self._options.inventory, self._options.ras]
+        self._examination = ModuleRun(self.children, EXAMINE, words, EXAMINE_S)
 
     def _conclude(self, run: ModuleRun) -> None:
         self._examination = None
         code, output = run.conclude()
-        if code == PROGRESSES:
+        if code == evidence.PROGRESSES:
             for track in self._tracks.values():
                 track.learn()
-        if code in (PROGRESSES, NO_RANKS):
+        if code in (evidence.PROGRESSES, evidence.NO_RANKS):
             return
-        if code == FOUND:
+        if code == evidence.FOUND:
             self.stalls += 1
             self._report(output)
-            self.record.stall(DIAGNOSIS.format(self.stalls))
+            self.record.stall(evidence.DIAGNOSIS.format(self.stalls))
             self.keep_samples()
             return
         why = f"it took over {EXAMINE_S:g} s" if code < 0 else output.strip() or f"exit {code}"
@@ -375,10 +345,6 @@ class Watcher:
             f"{self._stall_words}; the examination failed ({why}); "
             f"try: preflight diagnose --pid={self._launch}",
         )
-
-    @property
-    def _stall_words(self) -> str:
-        return f"half or more of the ranks here did almost nothing for {self._window_s:g} s"
 
     def _report(self, answer: str) -> None:
         """Report the diagnosis; the same one again takes one line."""
