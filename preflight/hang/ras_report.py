@@ -253,7 +253,7 @@ class _Section:
                 status = value or status
             elif topic.name == "error":
                 error = topic.values.get(rank, error)
-            elif value is not None and len(topic.unlisted) < 2:  # noqa: PLR2004
+            elif value and value.isdecimal() and len(topic.unlisted) < 2:  # noqa: PLR2004
                 counts[topic.name] = int(value)
         process = self.processes.get(rank, _UNNAMED)
         return Member(rank=rank, process=process, counts=counts, status=status.lower(), error=error)

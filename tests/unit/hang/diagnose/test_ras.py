@@ -234,6 +234,14 @@ def test_a_report_that_no_node_packed_is_a_sentence(content: str) -> None:
     assert "damaged on the way" in why
 
 
+def test_a_text_whose_heading_does_not_fit_its_lines_is_read() -> None:
+    """A line about a state under a heading about counts: such a text ended `preflight diagnose`."""
+    text = report(behind(list(range(100, 104)), 2, "2.30.7"), is_json=False)
+    stated = text.replace("has launched up to operation 41", "has status ABORT")
+    assert stated != text
+    assert diagnose(hidden(packed(stated, is_json=False))).unseen
+
+
 def test_a_communicator_whose_kernel_hangs_is_named() -> None:
     """Its ranks launched the same, wait for no other rank, and the others wait for all of them."""
     drawn = draw(20083, faults=("kernel",))
