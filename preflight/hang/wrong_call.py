@@ -199,11 +199,8 @@ class UsualCalls:
         else:
             return ()
         usual = self._successions(collective, range(first - 1, first + end))
-        strange = [
-            any(pair not in usual for pair in pairwise(side[: end + 1])
-                if all(pair))
-            for side in (one_side, other_side)
-        ]  # fmt: skip
+        both = (filter(all, pairwise(side[: end + 1])) for side in (one_side, other_side))
+        strange = [not usual.issuperset(successions) for successions in both]
         return both_sides[strange.index(True)][0] if sum(strange) == 1 else ()
 
     def _call_of(self, rank: int, group: Group, number: int) -> str:

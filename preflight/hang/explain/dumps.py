@@ -310,11 +310,8 @@ def _explain_rest(waits: Waits, dumps: Dumps) -> Explanation:
             next="fabric.allreduce" if root.kind == "all_in" else "preflight lint SCRIPT",
             confidence=_UNCLEAR if root.kind == "all_in" or missing else _UNDECIDED,
         )
-    if (
-        missing
-        and all(root.proven and _died(root, dumps) for root in missing)
-        and len(dumps.ranks) > 1
-    ):
+    died = all(root.proven and _died(root, dumps) for root in missing)
+    if missing and died and len(dumps.ranks) > 1:
         return _answer_of("no_dump", missing, away)
     if missing:
         return Explanation(
