@@ -131,14 +131,13 @@ class _Report(Struct):
 _NO_COMMA = re.compile(rb'("nvml_dev": -?\d{1,9})\n( {10}"status")')
 """2.28.7 and 2.28.9 print a missing rank without this comma."""
 
-_REMOTE = 6
+REMOTE = "Remote process error"
+"""The error of a rank whose peer failed."""
 _ERRORS = {
     1: "Unhandled CUDA error", 2: "System error", 3: "Internal error", 4: "Invalid argument",
-    5: "Invalid usage", 6: "Remote process error",
+    5: "Invalid usage", 6: REMOTE,
 }  # fmt: skip
 """ncclResult_t, in the words of the text form."""
-REMOTE = _ERRORS[_REMOTE]
-"""The error of a rank whose peer failed."""
 
 
 def _from_json(raw: bytes) -> RasReport:

@@ -294,6 +294,8 @@ def _one_place(case: Case, group: tuple[RankState, ...]) -> Diagnosis:
     place = group[0].place
     where = place.where if place else ""
     longer = look_longer(case)
+    still = f"it progresses, and no step ended within the {_looked_s(case):g} s of this look"
+    long_steps = Alternative("progresses", still, 0.2 if longer else 0.1)
     return Diagnosis(
         sentence=f"all {count(len(group))} that can be read wait in {where}, no data moves, and "
         "nothing that was read shows why",
@@ -301,7 +303,7 @@ def _one_place(case: Case, group: tuple[RankState, ...]) -> Diagnosis:
         + "measure the paths between these nodes; start the next run under preflight watch, "
         "whose flight recorder shows which call differs",
         line=line_of(group),
-        alternatives=(*(_BETWEEN_RANKS if case.world > 1 else ()), _long_steps(case)),
+        alternatives=(*(_BETWEEN_RANKS if case.world > 1 else ()), long_steps),
         next=longer or "preflight check",
     )
 
@@ -309,11 +311,6 @@ def _one_place(case: Case, group: tuple[RankState, ...]) -> Diagnosis:
 def look_longer(case: Case) -> str:
     """The command for the longest look; empty if this look was that long."""
     return f"preflight diagnose --look-s={_LONGEST_S}" if _looked_s(case) < _LONGEST_S else ""
-
-
-def _long_steps(case: Case) -> Alternative:
-    sentence = f"it progresses, and no step ended within the {_looked_s(case):g} s of this look"
-    return Alternative("progresses", sentence, 0.2 if look_longer(case) else 0.1)
 
 
 def _looked_s(case: Case) -> float:

@@ -83,8 +83,7 @@ def _wires_of(members: Iterable[RankState], *, complete: bool) -> tuple[Wire, ..
 def _end(text: str) -> tuple[str, str]:
     """(address, port) of one end of a connection."""
     address, _, port = text.rpartition(":")
-    address = address.strip("[]").lower()
-    return address.removeprefix(_MAPPED), port
+    return address.strip("[]").lower().removeprefix(_MAPPED), port
 
 
 def _loopback(address: str) -> bool:

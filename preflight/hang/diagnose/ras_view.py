@@ -31,6 +31,7 @@ Counts = tuple[tuple[str, int], ...]
 _MOST_CAUSES = 2
 """Most causes to name by counts alone: more are ranks that wait for a cause that is not seen."""
 _PAIR = 2
+_HALTED = ("stopped", "disk")
 _BUSY = 50
 """Percent: NCCL's kernel keeps the GPU of a rank that waits in a collective busy."""
 
@@ -157,8 +158,8 @@ class RasView:
         """
         with_gpu = set(busy_percents(self.members))
         idle = with_gpu - self.busy if len(with_gpu) <= 2 * len(self.busy) else set()
-        halted = [member for member in self.members if member.look.state in ("stopped", "disk")]
-        rest = wanted & (idle | {member.rank for member in halted})
+        halted = {member.rank for member in self.members if member.look.state in _HALTED}
+        rest = wanted & (idle | halted)
         return rest, (with_gpu & wanted) - rest
 
     @cached_property
