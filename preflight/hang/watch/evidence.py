@@ -193,10 +193,8 @@ def outdated(command: str, environ: Mapping[str, str]) -> frozenset[str]:
         if not (packages / "torch").is_dir():
             continue
         text = ""
-        with (
-            suppress(OSError),
-            (packages / _HEADER).open(encoding="utf-8", errors="replace") as header,
-        ):
+        path = packages / _HEADER
+        with suppress(OSError), path.open(encoding="utf-8", errors="replace") as header:
             text = header.read(_HEADER_BYTES)
         if _SIZE_BY_DEFAULT not in text:
             return frozenset()

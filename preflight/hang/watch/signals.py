@@ -140,17 +140,14 @@ class Relay:
         self.asked_to_end |= received.number in ENDING
         # A signal of the terminal reaches the launch too: it is in the same foreground group.
         if not received.from_kernel and not self._witness.has_received(received.number):
-            self._forward(received.number)
+            self._children.reap()
+            if self._children.status(self._launch) is None:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(self._launch, received.number)
         if received.number == signal.SIGTSTP:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTSTP})
             os.kill(os.getpid(), signal.SIGTSTP)
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTSTP})
-
-    def _forward(self, number: int) -> None:
-        self._children.reap()
-        if self._children.status(self._launch) is None:
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(self._launch, number)
 
 
 def end_as(status: int) -> int:

@@ -174,7 +174,7 @@ def _keep_or_discard(
     watcher.record.ended(status, stalled=status != 0 and watcher.in_a_stall)
     copies = output.keep(folder)
     if failed:
-        watcher.keep_samples()
+        watcher.record.write_samples(watcher.samples)
         ended = f"the launch ended {evidence.end_words(os.waitstatus_to_exitcode(status))}"
         is_echo = watcher.in_a_stall  # probably: the stall was reported
         why = "its output was not captured: rerun with --tee to explain it"
@@ -236,7 +236,7 @@ class Watcher:
         self.stalls = 0
         """How many stalls were found and reported."""
         self._tracks: dict[RankProcess, Track] = {}
-        self._rows: deque[tuple[object, ...]] = deque(maxlen=_MOST_SAMPLES)
+        self.samples: deque[tuple[object, ...]] = deque(maxlen=_MOST_SAMPLES)
         self._looked_s = self._examine_s = self._quiet_s = 0.0  # when that was, or will be
         self._looks = self._examinations = 0
         self._examination: ModuleRun | None = None
@@ -282,10 +282,6 @@ class Watcher:
         """Whether a reported stall lasted until the launch ended or began to end."""
         return self.stalls > 0 and time.monotonic() - self._quiet_s < _ENDS_S
 
-    def keep_samples(self) -> None:
-        """Write the samples."""
-        self.record.write_samples(self._rows)
-
     def _sample(self, now: float) -> None:
         search = self._looks % _LOOKS_PER_SEARCH == 0
         self._looks += 1
@@ -307,7 +303,8 @@ class Watcher:
             reading = readings[process.pid]
             if reading is not None:
                 self._tracks[process].add(now, reading)
-                self._rows.append((round(time.time(), 1), process.rank, process.pid, *reading[1:]))
+                at_s = round(time.time(), 1)
+                self.samples.append((at_s, process.rank, process.pid, *reading[1:]))
         return None not in readings.values()
 
     def _request_dumps(self, now: float) -> None:
@@ -337,7 +334,7 @@ class Watcher:
             self.stalls += 1
             self._report(output)
             self.record.stall(evidence.DIAGNOSIS.format(self.stalls))
-            self.keep_samples()
+            self.record.write_samples(self.samples)
             return
         why = f"it took over {EXAMINE_S:g} s" if code < 0 else output.strip() or f"exit {code}"
         self._once.report(
