@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from preflight.core.text import printable
+from preflight.core.text import printable, whole
 from preflight.facts.basics import Count, Int64, Line
 
 _LARGEST = 64 << 20
@@ -252,8 +252,8 @@ class _Section:
                 status = value or status
             elif topic.name == "error":
                 error = topic.values.get(rank, error)
-            elif value and value.isdecimal() and len(topic.unlisted) < 2:  # noqa: PLR2004
-                counts[topic.name] = int(value)
+            elif (number := whole(value or "")) is not None and len(topic.unlisted) < 2:  # noqa: PLR2004
+                counts[topic.name] = number
         process = self.processes.get(rank, _UNNAMED)
         return Member(rank=rank, process=process, counts=counts, status=status.lower(), error=error)
 
