@@ -18,6 +18,7 @@ _FAILURE = re.compile(
     rb"|\bpg_status\b"  # a flight recorder's dump, which is written after a failure
     rb"|(?<![\w0] )errors?(?: code| number)?(?:(?<!_error)[ :]|:(?= ?\S))"
     rb"|mismatch|invalid|not found|no such)"
+    rb"|\[(?:error|critical)\] "
     rb"|[a-z](?:Error|Exception)\b|\bERROR\b|\bCRITICAL\b|NCCL WARN|\[[EF]\d{0,6} |EXCEPTION"
     rb"|\bF\d{4} \d\d:\d\d:\d\d\.\d"  # glog's LOG(FATAL)
     rb"|^E \d{1,8} \d{1,8}\] "  # an error of Ray's programs, behind its time
@@ -264,7 +265,7 @@ def mentions_failure(line: bytes) -> bool:
     return _FAILURE.search(line) is not None
 
 
-GRAVE_LEVEL = re.compile(rb"\b(?:ERROR|FATAL|CRITICAL)\b")
+GRAVE_LEVEL = re.compile(rb"\b(?:ERROR|FATAL|CRITICAL)\b|\[(?:error|fatal|critical)\]")
 """Of logging: the message reports an error."""
 _GRAVE_WORD = re.compile(
     rb"^(?:\(\w[^)]{1,80}\) )?[\W_]{0,8}(?:[\w./-]{1,40}: )?"
