@@ -6,14 +6,23 @@ preflight's has the tables `[defaults]`, `[job]`, `[group.NAME]`, `[node.NAME]`,
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import stat
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from preflight.core.files import parse_toml, read_regular, read_text, refuse_untrusted, typed_path
+from preflight.core.files import (
+    file_errors,
+    parse_toml,
+    read_regular,
+    read_text,
+    refuse_untrusted,
+    typed_path,
+)
 from preflight.core.statistics import grouped
 from preflight.core.text import did_you_mean
 from preflight.errors import UsageError, errors_about
@@ -55,9 +64,8 @@ def open_inventory(path: Path) -> AnyInventory:
     suffix = path.suffix.lower()
     if suffix == ".toml":
         return read_inventory(path)
-    if path.is_dir():
+    if _is_folder(path):
         return read_ansible(path)
-    _refuse_unreadable(path)
     if suffix in (".yaml", ".yml"):
         return read_ansible(path) if _has_ansible_layout(path) else read_inventory(path)
     return read_ansible_json(path) if suffix == ".json" else read_ansible(path)
@@ -379,19 +387,18 @@ if TYPE_CHECKING:
     """An inventory in any notation."""
 
 
-def _refuse_unreadable(path: Path) -> None:
-    """Refuse a file that Ansible would only warn about; do not open a pipe or a device."""
-    if path.is_file():
-        return
-    reason = "it is not a regular file (a pipe or a device is not read)"
-    try:
-        path.stat()
-    except OSError as error:
-        reason = error.strerror or "it cannot be read"
-    raise UsageError(
-        f"cannot read the inventory {path}: {reason}; give --preflight-inventory a readable "
-        "file: TOML or YAML of preflight's, or an Ansible inventory"
-    )
+def _is_folder(path: Path) -> bool:
+    """Whether it is a folder; UsageError for what is neither that nor a file.
+
+    Ansible would only warn about it, or wait for a pipe.
+    """
+    readable = "a readable file: TOML or YAML of preflight's, or an Ansible inventory"
+    with file_errors(f"cannot read the inventory {path}", f"give --preflight-inventory {readable}"):
+        mode = path.stat().st_mode
+        if not stat.S_ISDIR(mode) and not stat.S_ISREG(mode):
+            reason = "it is not a regular file (a pipe or a device is not read)"
+            raise OSError(errno.EINVAL, reason)
+    return stat.S_ISDIR(mode)
 
 
 def _has_ansible_layout(path: Path) -> bool:

@@ -248,6 +248,17 @@ def test_only_plain_files_are_read(tmp_path: Path) -> None:
             read_inventory(path)
 
 
+def test_an_inventory_that_cannot_be_reached_is_a_usage_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message says why, as where no other user may search its folder or the path is long."""
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    too_long = tmp_path.joinpath(*["folder"] * 1000)
+    for name in ("hosts", "fleet.yaml", "list.json", "fleet.toml"):
+        with pytest.raises(UsageError, match=r"cannot read the inventory .*: File name too long; "):
+            open_inventory(too_long / name)
+
+
 @pytest.mark.slow
 def test_a_large_yaml_inventory_is_read(tmp_path: Path) -> None:
     """Tens of thousands of nodes with a table each are read by libyaml."""
