@@ -74,9 +74,9 @@ def expand(text: str) -> tuple[str, ...]:
     refuse_bombs(text)
     words = split(digits_into_brackets(text))
     # ClusterShell reads the brackets of [2001:db8::1] as a range: addresses go around it.
-    addresses = [address for word in words if (address := _parse_address(word)) is not None]
-    pattern = ",".join(word for word in words if _parse_address(word) is None)
-    names = [*(_expand_names(pattern) if pattern else ()), *addresses]
+    addresses = {word: address for word in words if (address := _parse_address(word)) is not None}
+    pattern = ",".join(word for word in words if word not in addresses)
+    names = [*(_expand_names(pattern) if pattern else ()), *addresses.values()]
     if not names:
         raise UsageError(f"the node list {_shorten(text)!a} comes out empty: {_EXAMPLE}")
     for name in names:
