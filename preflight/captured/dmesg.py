@@ -37,8 +37,30 @@ _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _DAY = r"(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)"
 _MONTH = r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)"
 _LEVEL = r"(?:emerg|alert|crit|err|warn|notice|info|debug) *: ?"
-_STAMPS = "|".join(_FORMS["stamps"]).replace("{day}", _DAY).replace("{month}", _MONTH)
-_STAMP = re.compile(rf"(?:{_STAMPS.replace('{level}', _LEVEL)})\s*")
+_STAMP = re.compile(
+    "(?:"
+    + "|".join(
+        (
+            # Only the kernel's facility, 0, and complete: messages of programs keep their prefix.
+            r"<[0-7]>",
+            rf"kern *:{_LEVEL}",
+            r"[0-7],\d+,(?P<micro>\d+),(?!c[,;])[^;]{1,20};",
+            r"\[ *(?P<boot>\d{1,10}\.\d{1,9})(?: <[ \d.]+>)?\] ?",
+            r"\[ *[TC]\d+\] ?",
+            r"\[ *\+\d+\.\d+\] ?",
+            rf"\[(?:{_DAY} )?{_MONTH} *\d{{1,2}} ?[\d:.]* ?(?:\d{{4}})?\] ?",
+            # dmesg -T in another language.
+            r"\[\S{1,12} \S{1,12} +\d{1,2} \d\d:\d\d:\d\d \d{4}\] ?",
+            rf"(?:{_DAY} )?{_MONTH} +\d{{1,2}}(?: \d{{4}})? \d\d:\d\d:\d\d(?:\.\d+)?(?: \d{{4}})? ",
+            r"\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z| ?[+-]\d\d:?\d\d)?\]? ",
+            # A month in any language: journalctl prints it in the locale's form.
+            r"\S{1,12} +\d{1,2} \d\d:\d\d:\d\d(?:\.\d+)? (?=[\w.-]{1,253} kernel(?:\[\d+\])?: )",
+            r"(?:[\w.-]{1,253} )?kernel(?:\[\d+\])?: ?",
+            r"(?P<quoted>> ?)",
+        )
+    )
+    + r")\s*"
+)
 _HOST = re.compile(
     r"^(?!(?:sudo|su|logger|root|CRON|kernel|kern|user|daemon|syslog|traps|umip|input):)"
     r"(?P<host>[\w.-]{1,253}): +"
