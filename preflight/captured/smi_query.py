@@ -22,9 +22,8 @@ _SECTION: Final = re.compile(r"^( *)([A-Za-z](?:[\w ./()-]*[\w./()-])?)\s*$")
 _NOTE: Final = re.compile(r"(?<!\s)\s{2,}(?:<[=-]|#|[=-]+>|[←→⇐⇒]).*")
 """A note that a person wrote after a value."""
 _SNIP: Final = re.compile(r"^[^\S\n]*(?:\[?\.\.\.+\]?|\[snip\]|<snip>|…)[^\S\n]*$", re.MULTILINE)
-_KNOWN_SECTION: Final = re.compile(
-    rf"(?:^|/)(?:(?:{'|'.join(fields.table()['sections'])})/|(?:{'|'.join(fields.table()['lines'])})$)"
-)
+_SECTIONS, _LINES = ("|".join(fields.table()[key]) for key in ("sections", "lines"))
+_KNOWN_SECTION: Final = re.compile(rf"(?:^|/)(?:(?:{_SECTIONS})/|(?:{_LINES})$)")
 SELECTS_GPUS: Final = re.compile(r"^(?>.*?\bnvidia-smi\b).* (?:-i|--id)[ =]", re.MULTILINE)
 _HEAD: Final = ("driver_version", "attached_gpus")
 _LARGEST: Final = 32 << 20
