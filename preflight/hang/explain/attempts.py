@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from preflight.core.text import whole
 from preflight.hang.explain import watchdog
-from preflight.hang.explain.exceptions import IMPORTS, own_faults
+from preflight.hang.explain.exceptions import IMPORTS, Failure, own_faults
 from preflight.hang.explain.explanation import Hit, Speaker, number_of
 from preflight.hang.explain.failure_words import AT_END, is_grave
 from preflight.hang.explain.tracebacks import LoggedException
@@ -28,7 +28,7 @@ def survived(scan: ScanResult) -> Callable[[Hit], bool]:
     for hit in scan.hits:
         key = (hit.symptom.id, hit.place.source)
         last[key] = max(hit.order, last.get(key, 0))
-    has_ended = any(hit.symptom.role == "echo" and "code" in hit.fields for hit in scan.hits)
+    has_ended = any(hit.reports_exit for hit in scan.hits)
     return lambda hit: (
         (not has_ended and hit.order < last.get((hit.symptom.survived_by, hit.place.source), 0))
         or (
@@ -47,13 +47,10 @@ def last_attempt(scan: ScanResult) -> tuple[ScanResult, Doubt | None]:
     """What is not settled, if it shows why the job failed; otherwise all, perhaps with a doubt."""
     exceptions = [error for error in scan.exceptions if not _is_of_a_tool(error, scan)]
     scan = dataclasses.replace(scan, settled_until=watchdog.settled(scan), exceptions=exceptions)
-    grave: list[Hit | LoggedException] = [*own_faults(scan.exceptions, {})]
-    grave += [hit for hit in scan.hits if _is_grave(hit)]
+    grave: list[Failure] = [*own_faults(scan.exceptions, {}), *filter(_is_grave, scan.hits)]
     grave = [failure for failure in grave if is_unsettled(failure, scan)]
-    doubt, of_start = None, doubt_of_start(scan)
+    doubt = _RESTART if _note_starts(scan, grave) else None
     certain = {hit.order for hit in scan.hits if "new_start" in hit.fields}
-    if _note_starts(scan, grave):
-        doubt = _RESTART
     is_over = any(_OF_LAUNCHER.match(error.message) for error in scan.exceptions)
     for source, again in scan.restart_line.items():
         if is_over and again >= scan.line_count - AT_END:  # a launcher's banner, printed at its end
@@ -64,7 +61,7 @@ def last_attempt(scan: ScanResult) -> tuple[ScanResult, Doubt | None]:
             scan.settled_until[source] = again
             alike = before == {_kind_of(failure) for failure in here if failure.order >= again}
             if not alike:
-                doubt = EARLIER if again in certain else of_start
+                doubt = EARLIER if again in certain else doubt_of_start(scan)
     exceptions = [error for error in scan.exceptions if is_unsettled(error, scan)]
     hits = [
         hit
@@ -73,14 +70,15 @@ def last_attempt(scan: ScanResult) -> tuple[ScanResult, Doubt | None]:
     ]
     if doubt and any(hit.symptom.phase == "job_end" for hit in hits):
         doubt = EARLIER
+    unsettled = dataclasses.replace(scan, hits=hits, exceptions=exceptions)
     if own_faults(exceptions, {}) or any(map(_is_grave, hits)):
-        return dataclasses.replace(scan, hits=hits, exceptions=exceptions), doubt
-    rest: list[Hit | LoggedException] = [*scan.exceptions]
+        return unsettled, doubt
+    rest: list[Failure] = [*scan.exceptions]
     rest += [hit for hit in scan.hits if hit.symptom.role not in ("fact", "hint")]
     rest = [failure for failure in rest if not is_unsettled(failure, scan)]
     cancels = [hit for hit in hits if "job_cancel" in hit.fields]
     if cancels and all(hit in cancels for hit in hits if hit.symptom.role != "fact"):
-        return dataclasses.replace(scan, hits=hits, exceptions=exceptions), None
+        return unsettled, None
     # A program may print its last steps when it ends, after its exception: a launcher reports that.
     has_died = _last_failure(hits, scan) == inf
     again = any(
@@ -91,7 +89,7 @@ def last_attempt(scan: ScanResult) -> tuple[ScanResult, Doubt | None]:
     return scan, _LATER if any(map(_reports_end, rest)) else SURVIVED
 
 
-def _note_starts(scan: ScanResult, grave: Sequence[Hit | LoggedException]) -> bool:
+def _note_starts(scan: ScanResult, grave: Sequence[Failure]) -> bool:
     """Note a start with a failure of its own, as repeated first lines show it, if no rank is named.
 
     Returns whether there is one without: a scheduler, or another process, may print them as well.
@@ -107,7 +105,7 @@ def _note_starts(scan: ScanResult, grave: Sequence[Hit | LoggedException]) -> bo
     return others
 
 
-def _kind_of(failure: Hit | LoggedException) -> str:
+def _kind_of(failure: Failure) -> str:
     """Describe a failure so that two starts of a script that fail alike have the same text."""
     rank = failure.speaker.rank
     if isinstance(failure, LoggedException):
@@ -143,20 +141,19 @@ def reports_ends(scan: ScanResult) -> bool:
     return any(hit.symptom.reads == "end" or _reports_end(hit) for hit in scan.hits)
 
 
-def _reports_end(failure: Hit | LoggedException) -> bool:
+def _reports_end(failure: Failure) -> bool:
     """Whether a launcher reports that a process had ended by a failure."""
-    return (
-        isinstance(failure, Hit)
-        and failure.symptom.role == "echo"
-        and ("code" in failure.fields or failure.symptom.reads == "summary")
-    )
+    if not isinstance(failure, Hit):
+        return False
+    is_summary = failure.symptom.role == "echo" and failure.symptom.reads == "summary"
+    return is_summary or failure.reports_exit
 
 
 def _is_grave(hit: Hit) -> bool:
     return hit.symptom.role in ("cause", "sign") and not hit.retried
 
 
-def is_unsettled(failure: Hit | LoggedException, scan: ScanResult) -> bool:
+def is_unsettled(failure: Failure, scan: ScanResult) -> bool:
     """Whether no later line of its file settles what failed before."""
     source = failure.place.source
     is_import = isinstance(failure, LoggedException) and failure.kind in IMPORTS
@@ -166,9 +163,7 @@ def is_unsettled(failure: Hit | LoggedException, scan: ScanResult) -> bool:
     )
 
 
-def ended_well(
-    hits: Sequence[Hit], failures: Sequence[Hit | LoggedException], scan: ScanResult
-) -> bool:
+def ended_well(hits: Sequence[Hit], failures: Sequence[Failure], scan: ScanResult) -> bool:
     """Whether the job reports its normal end after all warnings, and no process died.
 
     What torchrun settled before, by a restart of all ranks or by their success, does not count.
@@ -227,9 +222,9 @@ def _last_failure(hits: Sequence[Hit], scan: ScanResult) -> float:
         error.speaker.rank is not None or _OF_LAUNCHER.match(error.message) for error in errors
     ):
         return inf
-    failures: list[Hit | LoggedException] = [*errors]
-    failures += [hit for hit in hits if "warning" not in hit.fields]
-    return max((failure.order for failure in failures), default=0)
+    orders = [error.order for error in errors]
+    orders += [hit.order for hit in hits if "warning" not in hit.fields]
+    return max(orders, default=0)
 
 
 _OF_LAUNCHER = re.compile(r"Command '\[.{0,300}'--local[_-]rank=\d")

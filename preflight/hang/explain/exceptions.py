@@ -6,10 +6,9 @@ import re
 import shlex
 from functools import cache
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from preflight.core.files import parse_toml
+from preflight.core.files import shipped_table
 from preflight.hang.explain.explanation import (
     Explanation,
     Hit,
@@ -24,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
 
+Failure = Hit | LoggedException
+"""What may have ended the job."""
 _T = TypeVar("_T", Hit, LoggedException)
 
 
@@ -105,12 +106,11 @@ def _is_handled_import(error: LoggedException, exceptions: Sequence[LoggedExcept
 
 IMPORTS = ("ImportError", "ModuleNotFoundError")
 """What a script may catch where it can do without a library."""
-_ADVICE = Path(__file__).resolve().with_name("exception_advice.toml")
 
 
 @cache
 def _advice_by_pattern() -> list[tuple[re.Pattern[str], str]]:
-    rows = parse_toml(_ADVICE.read_text())["row"]
+    rows = shipped_table(__file__, "exception_advice.toml")["row"]
     return [(re.compile(row["matches"]), row["advice"]) for row in rows]
 
 

@@ -76,6 +76,11 @@ class Hit(Struct, frozen=True, kw_only=True):
         """Whether it counts only if nothing else failed."""
         return self.symptom.retried or self.tried_again
 
+    @property
+    def reports_exit(self) -> bool:
+        """Whether a launcher reports with which code a process ended."""
+        return self.symptom.role == "echo" and "code" in self.fields
+
 
 class Explanation(Struct, frozen=True, kw_only=True):
     """The answer; `preflight explain --json` prints it as it is (docs/reference/explain.md)."""

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from preflight.core.text import whole
 from preflight.facts.boards import GRADES, xid_info
 from preflight.hang.explain.attempts import exit_code
+from preflight.hang.explain.exceptions import in_order_of_time
 from preflight.hang.explain.explanation import (
     Explanation,
     Speaker,
@@ -153,18 +154,21 @@ def _gib(words: str | None) -> float | None:
 
 
 def gravest_first(some: Sequence[Hit], scan: ScanResult) -> list[Hit]:
-    """If an Xid is the first of all: the gravest Xid of its node first, and a program's own last.
+    """In order of time; after an Xid: the gravest of its node first, and a program's own last.
 
     A faulty GPU makes programs fail, and the GPUs that it talked to log Xids as well.
     """
-    of_node = ("xid", some[0].speaker.node) if some else ()
+    some = in_order_of_time(some)
+    if not some or some[0].symptom.reads != "xid":
+        return some
+    of_node = ("xid", some[0].speaker.node)
 
     def order(hit: Hit) -> tuple[bool, int]:
         if (hit.symptom.reads, hit.speaker.node) != of_node:
             return True, len(GRADES)
         return meaning_of(hit, (), scan).category != "gpu_hardware", GRADES.index(_grade(hit))
 
-    return sorted(some, key=order) if some and some[0].symptom.reads == "xid" else [*some]
+    return sorted(some, key=order)
 
 
 def explain_hit(hit: Hit, hits: Sequence[Hit], scan: ScanResult) -> Explanation:

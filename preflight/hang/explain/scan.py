@@ -308,12 +308,8 @@ class Scanner:
 
     def __init__(self, symptoms: Sequence[Symptom]) -> None:
         words = [word.encode() for symptom in symptoms for word in symptom.anchors]
-        words += [
-            *ANNOUNCES,
-            *ENDS,
-            b'File "',
-            *(word.encode() for stem in STEMS for word in (stem, stem.upper())),
-        ]
+        words += [word.encode() for stem in STEMS for word in (stem, stem.upper())]
+        words += [*ANNOUNCES, *ENDS, b'File "']
         self._anchor = any_of(frozenset(word.translate(ALIKE) for word in words))
         self._shapes: dict[bytes, Shape] = {}
         self._anchors = [
@@ -340,10 +336,8 @@ class Scanner:
         result.writers |= self._origins.tasks if self._origins.tasks_are_ranks else set()
         if result.first_failure is None and result.line_count - self._tried[0] <= AT_END:
             result.first_failure = self._tried[1]
-        errors = [
-            replace(error, speaker=self._origins.settled(error.speaker))
-            for error in result.exceptions
-        ]
+        settled = self._origins.settled
+        errors = [replace(error, speaker=settled(error.speaker)) for error in result.exceptions]
         result.exceptions = self._summaries.named(errors)
         by_place = {
             (error.place.source, error.place.line): error.speaker
@@ -428,28 +422,22 @@ class Scanner:
         """Read a line that may matter; of a structured log, the lines within it."""
         parts = unstructured(shown)
         for part in parts:
-            here = (
-                began
-                if len(parts) == 1
-                else [symptom for symptom in began if symptom.is_begun_in(part)]
-            )
+            here = [one for one in began if len(parts) == 1 or one.is_begun_in(part)]
             self._part(file, part, Place(file.source, number, part[:_SHOWN]), order, here)
 
     def _part(
-        self, file: _File, part: str, place: Place, order: int, began: Iterable[Symptom]
+        self, file: _File, part: str, place: Place, order: int, began: Collection[Symptom]
     ) -> None:
         line, number = self._origins.read(_OF_GROUP.sub("", part)), place.line
         for candidate in file.ended_with(line, number):
             self._close(candidate, file)
-        ignored, result, began = file.tracebacks.feed(line, place, order), self._result, [*began]
+        ignored, result = file.tracebacks.feed(line, place, order), self._result
         if not ignored and result.first_failure is None and reports_failure(line.text):
             if TRIED_AGAIN.search(line.text):
                 self._tried = max(self._tried, (order, place), key=itemgetter(0))
             elif not _is_denied(line.text, began):
-                result.first_failure, result.failed_rank = (
-                    place,
-                    line.speaker.joined(file.whose).rank,
-                )
+                result.first_failure = place
+                result.failed_rank = line.speaker.joined(file.whose).rank
                 self._failed_at = file.source, order
         for symptom in began:
             if ignored and symptom.role != "fact":
@@ -602,11 +590,8 @@ class Scanner:
         self, candidate: _Candidate, file: _File, fields: dict[str, str], time: float | None
     ) -> None:
         """Note what shows that an attempt of the job has ended, or that another has begun."""
-        progress, settled, reads = (
-            file.progress,
-            self._result.settled_until,
-            candidate.symptom.reads,
-        )
+        progress, settled = file.progress, self._result.settled_until
+        reads = candidate.symptom.reads
         reports = reads in ("summary", "end")
         begins = "started" in fields and ((time or 0) > progress.ended_s or progress.is_cancelled)
         if "settled" in fields or begins:

@@ -129,7 +129,7 @@ def _lines_before_exit(echo: Hit) -> list[Place]:
     for place in reversed(echo.before):
         rank = _RANK.match(place.text)
         is_of_other_rank = rank is not None and own_rank not in (None, int(rank[1]))
-        if _is_noise(place.text) or is_of_other_rank:
+        if _NOISE.search(place.text) or is_of_other_rank:
             continue
         if not _is_message(place.text):
             break
@@ -150,7 +150,8 @@ def _explain_failure_near_end(scan: ScanResult, echo: Hit | None = None) -> Expl
         ended = 0 < exit_code(echo) < _SIGNAL or echo.symptom.at_end
         if not is_same_log or scan.failed_rank is not None or not ended:
             return None
-    if not _may_be_last(line, lines_after):
+    most = _AFTER_LEVEL if GRAVE_LEVEL.search(line.encode()) else AT_END
+    if lines_after > most or not is_grave(line):
         return None
     ends = "the log" if echo is None else "the job"
     return replace(
@@ -255,20 +256,9 @@ _AFTER_LEVEL = 15
 """How many lines before the end of a log an error-level line may still be the reason."""
 
 
-def _may_be_last(line: str, lines_after: int) -> bool:
-    """Whether a line of failure near the end of a log may report why it ends there."""
-    most = _AFTER_LEVEL if GRAVE_LEVEL.search(line.encode()) else AT_END
-    return lines_after <= most and is_grave(line)
-
-
 def _is_message(line: str) -> bool:
     """Whether a line may be the reason that a program prints: no progress, notice or launcher."""
     return not (_NOTICE_OR_PROGRESS.search(line) or is_harmless(line.encode()))
-
-
-def _is_noise(line: str) -> bool:
-    """Whether a line is printed at any end, also at a normal one."""
-    return _NOISE.search(line) is not None
 
 
 def _gives_reason(line: str) -> bool:
@@ -278,7 +268,7 @@ def _gives_reason(line: str) -> bool:
 
 def _is_summary(line: str) -> bool:
     """Whether a line at the end of a log shows only numbers: times, counts, a row of a table."""
-    return not _is_message(line) or _is_noise(line) or _SUMMARY.match(line) is not None
+    return not _is_message(line) or bool(_NOISE.search(line) or _SUMMARY.match(line))
 
 
 def _may_end_log(line: str) -> bool:

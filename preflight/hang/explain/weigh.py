@@ -29,6 +29,7 @@ from preflight.hang.explain.attempts import (
 )
 from preflight.hang.explain.exceptions import (
     IMPORTS,
+    Failure,
     errors_of_last_start,
     explain_exceptions,
     in_order_of_time,
@@ -60,7 +61,7 @@ from preflight.hang.explain.missing_ranks import (
     explain_time_out,
     name_ranks,
 )
-from preflight.hang.explain.symptom import RANKING, next_commands
+from preflight.hang.explain.symptom import RANKING, Category, next_commands
 from preflight.hang.explain.unexplained import explain_hints, explain_no_failure, explain_rest
 
 if TYPE_CHECKING:
@@ -93,13 +94,9 @@ _LACKS = re.compile(
     r"|.*(?i:no such file|\bno \w{1,20} (?:files?|data)\b)"
 )
 """An exception that may follow from a failed preparation."""
-_UNPREPARED, _PIPELINE = 0.7, 0.55
-_THEN = "; then {}"
-_LED = "; a program after it lacks what this one may have had to make ({})"
 _OF_GPU = re.compile(
     r"(?i)cuda|gpu|(?<!left on )\bdevice(?!_map)|driver|nccl|bf16|_cpu\b|\bcpu\b|'half'|accelerator"
 )
-_INTERRUPT = "KeyboardInterrupt"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,7 +252,7 @@ def _answer(evidence: _Evidence, doubt: Doubt | None) -> tuple[Explanation, Doub
     strong_signs, own_signs = evidence.strong_signs, evidence.own_signs
     # A failed call is earlier than the others' waits for its rank, but no earlier than a mismatch.
     rivals = strong_signs if stall is not None and stall.kind == "mismatch" else own_signs
-    failures: list[Hit | LoggedException] = [*causes, *errors]
+    failures: list[Failure] = [*causes, *errors]
     failures = [failure for failure in failures if is_unsettled(failure, scan)]
     answer: Explanation
     if ended_well(hits, failures, scan):
@@ -290,7 +287,7 @@ def _causes_and_signs(
     A cause is only a sign if a rank's end can produce it and one ended before, if the program tried
     again, or if the circumstances make it less.
     """
-    exits = _first([hit for hit in hits if hit.symptom.role == "echo" and "code" in hit.fields])
+    exits = _first([hit for hit in hits if hit.reports_exit])
     signs = [
         hit
         for hit in hits
@@ -299,7 +296,7 @@ def _causes_and_signs(
     ]
     deaths = [hit for hit in signs if hit.symptom.dies]
     ends, deaths_alone = _first([*deaths, *errors]), _first(deaths)
-    reports = [hit.order for hit in hits if hit.symptom.role == "echo" and "code" in hit.fields]
+    first_report = min((hit.order for hit in hits if hit.reports_exit), default=inf)
     causes: list[Hit] = []
     others = [error for error in errors if not _OF_GPU.search(f"{error.message} {error.source}")]
     for hit in hits:
@@ -309,18 +306,17 @@ def _causes_and_signs(
         if hit.symptom.role == "cause" and not is_passed and not is_lesser(hit, scan):
             follows = hit.retried or (hit.symptom.follows and _follows(hit, ends))
             if hit.symptom.phase == "start":  # of the next start, if a launcher has reported an end
-                is_next = min(reports, default=inf) < hit.order
+                is_next = first_report < hit.order
                 follows = hit.symptom.follows and not is_next and _follows(hit, deaths_alone)
             (signs if follows else causes).append(hit)
-    return (
-        gravest_first(in_order_of_time(causes), scan),
-        gravest_first(in_order_of_time(signs), scan),
-    )
+    return gravest_first(causes, scan), gravest_first(signs, scan)
 
 
 def _last_start(hits: Sequence[Hit], errors: Sequence[LoggedException], scan: ScanResult) -> int:
     """The line by which an earlier start of the same script had failed; 0 if there was none."""
-    interrupts = [error for error in scan.exceptions if error.kind == _INTERRUPT and error.script]
+    interrupts = [
+        error for error in scan.exceptions if error.kind == "KeyboardInterrupt" and error.script
+    ]
     if not errors and not interrupts:
         return 0
     last = in_order_of_time(errors) if reports_ends(scan) else errors_of_last_start(errors)
@@ -330,8 +326,7 @@ def _last_start(hits: Sequence[Hit], errors: Sequence[LoggedException], scan: Sc
     imports = imports and any(error.script == last[-1].script for error in interrupts)
     phases = ("start", "interrupt") if imports else ("start",)
     end = max(error.order for error in (*last, *interrupts))
-    echoes = [hit for hit in scan.hits if hit.symptom.role == "echo"]
-    reports = [hit.order for hit in echoes if "code" in hit.fields]
+    reports = [hit.order for hit in scan.hits if hit.reports_exit]
     begun = (
         hit.order
         for hit in hits
@@ -354,20 +349,17 @@ def _explain_preparation(evidence: _Evidence) -> Explanation | None:
     That is what the job's script could not load, download or install, or else the exception of
     another program, which may be of an earlier attempt.
     """
-    failures: list[Hit | LoggedException] = [*(evidence.causes or evidence.first_errors)]
-    first = min(failures, key=lambda failure: failure.order, default=None)
-    lacks = (
-        first.symptom.unprepared
-        if isinstance(first, Hit)
-        else first is not None and _LACKS.match(f"{first.kind}: {first.message}")
-    )
-    if first is None or not lacks:
+    failures: list[Failure] = [*(evidence.causes or evidence.first_errors)]
+    if not failures:
+        return None
+    first = min(failures, key=lambda failure: failure.order)
+    words = _words_of(first)
+    if not (first.symptom.unprepared if isinstance(first, Hit) else _LACKS.match(words)):
         return None
     for hit in evidence.hits:
         if hit.symptom.phase == "preparation" and hit.order < first.order:
             answer = explain_hit(hit, evidence.hits, evidence.scan)
-            sentence = answer.sentence + _THEN.format(_words_of(first))
-            return replace(answer, sentence=sentence, confidence=_UNPREPARED)
+            return replace(answer, sentence=f"{answer.sentence}; then {words}", confidence=0.7)
     if isinstance(first, Hit) or not first.script:
         return None
     others = [
@@ -380,11 +372,11 @@ def _explain_preparation(evidence: _Evidence) -> Explanation | None:
     if not others:
         return None
     answer = explain_exceptions([*others, first], {error.speaker.rank for error in others}, ())
-    sentence = answer.sentence + _LED.format(_words_of(first))
-    return replace(answer, sentence=sentence, confidence=_PIPELINE)
+    led = f"; a program after it lacks what this one may have had to make ({words})"
+    return replace(answer, sentence=answer.sentence + led, confidence=0.55)
 
 
-def _words_of(failure: Hit | LoggedException) -> str:
+def _words_of(failure: Failure) -> str:
     if isinstance(failure, Hit):
         return failure.symptom.sentence(with_meanings(failure))
     return f"{failure.kind}: {failure.message}"
@@ -409,9 +401,9 @@ def _doubt_of_imports(
 def _doubt_of_later_end(hits: Sequence[Hit], errors: Sequence[LoggedException]) -> Doubt | None:
     """The doubt if a job's scheduler ended it after exceptions of no known rank."""
     last = max(error.order for error in errors)
-    ends = (hit.symptom.phase == "job_end" or "job_cancel" in hit.fields for hit in hits)
-    is_ended = any(end and hit.order > last for end, hit in zip(ends, hits, strict=True))
-    is_launched = any(hit.symptom.role == "echo" and "code" in hit.fields for hit in hits)
+    later = [hit for hit in hits if hit.order > last]
+    is_ended = any(hit.symptom.phase == "job_end" or "job_cancel" in hit.fields for hit in later)
+    is_launched = any(hit.reports_exit for hit in hits)
     unknown = all(error.speaker.rank is None for error in errors)
     return OUTLIVED if is_ended and unknown and not is_launched else None
 
@@ -427,7 +419,7 @@ def _is_passed_over(sign: Hit, last_cancel: int, scan: ScanResult) -> bool:
     return sign.symptom.optional and bool(goes_on)
 
 
-def _line(failure: Hit | LoggedException) -> tuple[str, int]:
+def _line(failure: Failure) -> tuple[str, int]:
     return failure.place.source, failure.place.line
 
 
@@ -441,7 +433,7 @@ def _keep_first_root(
     roots: Mapping[int, float | None], strong_signs: list[Hit], errors: list[LoggedException]
 ) -> tuple[list[Hit], list[LoggedException]]:
     """What is of the rank that failed first by the times of several nodes' torchruns, if known."""
-    failures: list[Hit | LoggedException] = [*strong_signs, *errors]
+    failures: list[Failure] = [*strong_signs, *errors]
     ranks = {failure.speaker.rank for failure in failures} & {*roots}
     dated = sorted((time, rank) for rank, time in roots.items() if rank in ranks and time)
     if not 1 < len(ranks) == len(dated) or dated[0][0] == dated[1][0]:
@@ -462,7 +454,7 @@ def _consequences(answer: Explanation, hits: Sequence[Hit]) -> tuple[str, ...]:
     groups: dict[str, list[Hit]] = {}
     for hit in hits:
         passive = hit.symptom.waits or hit.retried or hit.symptom.reads == "timeout"
-        if passive and (hit.place.source, hit.place.line) not in proven:
+        if passive and _line(hit) not in proven:
             groups.setdefault(hit.symptom.id, []).append(hit)
     sentences = []
     for same in groups.values():
@@ -472,7 +464,7 @@ def _consequences(answer: Explanation, hits: Sequence[Hit]) -> tuple[str, ...]:
     return tuple(sentences[:_MOST_CONSEQUENCES]) if answer.confidence >= LIKELY else ()
 
 
-def _first(failures: Sequence[Hit | LoggedException]) -> tuple[float, float, float]:
+def _first(failures: Sequence[Failure]) -> tuple[float, float, float]:
     """The first time, the first line, and the first line without a time."""
     return (
         min((failure.time for failure in failures if failure.time is not None), default=inf),
@@ -519,27 +511,20 @@ def _explain_signs(
 
 def _others(hits: Sequence[Hit]) -> list[Alternative]:
     """One alternative per category, highest confidence first."""
-    best: dict[str, Hit] = {}
+    by_category: dict[Category, list[Hit]] = {}
+    instead: dict[Category, str] = {}
     for hit in hits:
-        symptom = hit.symptom
-        other = best.get(symptom.category)
-        rank = (RANKING[symptom.role], -symptom.confidence)
-        if symptom.category != "unknown" and (
-            other is None or rank < (RANKING[other.symptom.role], -other.symptom.confidence)
-        ):
-            best[symptom.category] = hit
-    alternatives = [
-        Alternative(hit.symptom.category, hit.symptom.sentence(with_meanings(hit)), 0.0)
-        for hit in sorted(best.values(), key=lambda hit: -hit.symptom.confidence)
+        by_category.setdefault(hit.symptom.category, []).append(hit)
+        instead |= hit.symptom.instead
+    by_category.pop("unknown", None)
+    best = [
+        min(same, key=lambda hit: (RANKING[hit.symptom.role], -hit.symptom.confidence))
+        for same in by_category.values()
     ]
-    instead = {
-        category: sentence for hit in hits for category, sentence in hit.symptom.instead.items()
-    }
-    return alternatives + [
-        Alternative(category, instead[category], 0.0)
-        for category in instead
-        if category not in best
-    ]
+    best.sort(key=lambda hit: -hit.symptom.confidence)
+    sentences = {hit.symptom.category: hit.symptom.sentence(with_meanings(hit)) for hit in best}
+    instead = {name: words for name, words in instead.items() if name not in sentences}
+    return [Alternative(*row, 0.0) for row in (*sentences.items(), *instead.items())]
 
 
 def _with_alternatives(
