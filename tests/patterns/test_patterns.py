@@ -52,6 +52,7 @@ _MADE_WHEN_RUN = {
     "preflight/transport/openssh.py": "an escaped mark",
     "preflight/transport/payload_session.py": "an escaped name of a program",
     "preflight/hang/diagnose/places.py": "places.toml, which is read here",
+    "preflight/hang/explain/exceptions.py": "exceptions.toml, which is read here",
     "preflight/hang/explain/repeats.py": "escaped words",
     "preflight/hang/explain/symptom.py": "the symptoms, which are read here",
     "preflight/commands/__init__.py": "NAMES_CODE of trust.py",
@@ -60,7 +61,6 @@ _MADE_WHEN_RUN = {
     "checks/host/test_host_log.py": "_KINDS",
     "checks/net/test_nic_log.py": "_KINDS",
     "preflight/captured/environment.py": "_FORMS",
-    "preflight/hang/explain/exceptions.py": "_ADVICE",
     "preflight/captured/unread.py": "_FORMS",
     "preflight/core/trust.py": "_PARTED",
 }

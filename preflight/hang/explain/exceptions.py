@@ -37,34 +37,11 @@ def in_order_of_time(some: Iterable[_T]) -> list[_T]:
 
 
 _NUMBER = re.compile(r"\d+")
-ECHOES = frozenset((
-    "ChildFailedError", "DistBackendError", "DistStoreError", "DistNetworkError",
-    "RendezvousTimeoutError", "RendezvousConnectionError", "RendezvousClosedError",
-    "ProcessRaisedException", "ProcessExitedException", "SignalException", "CalledProcessError",
-    "SystemExit", "KeyboardInterrupt", "BrokenPipeError", "ConnectionResetError", "EOFError",
-    "RayActorError", "ActorDiedError", "ActorUnavailableError", "WorkerCrashedError",
-    "NodeDiedError", "ObjectLostError", "OwnerDiedError", "RayGetError", "HorovodInternalError",
-    "GetTimeoutError", "WorkerGroupError", "SockClientClosedError", "MessageRouterClosedError",
-    "CancelledError", "CondaError", "CommandNotFoundError", "KilledWorker", "Py4JJavaError",
-    "MetadataFetchFailedException", "FetchFailedException", "CommandException",
-    "BucketNotFoundException", "SIGTERMException", "CellExecutionError",
-))  # fmt: skip
+_TABLE = shipped_table(__file__, "exceptions.toml")
+ECHOES = frozenset(_TABLE["echo_kinds"])
 """Exceptions that report the end of another process, or that have their own symptoms."""
 LAUNCHERS = frozenset(("ChildFailedError", "SignalException", "CalledProcessError"))
-_WRAPS = re.compile(
-    r"NCCL (?:[Ee]rror|communicator was aborted)|nccl\w{0,60}Error|unhandled (?:system|cuda) error"
-    r"|Timed out waiting \d+ms for (?:recv|send)|[Cc]onnection (?:closed|reset)\b|[Bb]roken pipe"
-    r"|received errors while waiting for send/recv"  # of gloo's monitored_barrier
-    r"|Socket Timeout|Application timeout caused pair closure|worker process.{0,40}(?:died|exited)"
-    r"|\bconnect \[[^\]\s]{1,60}\]:\d{1,5}: Connection refused"
-    r"|^cancelled$|Horovod has been shut down|[Ss]ee (?:root cause|stack trace)\b"
-    r"|^`Termination signal` is detected|failed to get register_center"  # of Paddle, of verl
-    r"|failed to start \d{1,4} times in a row|^Executor failed\b"  # of Ray Serve, of vLLM
-    r"|ACL stream synchronize failed"  # of HCCL
-    r"|^ExecuteUserScriptError:|^CheckpointException ranks:"  # of SageMaker, of torch
-    r"|exited is killed by signal: Terminated"  # of Paddle's loader
-    r"|^'MessageFactory' object has no attribute 'GetPrototype'"  # TensorFlow goes on
-)
+_WRAPS = re.compile("|".join(_TABLE["passed_on"]))
 """Messages of exceptions that only pass on a library's error: the cause is elsewhere."""
 _OF_SPAWN = "<string>"
 """Where a process that multiprocessing spawned cannot read what its parent, which ended, sends."""
@@ -110,8 +87,7 @@ IMPORTS = ("ImportError", "ModuleNotFoundError")
 
 @cache
 def _advice_by_pattern() -> list[tuple[re.Pattern[str], str]]:
-    rows = shipped_table(__file__, "exception_advice.toml")["row"]
-    return [(re.compile(row["matches"]), row["advice"]) for row in rows]
+    return [(re.compile(row["matches"]), row["advice"]) for row in _TABLE["row"]]
 
 
 def _advice_for(error: LoggedException) -> str:

@@ -4,93 +4,24 @@ from __future__ import annotations
 
 import re
 
+from preflight.core.files import shipped_table
+
+_WORDS = shipped_table(__file__, "failure_words.toml")
 _FAILURE = re.compile(
-    rb"(?i:traceback \(most|\bfatal\b|\bpanic\b|core dumped|segmentation fault"
-    rb"|segfault(?!_\w{0,40}\.\w)"
-    rb"|aborted\b|terminate called|exit(?:ed)?(?: with)?(?: exit| return)?[ _]?(?:code|status)"
-    rb"[ :=]{0,8}-?[1-9]|return code[ :=]{0,3}-?[1-9]|\bkilled\b|out of (?:memory|resource)"
-    rb"|tim(?:ed|es)[ -]?out|deadlock|\bhung\b|\bstuck\b|unreachable|closed by remote"
-    rb"|connection (?:refused|reset|closed)"
-    rb"|\bxid\b(?!-)|no space left|\b(?:signal|sig(?:kill|segv|abrt|bus|term))\b|unable to"
-    rb"|can(?:no|')t |\baborting\b|MPI_ABORT|exited with non-?zero|\bloss is nan\b"
-    rb"|assert(?:ion)? .{0,200}fail|\bcrash(?!_\w{0,40}\.\w)"
-    rb"|\bdied\b|\bfail(?:ed|ure)\b|\bcorrupt|denied"
-    rb"|\bpg_status\b"  # a flight recorder's dump, which is written after a failure
-    rb"|(?<![\w0] )errors?(?: code| number)?(?:(?<!_error)[ :]|:(?= ?\S))"
-    rb"|mismatch|invalid|not found|no such)"
-    rb"|\[(?:error|critical)\] "
-    rb"|[a-z](?:Error|Exception)\b|\bERROR\b|\bCRITICAL\b|NCCL WARN|\[[EF]\d{0,6} |EXCEPTION"
-    rb"|\bF\d{4} \d\d:\d\d:\d\d\.\d"  # glog's LOG(FATAL)
-    rb"|^E \d{1,8} \d{1,8}\] "  # an error of Ray's programs, behind its time
+    f"(?i:{'|'.join(_WORDS['failure'])})|{'|'.join(_WORDS['failure_as_written'])}".encode()
 )
 """A log without any of these shows no failure."""
 _NOTICE = re.compile(
-    rb"(?i:\bwarn(?:ing)?\b|warning:|\binfo\b|\bdebug\b|\bnotice\b|\bretry|continuing"
-    rb"|ignor(?:ed|ing)|\bignore import error|skipp(?:ed|ing)|falling back|deprecat"
-    rb"|\bon[_ -]?error|\bpassed\b|\bsending stop signal\b"
-    rb"|\bsub-?optimal\b|\btreat(?:ed|ing)? (?:it|them|this) as\b|\bgoing to \S{1,80} instead\b"
-    rb"|\b(?:no|0|zero|without|any) (?:xid )?(?:error|fail)|\b0 corrupt\b|\bno issue if\b"
-    rb"|[,.;] using (?:the )?(?:default|\S{1,40}'s)\b"
-    rb"|(?:error|abort(?:ed)?|fail(?:ed|ure)?|timeout)[_ -](?:bars?|rate|ratio|func|margin|norm)"
-    rb"|(?:error|fail(?:ed|ures?)?|killed)[_ ]?(?:rate|\w{0,20}s)?[ =:]{1,40}0(?:\.0{0,9})?"
-    rb"(?![.\w]| of)(?!.{0,200}(?:abort|terminat|exit|died|dead|crash))"
-    rb"|\bnot be (?:aborted|killed|stopped|terminated)"
-    rb"|\bwatching for\b|\bhandles? xid\b|\b(?:will|would|may|might) (?:stop|fail) with no space\b"
-    rb"|[a-z][ _]error[ =:]{1,3}\d{0,9}\.\d)"
-    rb"|(?:^|[.!?] )(?:But|So|If|However|Since|Then|When|Let me|To get|You) [^:=<>{}\[\]/\\_\"]{60}"
-    rb"|\[W[\d :.]{0,30}(?:TCPStore|ProcessGroupNCCL)\.cpp:|^frame #\d"
+    f"(?i:{'|'.join(_WORDS['notice'])})|{'|'.join(_WORDS['notice_as_written'])}".encode()
 )
 """What is no failure, whatever words are in it, unless NCCL or an exception says it."""
-_HARMLESS = re.compile(
-    rb"cannot be preloaded .{0,200}ignored|attention mask is not set and cannot be inferred"
-    rb"|ERROR \| stderr \| INFO: |\bERROR SUMMARY: 0 errors|ACPI BIOS Error \(bug\)"
-    rb"|^\s{0,20}Error on total polarization charges = "
-    rb"|^[^:]{1,120} not found[.,] {1,2}(?:Generating|Creating|Downloading|Building)\b"
-    rb"|was unable to find any relevant network|Cannot find any patch or group names matching "
-    rb"|^[\s\d.,|%+-]{12,300}[A-Za-z]\w{0,30}\s*$|\b[Ee]rror: -?\d{1,9}\.\d{1,12}e[-+]\d\d\b"
-    rb"|^GROMACS reminds you: |\baudit: type=\d"
-    rb"|nvidia: module verification failed|\bWARN(?:ING)?\b.{0,80}Traceback \(most"
-    rb"|\b(?i:relative|absolute|maximum|max|mean|rms|numerical) (?i:error)\b[^:=]{0,40}[=:] {0,20}"
-    rb"-?\d"
-    rb"|[Nn]ote: The following floating-point exceptions are signalling"
-    rb"|^(?:ln|mkdir): .{1,300}: File exists$"
-    rb"|Unable to register cu\w{1,9} factory"
-    rb"|^(?:df|rm|kill|mesg|stty): |CondaError: Run 'conda init'"
-    rb"|bash: (?:cannot set terminal process group|no job control)"
-    rb"|\b0 tests completed and failed|\bBuild settings: |^Configure options: "
-    rb"|fatal: [Nn]ot a git repository|git root error: |Error with model (?:object|error)="
-    rb"|Worker\w{0,20} pid \d{1,8} died, exit code: -15"  # its engine ended it
-    rb"|slurmstepd: error: (?:common_file_write_uint32s|Unable to move pid|error unlocking cgroup)"
-    rb"|\bwandb: ERROR |slurmstepd: error: _is_a_lwp: |UCX  ERROR inotify_add_watch"
-    rb"|The caller indicates that this is not a failure"
-    rb"|\(errno: 97 - Address family not supported by protocol\)"
-    rb"|\bras/\w{1,40}\.cc:"  # NCCL's own diagnosis, without which it goes on
-    rb"|NCCL WARN NET/OFI (?:Failed to init|Initializing plugin failed|aws-ofi-nccl init)"
-    rb"|COLL-ML ml_discover_hierarchy exited with error|failed to bind memory$"
-    rb"|Call to ibv_open_device failed|NET/IB : Unable to open device|NET/Plugin *:"
-    rb"|^deadlocks and crashes\.$"
-    rb"|Cannot use FA version|accepting this combination|NCCL WARN Missing \""
-    rb"|Ignoring this choice|dependency resolver does not|(?i:\b(?:errors?|xids?): (?:none|0)\b)"
-    rb"|\bError is 0\.0|unable to parse websocket frame|\bI tensorflow/"
-    rb"|^Namespace\(|'MessageFactory' object has no|Could not load bitsandbytes native library"
-)
+_HARMLESS = re.compile("|".join(_WORDS["harmless"]).encode())
 """What is no failure, at whatever level it is logged."""
 _CERTAIN = re.compile(
     rb"NCCL WARN|\[E[ \d]|Traceback \(most|\bERROR\b|\bFATAL\b|^\w*Error: |core dumped"
     rb"|\bF\d{4} \d\d:"
 )
-STEMS = (
-    *("raceback", "rror", "xception", "ail", "atal", "panic", "ore dumped", "egmentation fault"),
-    *("egfault", "bort", "erminat", "xit", "eturn code", "ill", "ut of memory", "imed", "ime out"),
-    "imes out",
-    *("eadlock", "hung", "stuck", "nreachable", "refused", "onnection", "xid", "o space left"),
-    *("ignal", "nable to", "annot ", "an't ", "ssert", "rash", "ied", "orrupt", "ismatch"),
-    *("nvalid", "ot found", "o such", "critical", "warn", "sig", "[E", "[F", "pg_status"),
-    "xited with non",
-    "s nan",
-    "F0000 00:",
-    " E 0",
-)
+STEMS: tuple[str, ...] = tuple(_WORDS["stems"])
 """Each line of failure has one of these, in lower or upper case; a first letter may lack."""
 
 _OF_DATA = re.compile(

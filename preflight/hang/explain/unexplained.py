@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from msgspec import convert
 from msgspec.structs import replace
 
+from preflight.core.files import shipped_table
 from preflight.core.text import whole
 from preflight.hang.explain.attempts import exit_code, unfinished_work
 from preflight.hang.explain.exceptions import in_order_of_time
@@ -29,26 +31,10 @@ if TYPE_CHECKING:
     from preflight.hang.explain.scan import ScanResult
 
 
-NOTHING = Explanation(
-    sentence="these lines show no failure that preflight knows",
-    advice="give the logs of all ranks from start to end; collect more in the next run: "
-    "preflight watch -- torchrun --log-dir DIR --redirects 3 ...",
-)
-NO_FAILURE = Explanation(
-    category="no_failure",
-    sentence="no line shows a failure",
-    advice="if the job hangs: preflight diagnose, on its nodes; if it died: give the logs of all "
-    "ranks, from start to end",
-)
-_STOPPED = (
-    "if the job still runs, or hangs: preflight diagnose, on its nodes; if it died there, "
-    "something outside ended it: look in the scheduler's log of that time (sacct, kubectl get "
-    "events) and in dmesg, and give the logs of all ranks, with standard error"
-)
-_CORRECT = (
-    "correct what that line reports; if that is not enough, give the logs of all ranks from start "
-    "to end"
-)
+_TABLE = shipped_table(__file__, "unexplained.toml")
+ANSWERS = convert(_TABLE["answer"], dict[str, Explanation])
+NOTHING, NO_FAILURE = ANSWERS["nothing"], ANSWERS["no_failure"]
+_CORRECT: str = _TABLE["advice"]["correct"]
 _SHOWN_BEFORE = 3
 """Lines quoted before the exit of a process."""
 _SEPARATOR = re.compile(r"[-+=|*#]{3,200} {0,20}")
@@ -179,7 +165,7 @@ def explain_no_failure(
     if unfinished := unfinished_work(scan):
         last, share = unfinished
         sentence += f"; where the log stops, its last count is {share}"
-        advice = _STOPPED
+        advice = _TABLE["advice"]["stopped"]
     else:
         sentence += f"; its last line is: {proofs((last,))[0].text}"
     shown = proofs((*caught.evidence, last))
@@ -200,58 +186,15 @@ def _is_relevant_hint(hit: Hit, scan: ScanResult) -> bool:
     return hit.symptom.role == "hint" and not (here is not None and here.moot)
 
 
-_NOTICE_OR_PROGRESS = re.compile(
-    r"\b(?:INFO|DEBUG|WARN(?:ING)?|NOTICE)\b|^\W{0,8}(?i:info|note|debug|warning): |\d%\|"
-    r"|^\W{0,20}(?i:step|iter(?:ation)?|epoch|batch|loss)s?\W{1,6}\d[^a-z]{0,40}(?:loss|$)"
-    r"|^\W{0,4}(?:slurmstepd|srun|mpirun|mpiexec|prterun|jsrun|torchrun): |launch\.py"
-)
-"""Begins progress, a notice, or a line of a launcher."""
-_NOISE = re.compile(
-    r"(?i)^\W{0,4}(?:(?:wandb|comet|neptune|clearml|mlflow|aim)\b|View (?:run|experiment|project)"
-    r"|STAGE:|==PROF==|sys:1:)|process group has NOT|resource_tracker|leaked semaphore"
-    r"|warnings\.warn\(|ResourceWarning|Sending process \d+ closing|Killing subprocess"
-    r"|HYDRA_FULL_ERROR|NCCL INFO|UCX  (?:WARN|DIAG)|help message help-|orte_base_help"
-    r"|^(?:real|user|sys)\s+\d|elapsed \d+%CPU|pagefaults|^\+ |^Command exited with"
-    r"|^Generated?\b|^Generating\b|^\W*$|for (?:more information|help)\b|^\W*https?://\S*$|\bcite\b"
-    r"|\b(?:wall-?clock|elapsed|runtime)\b[^\d\n]{0,20}\d"
-)
-"""In lines that trackers, profilers, timers and destructors print at any end."""
-_REASON = re.compile(
-    r"(?i)\b(?:not|no|none|nothing|cannot|can't|could ?n.t|does ?n.t|must|without|missing|lacks?"
-    r"|required?|requires|only|need(?:s|ed)?|please|specify|differ\w*|disagree\w*|larger|smaller"
-    r"|below|above|exceed\w*|too|(?:more|less) than|fewer|invalid|inconsistent|illegal|bad|wrong"
-    r"|unknown|unsupported|unexpected|incompatib\w*|undefined|empty|read-only|negative|fail\w*"
-    r"|fatal|error|stop\w*|abort\w*|refus\w*|denied|expect\w*|would|out of|but|twice|duplicate"
-    r"|nan|diverged|gone|expired|exception)\b"
-)
-"""Words of which the reason for an end mostly has one."""
-_NO_REASON = re.compile(
-    r"(?i)were not initialized|running processes|non-trainable|no work to do|\bpassed\b|not using"
-    r"|\b0 (?:other|failed|errors?)|^\W{0,4}(?:only rank|no resume|starting|evaluation|if )"
-)
-"""Lines that have such a word and report nothing wrong."""
-_ONLY_AN_END = re.compile(
-    r"(?i)\bexit(?:ed|s|ing)?[ _]?(?:code|status)|\bexit(?:ed|s)? with\b|\bnon-?zero\b|MPI_ABORT"
-    r"|\bsignal\b|\bpossible (?:cause|reason)s?\b|\bwill re-?start\b|pg_status"
-)
-"""A launcher's words about the end of a process, which do not show why it ended."""
-_SUMMARY = re.compile(
-    r"(?i)^(?:\w{1,20} ){0,3}(?:time|duration|elapsed|memory|hours)\b\W{0,12}\d"
-    r"|^(?:\w{1,20} )?date\b\W"
-    r"|^\W{0,8}\w[\w ]{0,40}[:|=]?(?: {1,20}[|]? ?-?\d[\d.eE+s-]{0,20}){1,9}\s*$"
-    r"|^[^a-zA-Z]*$"
-)
-"""Times, counts, and rows of a table."""
-_AFTER_WORK = re.compile(
-    r"(?i)^(?:rm|curl|wget|mail|notify-send|fusermount|umount|quota|setfacl|Epilog|cleanup)\b"
-    r"|^Agent pid|(?:remove|unmount|clean|free|delete) (?:\w+ ){0,3}"
-    r"(?:temporary|scratch|directory|/)"
-    r"|(?<!rank )(?<!node )(?<!task )(?<!gpu )(?<!worker )(?<!process )\b\d+ "
-    r"(?:[\w-]+ ){0,3}(?:failed|timed out|killed|stuck|mismatch|invalid|not found)\b"
-    r"|^errors?:? \d|(?<!cuda )\berror: \d|accuracy|within tolerance|upload of logs|closing writer"
-    r"|^(?:pipeline|training|job|run) failed\W*$"
-)
-"""Messages of cleaning up, counts, and words that report a failure without its reason."""
+_LINE: dict[str, list[str]] = _TABLE["line"]
+"""What these expressions are for stands at each of them in unexplained.toml."""
+_NOTICE_OR_PROGRESS = re.compile("|".join(_LINE["notice_or_progress"]))
+_NOISE = re.compile("(?i)" + "|".join(_LINE["noise"]))
+_REASON = re.compile(rf"(?i)\b(?:{'|'.join(_LINE['reason'])})\b")
+_NO_REASON = re.compile("(?i)" + "|".join(_LINE["no_reason"]))
+_ONLY_AN_END = re.compile("(?i)" + "|".join(_LINE["only_an_end"]))
+_SUMMARY = re.compile("(?i)" + "|".join(_LINE["summary"]))
+_AFTER_WORK = re.compile("(?i)" + "|".join(_LINE["after_work"]))
 _AFTER_LEVEL = 15
 """How many lines before the end of a log an error-level line may still be the reason."""
 

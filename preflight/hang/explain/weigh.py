@@ -37,20 +37,9 @@ from preflight.hang.explain.exceptions import (
     with_script,
     without_caught_imports,
 )
-from preflight.hang.explain.explanation import (
-    LIKELY,
-    Explanation,
-    Hit,
-    rank_words,
-    with_meanings,
-)
+from preflight.hang.explain.explanation import LIKELY, Explanation, Hit, rank_words, with_meanings
 from preflight.hang.explain.failure_words import AT_END, reports_failure
-from preflight.hang.explain.meaning import (
-    ended_as,
-    explain_hit,
-    gravest_first,
-    is_lesser,
-)
+from preflight.hang.explain.meaning import ended_as, explain_hit, gravest_first, is_lesser
 from preflight.hang.explain.missing_ranks import (
     ODD,
     explain_dead_rank,
@@ -62,29 +51,18 @@ from preflight.hang.explain.missing_ranks import (
     name_ranks,
 )
 from preflight.hang.explain.symptom import RANKING, Category, next_commands
-from preflight.hang.explain.unexplained import explain_hints, explain_no_failure, explain_rest
+from preflight.hang.explain.unexplained import (
+    ANSWERS,
+    explain_hints,
+    explain_no_failure,
+    explain_rest,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from preflight.hang.explain.scan import ScanResult
     from preflight.hang.explain.tracebacks import LoggedException
-
-
-EMPTY = Explanation(
-    sentence="the given logs are empty",
-    advice="find where the output went (srun --output, torchrun --log-dir, kubectl logs "
-    "--previous); collect more in the next run: preflight watch --tee -- torchrun ...",
-)
-UNREAD = Explanation(
-    sentence="no line of the given logs could be read",
-    advice="give the files as the job wrote them, or copy them again",
-)
-ENDED = Explanation(
-    category="no_failure",
-    sentence="the job ended normally: it reports its end after all that looks like a failure",
-    advice="for another job, give its log; if this one was slow: preflight check --tier=standard",
-)
 
 
 _ALTERNATIVES = 3
@@ -128,7 +106,7 @@ class _Evidence:
 def explain(scan: ScanResult) -> Explanation:
     """Name the first failure in time; `unknown` if the lines do not show one."""
     if not scan.line_count:
-        return UNREAD if scan.troubles else EMPTY
+        return ANSWERS["unread" if scan.troubles else "empty"]
     others = _others([hit for hit in scan.hits if hit.symptom.role != "fact"])
     evidence, doubt = _evidence(scan)
     answer, doubt = _answer(evidence, doubt)
@@ -256,7 +234,7 @@ def _answer(evidence: _Evidence, doubt: Doubt | None) -> tuple[Explanation, Doub
     failures = [failure for failure in failures if is_unsettled(failure, scan)]
     answer: Explanation
     if ended_well(hits, failures, scan):
-        return explain_hints(hits, scan) or ENDED, None
+        return explain_hints(hits, scan) or ANSWERS["ended"], None
     if preparation := _explain_preparation(evidence):
         answer = preparation
     elif causes:
