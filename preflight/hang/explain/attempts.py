@@ -122,18 +122,13 @@ def _is_of_a_tool(error: LoggedException, scan: ScanResult) -> bool:
 
 def doubt_of_start(scan: ScanResult) -> Doubt:
     """The doubt that a failure before the last one leaves: of an earlier start, or another rank."""
-    if _is_one_process(scan):
-        return EARLIER
-    has_ranks = any(error.speaker.rank is not None for error in scan.exceptions)
-    return AGAIN if has_ranks else AGAIN._replace(confidence=0.5)
-
-
-def _is_one_process(scan: ScanResult) -> bool:
-    """Whether all exceptions are of scripts without ranks, so that each ended a start."""
     own = own_faults(scan.exceptions, {})
     speakers = {error.speaker for error in scan.exceptions}
     is_launched = any(hit.symptom.role == "echo" for hit in scan.hits)
-    return speakers == {Speaker()} and all(error.script for error in own) and not is_launched
+    if speakers == {Speaker()} and all(error.script for error in own) and not is_launched:
+        return EARLIER  # each exception ended a start of a script without ranks
+    has_ranks = any(speaker.rank is not None for speaker in speakers)
+    return AGAIN if has_ranks else AGAIN._replace(confidence=0.5)
 
 
 def reports_ends(scan: ScanResult) -> bool:

@@ -15,6 +15,7 @@ import sys
 import zlib
 from collections import Counter
 from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import compress
 from typing import TYPE_CHECKING, cast
 
@@ -114,7 +115,8 @@ def blocks(path: Path, troubles: list[str]) -> Iterator[bytes]:
     """
     with _opened(path) as file:
         try:
-            raw = _raw(file)
+            # `read` drops what it has read when the next part fails.
+            raw = iter(partial(file.read1, CHUNK), b"")
             packed = file.peek(len(_GZIP)).startswith(_GZIP)
             yield from _as_utf8(_unzipped(raw, path) if packed else raw)
         except (OSError, EOFError, zlib.error) as error:
@@ -132,12 +134,6 @@ def _opened(path: Path) -> Iterator[_Peeked]:
         raise UsageError(f"cannot read {path}: {error.strerror}; give log files") from error
     with io.BufferedReader(stream, CHUNK) as file:
         yield file
-
-
-def _raw(file: _Peeked) -> Iterator[bytes]:
-    """Uses `read1`, because `read` drops what it has read when the next part fails."""
-    while more := file.read1(CHUNK):
-        yield more
 
 
 def _unzipped(raw: Iterator[bytes], path: Path) -> Iterator[bytes]:

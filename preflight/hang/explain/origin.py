@@ -275,9 +275,7 @@ def _speaker(text: str) -> Speaker:
     rank = _RANK.search(text)
     if rank is not None and any(other != rank[1] for other in _RANK.findall(text, rank.end())):
         return Speaker()
-    rank = rank or _PRINTED_RANK.match(text)
-    if rank is None:
-        rank = _OWN_RANK.search(text)
+    rank = rank or _PRINTED_RANK.match(text) or _OWN_RANK.search(text)
     nccl = _NCCL.search(text)
     return Speaker(
         rank=int(rank[rank.lastindex or 1]) if rank else None,
@@ -288,11 +286,8 @@ def _speaker(text: str) -> Speaker:
 
 def speaker_of_file(path: Path) -> Speaker:
     """The rank in a file's name is the speaker: `rank3.log`, `logs/rank_12/stderr`."""
-    for part in (path.name, path.parent.name):
-        match = _IN_NAME.search(part)
-        if match:
-            return Speaker(rank=int(match[1]))
-    return Speaker()
+    match = _IN_NAME.search(path.name) or _IN_NAME.search(path.parent.name)
+    return Speaker(rank=int(match[1]) if match else None)
 
 
 _CLOCK = re.compile(r":\d\d:\d\d")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
 from operator import itemgetter
@@ -100,22 +99,14 @@ STEP = Shape(b"", [])
 """Of lines that only report the step of the training."""
 
 
-@dataclass
-class _LastRepeat:
-    """The last of many lines that report the same failure."""
-
-    shape: Shape
-    line: bytes = b""
-    order: int = 0
-
-
 class Repeats:
     """Lines that repeat others: the first few are read, and of failures the last."""
 
     def __init__(self) -> None:
         self.seen: dict[object, int] = {}
         """How often, in this attempt of the job."""
-        self.last_ones: dict[object, _LastRepeat] = {}
+        self.last_ones: dict[object, tuple[Shape, bytes, int]] = {}
+        """The last of many lines that report the same failure, and its number."""
         self.tracebacks: dict[int, tuple[int, list[bytes]]] = {}
         """The last of those that are not read, and the number of its first line."""
         self._last: object = None
@@ -146,8 +137,7 @@ class Repeats:
                 self.seen[content, line[shape.communicator]] = 1
             return False
         if shape.is_failure and (content in self.last_ones or len(self.last_ones) < KEPT):
-            last = self.last_ones.setdefault(content, _LastRepeat(shape))
-            last.line, last.order = line, order
+            self.last_ones[content] = shape, line, order
         return True
 
     def of_traceback(self, lines: list[bytes], shapes: list[bytes], at: int, order: int) -> int:

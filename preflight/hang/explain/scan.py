@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from preflight.core.text import whole
+from preflight.hang.explain.exceptions import Summaries
 from preflight.hang.explain.explanation import Hit, Place, Speaker
 from preflight.hang.explain.failure_words import (
     AT_END,
@@ -42,7 +43,6 @@ from preflight.hang.explain.repeats import (
     Starts,
     any_of,
 )
-from preflight.hang.explain.summaries import Summaries
 from preflight.hang.explain.tracebacks import ANNOUNCES, ENDS, FAR, Tracebacks
 
 if TYPE_CHECKING:
@@ -408,9 +408,8 @@ class Scanner:
     def _repeat(self, file: _File, before: int) -> None:
         """Read the last of the lines with the same content."""
         file.tracebacks.end()
-        for last in file.repeats.last_ones.values():
-            begins = last.shape.begins(last.line)
-            self._line(file, text_of(last.line), last.order - before, last.order, begins)
+        for shape, line, order in file.repeats.last_ones.values():
+            self._line(file, text_of(line), order - before, order, shape.begins(line))
         for first, lines in file.repeats.tracebacks.values():
             for order, line in enumerate(lines, first):
                 begins = self._learn_shape(line.translate(ALIKE), line).begins(line)
@@ -486,9 +485,7 @@ class Scanner:
             elif b"%|" not in line:
                 self._result.first_failure = None  # nor from its next steps
             self._result.highest_step_line[file.source] = order
-            progress.step_lines.append(order)
-            if self._forget_failure(file, progress.step_lines):
-                self._result.progress_line[file.source] = progress.step_lines[0]
+            self._note_work(file, progress.step_lines, order)
         progress.line = line
 
     def _take_request(self, file: _File, line: bytes, order: int) -> None:
@@ -496,17 +493,15 @@ class Scanner:
         if line.endswith(_REJECTED):
             file.tracebacks.rejects(order)
         else:
-            answers = file.progress.answer_lines
-            answers.append(order)
-            if self._forget_failure(file, answers):
-                self._result.progress_line[file.source] = answers[0]
+            self._note_work(file, file.progress.answer_lines, order)
 
-    def _forget_failure(self, file: _File, orders: deque[int]) -> bool:
-        """Whether so much work follows that an unknown failure before it ended nothing."""
-        goes_on = len(orders) == _GOES_ON
-        if goes_on and (file.source, 0) < self._failed_at < (file.source, orders[0]):
-            self._result.first_failure = None
-        return goes_on
+    def _note_work(self, file: _File, orders: deque[int], order: int) -> None:
+        """Note a step or an answer: what failed before many of them ended nothing."""
+        orders.append(order)
+        if len(orders) == _GOES_ON:
+            self._result.progress_line[file.source] = orders[0]
+            if (file.source, 0) < self._failed_at < (file.source, orders[0]):
+                self._result.first_failure = None
 
     def _take_lower(self, file: _File, line: bytes, step: tuple[float, ...], order: int) -> None:
         """Note that steps begin again, in the same words and without a time."""

@@ -179,13 +179,11 @@ class Symptom(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         for pattern in _compiled(self.patterns):
             match = self._search(pattern, text)
             if match is not None and (self.role == "fact" or not is_quoted(text, *match.span())):
-                fields = {key: value for key, value in match.groupdict().items() if value}
-                for more in _compiled(self.further):
-                    other = self._search(more, text)
-                    if other is not None:
-                        fields |= {
-                            k: v for k, v in other.groupdict().items() if v and k not in fields
-                        }
+                further = (self._search(pattern, text) for pattern in _compiled(self.further))
+                fields: dict[str, str] = {}
+                for found in filter(None, (match, *further)):
+                    groups = found.groupdict()
+                    fields = {key: value for key, value in groups.items() if value} | fields
                 return self._usable(fields)
         return None
 

@@ -218,10 +218,8 @@ def _mismatched(late: Sequence[Timeout]) -> Stall | None:
 def _behind(late: Sequence[Timeout], hits: Sequence[Hit]) -> Stall | None:
     """A rank whose last enqueued collective comes before the one in which others wait."""
     waits: dict[str, Timeout] = {}
-    for timeout in late:
-        best = waits.get(timeout.group)
-        if best is None or timeout.seq > best.seq:
-            waits[timeout.group] = timeout
+    for timeout in sorted(late, key=lambda timeout: -timeout.seq):
+        waits.setdefault(timeout.group, timeout)
     odd: dict[int, tuple[Hit, int, Timeout]] = {}
     positions = _positions(hits)
     # A timeout without a group is of the only group that the positions name.

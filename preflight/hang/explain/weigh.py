@@ -97,8 +97,6 @@ class _Evidence:
     """Of all attempts."""
     roots: dict[int, float | None]
     """The ranks that torchrun reports as the first to fail on their nodes, and when."""
-    stall: watchdog.Stall | None
-    """What the time-outs of collectives show together."""
     is_restarted: bool
     """Whether an earlier start of the same script had failed."""
 
@@ -217,7 +215,6 @@ def _evidence(scan: ScanResult) -> tuple[_Evidence, Doubt | None]:
         first_errors=first_errors,
         earlier_errors=earlier_errors,
         roots=roots,
-        stall=watchdog.judge(hits, scan),
         is_restarted=last_start > 0,
     )
     return evidence, doubt
@@ -225,7 +222,8 @@ def _evidence(scan: ScanResult) -> tuple[_Evidence, Doubt | None]:
 
 def _answer(evidence: _Evidence, doubt: Doubt | None) -> tuple[Explanation, Doubt | None]:
     """The answer that the evidence gives, and what makes it less sure, if anything."""
-    scan, hits, stall = evidence.scan, evidence.hits, evidence.stall
+    scan, hits = evidence.scan, evidence.hits
+    stall = watchdog.judge(hits, scan)
     causes, errors, first_errors = evidence.causes, evidence.errors, evidence.first_errors
     strong_signs, own_signs = evidence.strong_signs, evidence.own_signs
     # A failed call is earlier than the others' waits for its rank, but no earlier than a mismatch.
