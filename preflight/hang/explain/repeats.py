@@ -1,4 +1,7 @@
-"""Lines of a log that repeat others: only the first few, and the last, are read."""
+"""Lines of a log that repeat others: only the first few, and the last, are read.
+
+First lines of a log that come again show where its program starts once more.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from preflight.hang.explain.failure_words import mentions_failure, reports_failure
 from preflight.hang.explain.log_lines import text_of
-from preflight.hang.explain.tracebacks import ANNOUNCES, ENDS
+from preflight.hang.explain.tracebacks import ANNOUNCEMENTS, ENDINGS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,27 +37,27 @@ def _branches(words: list[bytes]) -> bytes:
     return parts[0] if len(parts) == 1 else b"(?:" + b"|".join(parts) + b")"
 
 
-KEPT_EACH = 3
+MOST_EACH = 3
 """Hits stored of one symptom and speaker: the first ones."""
-KEPT = 20_000
+MOST_HITS = 20_000
 """Facts stored in all, and as many other hits."""
 _KINDS = 200
 """Of tracebacks whose last one is stored."""
 INFO = b"NCCL INFO "
 _VOLATILE = re.compile(rb"0x0+|(?<![:0])00:00:00[.,0]*|(?<=:)0+(?= \[0+\] NCCL INFO )")
 """Addresses, times and threads in the shape of a line, which change where nothing new is seen."""
-ALIKE = bytes.maketrans(b"0123456789abcdef", b"0" * 16)
-"""Numbers, and addresses in hexadecimal, of lines that are otherwise the same."""
+TO_ZEROS = bytes.maketrans(b"0123456789abcdef", b"0" * 16)
+"""For `translate`: lines that differ only in numbers and hexadecimal addresses become the same."""
 _OF_COMMUNICATOR = re.compile(
     _VOLATILE.pattern
     + rb"|(?<=NCCL INFO )(?:(?:\w{1,60} )?(?=0omm 0x)|Init timings.{1,80} nr0nks 0+ tot0l .*)"
     rb"|(?: nvmlD0v 0+)? 0usI0 0+ .{0,200}- \w{1,20} (?:START|COMPLETE)$"
 )
 """In lines that show only a communicator: how it was made or ended, and how long that took."""
-_COMMUNICATOR = re.compile(rb"(?<=comm )0x0+(?= rank 0)".translate(ALIKE))
-_BEGINS = b"Traceback (most".translate(ALIKE)
-RAISED = any_of(frozenset(word.translate(ALIKE) for word in (*ENDS, b"Traceback")))
-_ANNOUNCES = any_of(frozenset(word.translate(ALIKE) for word in ANNOUNCES))
+_COMMUNICATOR = re.compile(rb"(?<=comm )0x0+(?= rank 0)".translate(TO_ZEROS))
+_BEGINS = b"Traceback (most".translate(TO_ZEROS)
+HAS_EXCEPTION = any_of(frozenset(word.translate(TO_ZEROS) for word in (*ENDINGS, b"Traceback")))
+_ANNOUNCING = any_of(frozenset(word.translate(TO_ZEROS) for word in ANNOUNCEMENTS))
 _OF_ONE_LINE = ("", "xid", "memory", "call")
 """What is read of a failure of which only the first lines are stored."""
 
@@ -66,7 +69,7 @@ class Shape:
         self.anchors = anchors
         """Words that may be there."""
         is_fact = all(symptom.role == "fact" and not symptom.reads for _, symptom in anchors)
-        self.most = 2 if is_fact else KEPT_EACH
+        self.most = 2 if is_fact else MOST_EACH
         """How often a line with this content is read; a second one may be of another group."""
         volatile = _OF_COMMUNICATOR if is_fact and len(anchors) == 1 else _VOLATILE
         cuts = [0, *(at for match in volatile.finditer(shape) for at in match.span()), None]
@@ -77,13 +80,13 @@ class Shape:
         """Its address, which differs where two have the same ranks."""
         self.begins_traceback = _BEGINS in shape
         """Whether a traceback begins."""
-        awaited = self.begins_traceback or _ANNOUNCES.search(shape) is not None
+        awaited = self.begins_traceback or _ANNOUNCING.search(shape) is not None
         self.is_failure = not awaited and all(
             symptom.role != "fact" and not symptom.span and symptom.reads in _OF_ONE_LINE
             for _, symptom in anchors
         )
         """Whether it may report a failure, and begins nothing that the next lines continue."""
-        alone = not RAISED.search(shape) and not any(symptom.span for _, symptom in anchors)
+        alone = not HAS_EXCEPTION.search(shape) and not any(symptom.span for _, symptom in anchors)
         self.is_counted = self.is_failure or (INFO in shape and alone)
         self.is_skippable = self.is_counted and not self.is_failure
         """Whether a line is of no use if enough of the same content were read."""
@@ -103,22 +106,22 @@ class Repeats:
     """Lines that repeat others: the first few are read, and of failures the last."""
 
     def __init__(self) -> None:
-        self.seen: dict[object, int] = {}
+        self.counts: dict[object, int] = {}
         """How often, in this attempt of the job."""
         self.last_ones: dict[object, tuple[Shape, bytes, int]] = {}
         """The last of many lines that report the same failure, and its number."""
         self.tracebacks: dict[int, tuple[int, list[bytes]]] = {}
         """The last of those that are not read, and the number of its first line."""
-        self._last: object = None
-        self._same = 0
+        self._last_content: object = None
+        self._same_count = 0
 
     def has_read(self, shape: Shape, line: bytes) -> bool:
         """Whether enough lines of this content were read, or one of the same communicator."""
         if not shape.is_skippable:
             return False
         content = shape.content(line)
-        times = self.seen.get(content, 0)
-        is_known = times > 0 and (content, line[shape.communicator]) in self.seen
+        times = self.counts.get(content, 0)
+        is_known = times > 0 and (content, line[shape.communicator]) in self.counts
         return times >= shape.most or is_known
 
     def skips(self, shape: Shape, line: bytes, order: int, *, idle: bool) -> bool:
@@ -127,16 +130,16 @@ class Repeats:
             return False
         content = shape.content(line)
         if not idle:
-            self._same = self._same + 1 if (shape, content) == self._last else 0
-            self._last = shape, content
-            return self._same > KEPT_EACH
-        times = self.seen.get(content, 0)
+            self._same_count = self._same_count + 1 if (shape, content) == self._last_content else 0
+            self._last_content = shape, content
+            return self._same_count > MOST_EACH
+        times = self.counts.get(content, 0)
         if times < shape.most:
-            self.seen[content] = times + 1
+            self.counts[content] = times + 1
             if shape.communicator.stop:
-                self.seen[content, line[shape.communicator]] = 1
+                self.counts[content, line[shape.communicator]] = 1
             return False
-        if shape.is_failure and (content in self.last_ones or len(self.last_ones) < KEPT):
+        if shape.is_failure and (content in self.last_ones or len(self.last_ones) < MOST_HITS):
             self.last_ones[content] = shape, line, order
         return True
 
@@ -151,20 +154,20 @@ class Repeats:
         if end == len(lines) or not lines[end].startswith(prefix):
             return 0
         content = hash((b"\n".join(lines[at:end]), shapes[end]))
-        times = self.seen.get(content, 0)
-        if times < KEPT_EACH or (content not in self.tracebacks and len(self.tracebacks) >= _KINDS):
-            self.seen[content] = times + 1
+        times = self.counts.get(content, 0)
+        if times < MOST_EACH or (content not in self.tracebacks and len(self.tracebacks) >= _KINDS):
+            self.counts[content] = times + 1
             return 0
         self.tracebacks[content] = order, lines[at : end + 1]
         return end - at
 
 
-_HEADER, _AMONG, _NEEDED = 8, 60, 3
+_HEADER_LINES, _SEARCHED_LINES, _START_LINES = 8, 60, 3
 """The first lines of a log that are remembered, among how many of the first they stand, and how
 many of them show a start."""
-_LETTERS, _TELLING = re.compile(rb"[A-Za-z]"), 10
+_LETTER, _LEAST_LETTERS = re.compile(rb"[A-Za-z]"), 10
 """Such a line has so many letters at least: a rule of dashes is printed anywhere."""
-_APART = 40
+_LINES_APART = 40
 """Lines at most between two of them in one start."""
 
 
@@ -180,18 +183,18 @@ class Starts:
     def find(self, lines: list[bytes], shapes: list[bytes], before: int) -> list[int]:
         """The first lines of the starts in a part of a log; `before`: how many lines precede it."""
         if self._header is None:
-            self._header = _header_of(lines[:_AMONG], shapes)
+            self._header = _header_of(lines[:_SEARCHED_LINES], shapes)
         header, found = self._header, list[int]()
-        if len(header) < _NEEDED or header.keys().isdisjoint(shapes):
+        if len(header) < _START_LINES or header.keys().isdisjoint(shapes):
             return found
         for number, shape in enumerate(shapes, before + 1):
             if (place := header.get(shape)) is None:
                 continue
             last = self._block[-1] if self._block else (number, -1)
-            if number - last[0] > _APART or place <= last[1]:
+            if number - last[0] > _LINES_APART or place <= last[1]:
                 self._block = []
             self._block.append((number, place))
-            if len(self._block) == _NEEDED:
+            if len(self._block) == _START_LINES:
                 found.append(self._block[0][0])
         return found
 
@@ -203,9 +206,9 @@ def _header_of(lines: list[bytes], shapes: list[bytes]) -> dict[bytes, int]:
     """
     header: dict[bytes, int] = {}
     for line, shape in zip(lines, shapes, strict=False):
-        if reports_failure(text_of(line)) or len(header) == _HEADER:
+        if reports_failure(text_of(line)) or len(header) == _HEADER_LINES:
             break
-        tells = len(_LETTERS.findall(line)) >= _TELLING and INFO not in line
+        tells = len(_LETTER.findall(line)) >= _LEAST_LETTERS and INFO not in line
         if tells and not mentions_failure(line):
             header.setdefault(shape, len(header))
     return header

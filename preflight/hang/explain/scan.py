@@ -31,19 +31,19 @@ from preflight.hang.explain.failure_words import (
 from preflight.hang.explain.log_lines import LONGEST, chunks, text_of, unstructured
 from preflight.hang.explain.origin import Line, Origins, speaker_of_file, time_of
 from preflight.hang.explain.repeats import (
-    ALIKE,
+    HAS_EXCEPTION,
     INFO,
-    KEPT,
-    KEPT_EACH,
+    MOST_EACH,
+    MOST_HITS,
     QUIET,
-    RAISED,
     STEP,
+    TO_ZEROS,
     Repeats,
     Shape,
     Starts,
     any_of,
 )
-from preflight.hang.explain.tracebacks import ANNOUNCES, ENDS, FAR, Tracebacks
+from preflight.hang.explain.tracebacks import ANNOUNCEMENTS, ENDINGS, WOVEN_LINES, Tracebacks
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -267,7 +267,7 @@ class _File:
     @property
     def idle(self) -> bool:
         """Whether nothing has begun that the next lines may belong to."""
-        return not self.candidates and not self.tracebacks.open
+        return not self.candidates and not self.tracebacks.is_open
 
     def note_writers(self, text: bytes) -> None:
         """Note the ranks that wrote these lines."""
@@ -288,7 +288,7 @@ class _File:
         """Add a line to its speaker's candidates; one without a rank continues the latest, too."""
         label, rank, done = line.speaker.label, line.speaker.rank, list[_Candidate]()
         for key, candidates in self.candidates.items():
-            if number - candidates[0].place.line > FAR:
+            if number - candidates[0].place.line > WOVEN_LINES:
                 done += self.candidates.pop(key)
             break
         for writer in (
@@ -309,11 +309,11 @@ class Scanner:
     def __init__(self, symptoms: Sequence[Symptom]) -> None:
         words = [word.encode() for symptom in symptoms for word in symptom.anchors]
         words += [word.encode() for stem in STEMS for word in (stem, stem.upper())]
-        words += [*ANNOUNCES, *ENDS, b'File "']
-        self._anchor = any_of(frozenset(word.translate(ALIKE) for word in words))
+        words += [*ANNOUNCEMENTS, *ENDINGS, b'File "']
+        self._anchor = any_of(frozenset(word.translate(TO_ZEROS) for word in words))
         self._shapes: dict[bytes, Shape] = {}
         self._anchors = [
-            (word.encode().translate(ALIKE), word.encode(), symptom)
+            (word.encode().translate(TO_ZEROS), word.encode(), symptom)
             for symptom in symptoms
             for word in symptom.anchors
         ]
@@ -353,10 +353,10 @@ class Scanner:
         result.lines_before.setdefault(file.source, before)
         for lines, ends in chunks(path, result.troubles):
             text = b"\n".join(lines)
-            shapes = text.translate(ALIKE).split(b"\n")
-            if len(by_key) + len(file.repeats.seen) > _SHAPES:
+            shapes = text.translate(TO_ZEROS).split(b"\n")
+            if len(by_key) + len(file.repeats.counts) > _SHAPES:
                 by_key.clear()
-                file.repeats.seen.clear()
+                file.repeats.counts.clear()
             self._lines(file, lines, shapes, before)
             begin = int(max(result.attempt(file.source))) - result.line_count
             text = b"\n".join(lines[begin - 1 :]) if begin > 1 else text
@@ -412,7 +412,7 @@ class Scanner:
             self._line(file, text_of(line), order - before, order, shape.begins(line))
         for first, lines in file.repeats.tracebacks.values():
             for order, line in enumerate(lines, first):
-                begins = self._learn_shape(line.translate(ALIKE), line).begins(line)
+                begins = self._learn_shape(line.translate(TO_ZEROS), line).begins(line)
                 self._line(file, text_of(line), order - before, order, begins)
 
     def _line(
@@ -459,7 +459,7 @@ class Scanner:
         is_full = file.starts_after_failure >= file.starts_before_failure
         if has_failed and is_full:
             self._result.start_line[file.source] = order
-            file.repeats.seen.clear()
+            file.repeats.counts.clear()
 
     def _take_step(self, file: _File, line: bytes, order: int) -> None:
         """Take a line that reports a step."""
@@ -530,7 +530,7 @@ class Scanner:
         anchors, shape = [], QUIET
         if self._anchor.search(key):
             anchors = [(word, symptom) for alike, word, symptom in self._anchors if alike in key]
-            if anchors or INFO not in key or RAISED.search(key):
+            if anchors or INFO not in key or HAS_EXCEPTION.search(key):
                 shape = Shape(key, anchors)
         served = b'"POST ' in line and line.endswith((_SERVED, _REJECTED))
         if served or (shape is QUIET and _STEP.search(line.lower(), 0, LONGEST)):
@@ -561,8 +561,8 @@ class Scanner:
         fact = tuple(sorted(fields.items()))[:6]
         key = symptom.id, (source, result.attempt(source), speaker, fact)
         self._times[key] += 1
-        most = KEPT if symptom.role == "fact" else 2 * KEPT
-        if (self._times[key] > KEPT_EACH and not symptom.at_end) or len(result.hits) >= most:
+        most = MOST_HITS if symptom.role == "fact" else 2 * MOST_HITS
+        if (self._times[key] > MOST_EACH and not symptom.at_end) or len(result.hits) >= most:
             return
         hit = Hit(
             symptom=symptom,
@@ -612,7 +612,7 @@ class Scanner:
         since[file.source] = order
         file.wrote.clear()
         self._origins.tasks.clear()
-        file.repeats.seen.clear()
+        file.repeats.counts.clear()
 
     def _with_rank_of_gpu(self, fields: dict[str, str], speaker: Speaker) -> bool:
         """Add the rank that ended if its launcher reports only its GPU; False if it is unknown."""
