@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import islice
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -21,42 +20,12 @@ if TYPE_CHECKING:
     from preflight.hang.explain.symptom import Category
 
 
-_LATER = 10
-"""This many lines may follow: warnings printed during the wait."""
 ODD = ("mismatch", "behind", "missing")
 """Kinds of verdicts in which the timeouts of several ranks show an odd one."""
 _ABORTED = (-6, -15)
 """Exit codes of ranks that torch's watchdog or the launcher ended."""
 _FEWEST = 2
 """Ranks that waited, so that the only other one is missing."""
-
-
-def explain_members(scan: ScanResult) -> Explanation | None:
-    """An explanation from the processes' first lines, if there is nothing else; or None.
-
-    It names no culprit: the processes of another node may write elsewhere. Only rank 0 reports
-    that all ranks joined, so a log without rank 0 proves nothing.
-    """
-    facts = [hit for hit in scan.hits if hit.symptom.reads == "member"]
-    members = {int(hit.fields["member"]) for hit in facts if "member" in hit.fields}
-    sizes = {int(hit.fields["of"]) for hit in facts if "of" in hit.fields}
-    if 0 not in members or len(sizes) != 1 or any("registered" in hit.fields for hit in facts):
-        return None
-    missing = list(islice((rank for rank in range(max(sizes)) if rank not in members), 9))
-    if not missing or scan.line_count - max(hit.order for hit in facts) > _LATER:
-        return None
-    words = ", ".join(map(str, missing[:8])) + " ..." * (len(missing) > 8)  # noqa: PLR2004
-    return Explanation(
-        category="timeout_rank_missing",
-        sentence=f"{len(members)} of {max(sizes)} ranks joined, and the log ends there; missing: "
-        f"{words}",
-        cause="a node did not start its processes, or they cannot reach the first one",
-        advice="check that the other nodes' processes run, their NODE_RANK and MASTER_ADDR, and "
-        "the network path to that port",
-        next="net.ports, launch.fits",
-        evidence=proofs(hit.place for hit in facts),
-        confidence=0.5,
-    )
 
 
 def explain_stall(stall: watchdog.Stall) -> Explanation:

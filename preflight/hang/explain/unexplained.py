@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from msgspec import convert
@@ -22,7 +23,6 @@ from preflight.hang.explain.failure_words import (
     reports_failure,
 )
 from preflight.hang.explain.meaning import circumstance, explain_hit
-from preflight.hang.explain.missing_ranks import explain_members
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,6 +35,8 @@ _TABLE = shipped_table(__file__, "unexplained.toml")
 ANSWERS = convert(_TABLE["answer"], dict[str, Explanation])
 NOTHING, NO_FAILURE = ANSWERS["nothing"], ANSWERS["no_failure"]
 _CORRECT: str = _TABLE["advice"]["correct"]
+_LINES_AFTER_START = 10
+"""Lines at most after the start of the last process: warnings printed during the wait."""
 _SHOWN_BEFORE = 3
 """Lines quoted before the exit of a process."""
 _SEPARATOR = re.compile(r"[-+=|*#]{3,200} {0,20}")
@@ -57,7 +59,7 @@ def explain_rest(hits: Sequence[Hit], scan: ScanResult) -> Explanation:
         first = in_order_of_time(strong or echoes)[0]
         return _explain_failure_near_end(scan, first) or _explain_exit(first, echoes, scan)
     hints = [hit for hit in hits if _is_relevant_hint(hit, scan)]
-    answer = explain_members(scan)
+    answer = _explain_members(scan)
     if answer is not None or hints:
         return answer or explain_hit(in_order_of_time(hints)[0], hits, scan)
     if scan.first_failure is None and not scan.troubles:
@@ -170,6 +172,34 @@ def explain_no_failure(
         sentence += f"; its last line is: {proofs((last,))[0].text}"
     shown = proofs((*caught.evidence, last))
     return replace(NO_FAILURE, sentence=sentence, advice=advice, evidence=shown)
+
+
+def _explain_members(scan: ScanResult) -> Explanation | None:
+    """An explanation from the processes' first lines, if there is nothing else; or None.
+
+    It names no culprit: the processes of another node may write elsewhere. Only rank 0 reports
+    that all ranks joined, so a log without rank 0 proves nothing.
+    """
+    facts = [hit for hit in scan.hits if hit.symptom.reads == "member"]
+    members = {int(hit.fields["member"]) for hit in facts if "member" in hit.fields}
+    sizes = {int(hit.fields["of"]) for hit in facts if "of" in hit.fields}
+    if 0 not in members or len(sizes) != 1 or any("registered" in hit.fields for hit in facts):
+        return None
+    missing = list(islice((rank for rank in range(max(sizes)) if rank not in members), 9))
+    if not missing or scan.line_count - max(hit.order for hit in facts) > _LINES_AFTER_START:
+        return None
+    words = ", ".join(map(str, missing[:8])) + " ..." * (len(missing) > 8)  # noqa: PLR2004
+    return Explanation(
+        category="timeout_rank_missing",
+        sentence=f"{len(members)} of {max(sizes)} ranks joined, and the log ends there; missing: "
+        f"{words}",
+        cause="a node did not start its processes, or they cannot reach the first one",
+        advice="check that the other nodes' processes run, their NODE_RANK and MASTER_ADDR, and "
+        "the network path to that port",
+        next="net.ports, launch.fits",
+        evidence=proofs(hit.place for hit in facts),
+        confidence=0.5,
+    )
 
 
 def explain_hints(hits: Sequence[Hit], scan: ScanResult) -> Explanation | None:
