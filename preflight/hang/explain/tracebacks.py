@@ -49,6 +49,7 @@ _OF_OTHER_RANK = re.compile(r"\(most recent call last\): \(RANK (\d{1,6})\)")
 _OF_PYDANTIC = re.compile(r"\d+ validation errors? for \S+$")
 """A message of pydantic, whose next line names a field."""
 _OF_YAML = re.compile(r"while (?:constructing|parsing|scanning) [^:]{1,80}(?: in \".{1,250})?$")
+"""A message of a YAML parser, whose reason is in the next line."""
 _OF_KERAS = re.compile(r"Exception encountered when calling \S{1,80}$")
 """A message of Keras, whose reason is in a later line."""
 _HAS_DETAILS = re.compile(
@@ -58,10 +59,11 @@ _HAS_DETAILS = re.compile(
 _CONTINUATION = re.compile(r"\s|\(\d|\w{0,60}(?:Error|Exception): ")
 """Begins a line that belongs to the message before it."""
 _PYDANTIC_FIELD = re.compile(r"[a-z][\w.-]{1,80}(?:\[\w{1,60}\])?$")
+"""The line after a message of pydantic."""
 _FIRST_WORDS = re.compile(r"(?!srun|slurm|wandb|\[|[A-Z]\d{4} |Traceback|File )[A-Za-z]")
 """Begins the message of an exception that begins in the line after its kind."""
 _YAML_REASON = re.compile(r"\s|found |expected |could not ")
-"""What the next lines of these two messages begin with."""
+"""Begins the line after a message of a YAML parser, which has its reason."""
 _FALLS_BACK = re.compile(r"(?i)\bfalling back (?:to|on)\b")
 """In the line after an exception that its program may have caught."""
 _NO_FALLBACK = re.compile(r"(?i)\b(?:cannot|not|no|nothing|suppress)\b")
