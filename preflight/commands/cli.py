@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import errno
 import importlib
-import json
 import os
 import re
 import sys
@@ -17,7 +16,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from preflight import __version__
 from preflight.commands import EXIT_CODES, hide_files, short_names, start
-from preflight.commands.check import output_failed, until_interrupted
 from preflight.core.command_line import (
     UNCLEAR,
     USAGE,
@@ -105,6 +103,8 @@ def main(argv: Sequence[str] | None = None, env_fd: int | None = None) -> int:
         return code
     if is_completing:
         _complete(os.environ["COMP_LINE"])
+    from preflight.commands.check import until_interrupted
+
     return until_interrupted(lambda: _guard(lambda: _run_verb(words, env_fd)))
 
 
@@ -122,6 +122,8 @@ def _isolate(words: Sequence[str], *, is_first: bool, quiet: bool) -> int:
 
 def _guard(work: Callable[[], int]) -> int:
     """Return the code of this work; wrong usage, a limit or a full disk becomes one line."""
+    from preflight.commands.check import output_failed
+
     try:
         return work()
     except UsageError as error:
@@ -181,6 +183,8 @@ def _ids_after_comma(prefix: str, **_: object) -> list[str]:
 
 def _environment_fd() -> int:
     """Return a descriptor that holds the environment; the isolated Python inherits it."""
+    import json
+
     handle = os.memfd_create("environment", 0)
     os.write(handle, json.dumps(dict(os.environ)).encode())
     os.lseek(handle, 0, os.SEEK_SET)
@@ -217,6 +221,8 @@ def _run_watch(words: Sequence[str], env_fd: int | None) -> int:
 
     if env_fd is None:
         return run(words, os.environ)
+    import json
+
     with os.fdopen(env_fd, encoding="utf-8") as file:
         return run(words, json.load(file))
 
@@ -273,6 +279,8 @@ def _list_checks(check_id: str | None, *, as_json: bool) -> int:
         registry = Registry([*shipped, *site_checks()])
         matches = [*registry] if check_id is None else [registry.find(check_id)]
     if as_json:
+        import json
+
         rows = [_row(registered, with_page=check_id is not None) for registered in matches]
         print(json.dumps({"schema": 1, "checks": rows}, indent=1))  # noqa: T201
     elif check_id is not None:

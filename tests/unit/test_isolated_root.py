@@ -129,6 +129,18 @@ def test_no_value_is_a_path_of_a_stranger_to_anybody(
     assert safe_paths_for_root(name, whole) == (whole, [])
 
 
+@pytest.mark.parametrize("verb", ["check", "nightly"])
+def test_no_json_of_the_pythonpath_runs_before_the_isolation(tmp_path: Path, verb: str) -> None:
+    """PYTHONPATH has no effect; what begins the isolated Python loads as little as it can."""
+    (tmp_path / "json.py").write_text("raise SystemExit('json.py of PYTHONPATH ran')\n")
+    path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    ended = subprocess.run(
+        [sys.executable, "-m", "preflight", verb, "--no-such-option"],
+        env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (ended.returncode, "unknown option" in ended.stderr) == (4, True), ended.stderr
+
+
 @root_only
 @pytest.mark.parametrize("verb", sorted(cli.VERBS))
 @pytest.mark.parametrize("words", [(), ("--help",), ("x",)])
