@@ -388,10 +388,12 @@ def receive_spy(lines: Read, until: float) -> tuple[Spy | None, str]:
         return None, content
     for place in (_memory_file, _temporary_file):
         with contextlib.suppress(OSError, AttributeError):
-            path = f"/proc/{os.getpid()}/fd/{place(content)}"
+            file = place(content)
+            path = f"/proc/{os.getpid()}/fd/{file}"
             version = version_of(path, until)
             if version:
                 return Spy(path, f"py-spy {version} that travelled"), ""
+            os.close(file)
     origin = "from memory or its temporary folder"
     return None, f"py-spy arrived, but this node runs no program {origin}"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
@@ -10,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+import zlib
 from pathlib import Path
 
 import pytest
@@ -385,6 +387,16 @@ def test_what_arrives_in_py_spys_place(message: dict[str, object] | None, why: s
     """Nothing, nonsense and half of it end in words."""
     came = pyspy.receive_spy(lambda _within_s: message, time.monotonic() + 20)
     assert came == (None, why)
+
+
+@pytest.mark.parametrize("program", [b"#!/bin/false\n", b"no program"])
+def test_a_py_spy_that_does_not_run_stays_in_no_file(program: bytes) -> None:
+    """Its file is closed, which frees its memory, where the node runs it from nowhere."""
+    part = base64.b64encode(zlib.compress(program)).decode()
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    spy, why = pyspy.receive_spy(lambda _within_s: {"part": part}, time.monotonic() + 20)
+    assert (spy, why[:16]) == (None, "py-spy arrived, ")
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 def test_a_crowd_of_threads_is_cut_and_the_main_one_is_not() -> None:
