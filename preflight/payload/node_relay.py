@@ -37,7 +37,7 @@ LARGEST = 256 << 10
 
 
 class Refused(Exception):  # noqa: N818 (the payload's endings are named for what happened)
-    """The controller is not reached, or the other side is not it or breaks the protocol."""
+    """The other side is not the controller, or breaks the protocol."""
 
 
 class Sealer:
@@ -344,7 +344,7 @@ _KEEPALIVE = (
 
 
 def dial(addresses: list[str], port: int) -> socket.socket:
-    """Connect to the first address that answers; Refused, with every attempt, if none does."""
+    """Connect to the first address that answers; OSError, with every attempt, if none does."""
     failures = []
     for address in addresses:
         try:
@@ -354,7 +354,7 @@ def dial(addresses: list[str], port: int) -> socket.socket:
         else:
             _tune(connection)
             return connection
-    raise Refused("; ".join(failures) or "the controller gave no address")
+    raise OSError("; ".join(failures) or "the controller gave no address")
 
 
 def authenticate(connection: socket.socket, name: str, secret: bytes) -> tuple[Sealer, Opener]:
