@@ -14,7 +14,6 @@ ends, those of a simulated fabric with thousands of nodes are made directly.
 from __future__ import annotations
 
 from heapq import nlargest
-from itertools import starmap
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec import Meta, Struct, field
@@ -190,16 +189,28 @@ def _standouts(
     if max(timing.times_us) <= cut_us and max(other.times_us) <= cut_us:
         return ()
     end = pair.first if first is not None else pair.second
-    both_us = list(zip(timing.times_us, other.times_us, strict=False))
+    times_us, others_us = timing.times_us, other.times_us
+    both_us = list(zip(times_us, others_us, strict=False))
     outliers = [number for number, pair_us in enumerate(both_us) if max(pair_us) > cut_us]
     numbers = sorted(nlargest(MOST_STANDOUTS, outliers, key=lambda number: min(both_us[number])))
     began_s = list(starts_s(end.started_s if end is not None else 0.0, timing))
-    times_us, gaps_us = (timing.times_us, other.times_us), (timing.gaps_us, other.gaps_us)
-    # In the order of a standout's fields.
-    columns = (began_s, range(len(began_s)), *times_us, *gaps_us)
-    values = [[column[number] for number in numbers] for column in columns]
-    stalls_us = stalled_us(pair.first, first, numbers), stalled_us(pair.second, second, numbers)
-    return tuple(starmap(Standout, zip(*values, *stalls_us, strict=True)))
+    stalls_us = stalled_us(pair.first, first, numbers)
+    others_stalls_us = stalled_us(pair.second, second, numbers)
+    return tuple(
+        Standout(
+            began_s[number],
+            number,
+            times_us[number],
+            others_us[number],
+            timing.gaps_us[number],
+            other.gaps_us[number],
+            first_stall_us=stall_us,
+            second_stall_us=other_stall_us,
+        )
+        for number, stall_us, other_stall_us in zip(
+            numbers, stalls_us, others_stalls_us, strict=True
+        )
+    )
 
 
 def ladder(condensed: Iterable[Digest]) -> tuple[Digest, ...]:
