@@ -18,7 +18,7 @@ ADVICE: dict[str, dict[str, str]] = shipped_table(__file__, "advice.toml")
 """What to do about each fault, by where it was found."""
 
 STATES: dict[str, dict[str, str]] = shipped_table(__file__, "states.toml")
-"""What the states of bad pairs and late hosts are called, and what to do about each."""
+"""What the states of bad pairs are called, and what to do about each."""
 
 BlameKind = Literal["node", "endpoint", "path", "leaf_rail", "unresolved", "systemic"]
 

@@ -30,6 +30,19 @@ if TYPE_CHECKING:
     from preflight.fabric.schedule import Pairing
 
 
+_STOPPED = (
+    "its measuring process was stopped",
+    "stops processes (SIGSTOP, a debugger or profiler, a job scheduler's suspend)",
+)
+_FROZEN = (
+    "the host did not run",
+    (
+        "freezes processes (swapping, stolen CPU or a paused VM, a cgroup's freezer or quota, "
+        "soft lockups in dmesg)"
+    ),
+)
+
+
 def _standstill(culprit: Culprit, observed: Observed) -> tuple[str, str] | None:
     """Say how often a late host stood still and why, if that explains most events."""
     part = culprit.among[0]
@@ -45,10 +58,10 @@ def _standstill(culprit: Culprit, observed: Observed) -> tuple[str, str] | None:
     if not times or 2 * times < culprit.events:
         return None
     stopped = sum(stall.times for stall in stalls if stall.what == "stopped")
-    what = STATES["stopped" if 2 * stopped >= times else "frozen"]
+    how, suspects = _STOPPED if 2 * stopped >= times else _FROZEN
     often = f"{times} times" if times > 1 else "once"
     longest = time_us(max(stall.most_ms for stall in stalls) * 1e3)
-    return f"{what['words']} {often}, for up to {longest}", what["advice"]
+    return f"{how} {often}, for up to {longest}", suspects
 
 
 _BUSY = "what else runs on {0} (load, IRQs, throttling)"
