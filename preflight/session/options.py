@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import secrets
@@ -9,12 +10,11 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from preflight.core.command_line import refuse_small_limits
-from preflight.core.files import is_folder, shipped_table, typed_path
+from preflight.core.files import is_folder, typed_path
 from preflight.core.registry import Registry, load_folder, shipped_folder
 from preflight.core.text import count
 from preflight.errors import UsageError
@@ -38,7 +38,7 @@ from preflight.session.xdist import Handoff, is_worker
 from preflight.transport.ways import SETUP_AT_MOST
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping
 
     import pytest
 
@@ -239,15 +239,24 @@ def _read_outputs(config: pytest.Config, began_s: float) -> Outputs:
     return outputs
 
 
-@cache
-def _ranges() -> dict[str, Any]:
-    ranges: dict[str, Any] = shipped_table(__file__, "option_ranges.toml")["range"]
-    return ranges
+_RANGES: Mapping[str, tuple[float, float, str]] = {
+    "need": (1, math.inf, "the number of nodes the job needs"),
+    "at_once": (1, 1024, "a number, 1 to 1024"),
+    "catch_rate": (
+        0.001,
+        100,
+        "events per second of load, 0.001 to 100; rarer ones take more nights",
+    ),
+    "budget": (1, 604_800, "seconds, 1 to 604800"),
+    "keep": (0, math.inf, "how many runs stay, or 0 for all of them"),
+    "seed": (0, 4_294_967_295, "a number, 0 to 4294967295"),
+}
+"""By option, its least and greatest value, and what to give."""
 
 
 def refuse_out_of_range(name: str, value: float | None) -> None:
     """UsageError for a number that the option of that name does not take."""
-    lowest, highest, advice = _ranges()[name]
+    lowest, highest, advice = _RANGES[name]
     if value is not None and not lowest <= value <= highest:
         option = f"--preflight-{name.replace('_', '-')}"
         typed = f"{value:g}" if isinstance(value, float) else str(value)
@@ -257,7 +266,7 @@ def refuse_out_of_range(name: str, value: float | None) -> None:
 def _refuse_bad_values(config: pytest.Config) -> None:
     if config.getoption("reruns", None):
         raise UsageError("--reruns would hide flakiness: leave it out, preflight retests by itself")
-    for name in _ranges():
+    for name in _RANGES:
         refuse_out_of_range(name, config.getoption(f"preflight_{name}"))
     for name in ("report", "prometheus", "exclude_file", "replay"):
         if config.getoption(f"preflight_{name}") == "":
