@@ -106,9 +106,9 @@ def _restrict_sweep(sweep: Sweep, names: AbstractSet[str]) -> Sweep:
 
 
 class Progress:
-    """Shows nothing. Of a class that does, each call must be quick and never raise.
+    """Shows nothing; a subclass shows how far a run is.
 
-    The run's main thread and its helper threads call it.
+    The run's main thread and its helper threads call it: a call must be quick and never raise.
     """
 
     def step(self, phase: str, done: int, total: int, waiting: Sequence[str]) -> None:

@@ -183,9 +183,10 @@ def measure_nics(spec: dict[str, Any], sysfs: str, emit: Emit, sides: Sides, end
         return [name for name, _ in left]
 
     lanes = _lanes(folder, ports, spec["first"])
-    near = [dict(sides).get(side, []) if side is not None else [] for side in lanes]
+    cpus_of_lanes = [dict(sides).get(side, []) if side is not None else [] for side in lanes]
     with ThreadPoolExecutor(len(lanes)) as threads:
-        left_out = [name for row in threads.map(take_turns, lanes.values(), near) for name in row]
+        rows = threads.map(take_turns, lanes.values(), cpus_of_lanes)
+        left_out = [name for row in rows for name in row]
     if left_out:
         emit({"event": "no_time", "what": "nic", "names": sorted(left_out)})
 
@@ -197,11 +198,11 @@ def _lanes(
 
     In a virtual machine the NUMA nodes, and so what NICs share, are unknown.
     """
-    near = {name: numa(f"{folder}/{name}/device") for name, _ in ports}
-    complete = None not in near.values()
+    sides = {name: numa(f"{folder}/{name}/device") for name, _ in ports}
+    complete = None not in sides.values()
     lanes: dict[int | None, list[tuple[str, int]]] = {}
     for name, port in ports:
-        lanes.setdefault(near[name] if complete else None, []).append((name, port))
+        lanes.setdefault(sides[name] if complete else None, []).append((name, port))
     return {
         side: lane[first % len(lane) :] + lane[: first % len(lane)] for side, lane in lanes.items()
     }
