@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from preflight.fabric.agent_events import PairAccount, Ready, Trouble
 from preflight.fabric.launch import PlanDigest, sweep
-from preflight.fabric.phrases import OTHER_PLAN
+from preflight.fabric.phrases import OTHER_PLAN, OWN_CAUSES, advice_on
 from preflight.fabric.retest import add_rounds
 from preflight.fabric.roster import build_roster, go_order, measuring_order
 from preflight.fabric.schedule import circle_rounds
@@ -117,6 +117,12 @@ def test_both_sides_make_the_same_digest_of_a_plan() -> None:
             assert kept.verify(seen, longer_who) is seen
             assert kept.verify(replace(seen, plan=""), longer_who) == Trouble(OTHER_PLAN)
     assert len(later.turns) == 4
+
+
+@pytest.mark.parametrize("error", [OTHER_PLAN, *OWN_CAUSES])
+def test_what_preflight_itself_reports_of_a_node_has_advice(error: str) -> None:
+    """The words of the error stand in the code, those of the advice in advice.toml."""
+    assert "h1" in advice_on("h1", error)
 
 
 def _as_json(order: Mapping[str, object]) -> Any:
