@@ -270,22 +270,23 @@ class Tracebacks:
 
         Whether the message of the exception that ends in this line quotes it.
         """
-        last = self._open_ones.get(key)
+        last, ignored = self._open_ones.get(key), key in self._next_ignored
         quote = _QUOTES.match(line.bare) if last else None
         ends = _LAST_LINE.match(quote[1]) if quote else None
         if last is not None and ends:
             self._end(last, ends, place, order)
+            ignored = last.ignored
         self._open_ones.pop(key, None)
         whose = speaker
         if speaker.rank is None and place.line == self._announced_speaker[0] + 1:
             whose = self._announced_speaker[1].joined(speaker)
         elif gathered := _OF_OTHER_RANK.search(line.text):
             whose = Speaker(rank=int(gathered[1]))
-        traceback = _Traceback(whose, line, place.line, ignored=key in self._next_ignored)
+        traceback = _Traceback(whose, line, place.line, ignored=ignored)
         traceback.chained = key in self._next_chained
         traceback.handled = self._next_chained.pop(key, False)
         traceback.loose = place.line - self._task_line <= _BLANK
-        if ends or self._quotes_the_next(line, speaker, place):
+        if (ends and not ignored) or self._quotes_the_next(line, speaker, place):
             outer = self.exceptions.pop()  # of a worker or a thread; what follows has its cause
             self._line_after = 0, Speaker()
             traceback.script, traceback.number = outer.script, outer.began

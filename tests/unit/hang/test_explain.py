@@ -508,6 +508,10 @@ _STEPS = "step 1 loss 0.9\nstep 2 loss 0.8\n"
         "Performance might be sub-optimal! Config file not found at /w/E=8.json\n" + _STEPS,
         _STEPS + "Exception ignored in: <function X.__del__ at 0x7f>\nTraceback (most recent call "
         'last):\n  File "/opt/x.py", line 16, in __del__\nTypeError: not callable\n',
+        _STEPS + "Exception ignored in: <function X.__del__ at 0x7f>\nTraceback (most recent call "
+        'last):\n  File "/opt/x.py", line 16, in __del__\ntorch.multiprocessing.spawn.'
+        "ProcessRaisedException: -- Process 1 terminated: Traceback (most recent call last):\n"
+        '  File "/opt/x.py", line 20, in end\nTypeError: not callable\n',
         _STEPS + "[after training is done] datetime: 2026-11-20 10:06:20\n",
     ],
 )
