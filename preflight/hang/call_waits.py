@@ -230,7 +230,7 @@ class _Job:
         elsewhere = set()
         for way, peer in self._peers(rank, call):
             peer_call = self.oldest.get(peer)
-            if (
+            if peer != rank and (
                 peer_call is None or not peer_call.alone or peer_call.group != call.group
                 or (_COUNTERPART[way], rank) not in self._peers(peer, peer_call)
             ):  # fmt: skip

@@ -41,6 +41,15 @@ def _stuck(folder: Path, *, late: int = 2, world: int = 4) -> None:
         (folder / f"nccl_trace_rank_{rank}").write_bytes(document(*BEFORE, *calls))
 
 
+def test_a_rank_that_sends_to_itself_waits_for_no_rank() -> None:
+    """Such a call has no other end at which to look for a fault."""
+    to_itself = pending(0, "send 0->0", is_p2p=True, p2p_seq_id=1)
+    recording = read(document(to_itself))
+    assert isinstance(recording, Recording)
+    (root,) = follow({0: recording}).roots
+    assert (root.kind, root.ranks) == ("all_in", ())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [*range(2 * len(FAULTS)), 391])
 def test_drawn_jobs(seed: int) -> None:
