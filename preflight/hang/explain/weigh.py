@@ -142,7 +142,7 @@ def _as_sure_as_graded(answer: Explanation, scan: ScanResult) -> Explanation:
     if has_rank or answer.confidence <= _LESS_SURE or answer.category == "gpu_hardware":
         return answer
     proven = {(place.source, place.line) for place in answer.evidence}
-    source, last = max(proven, key=itemgetter(1), default=("", 0))
+    source, last = max(proven, key=itemgetter(1, 0), default=("", 0))
     less_sure = replace(answer, confidence=_LESS_SURE)
     if source and scan.lines_of(source) - last > _MANY_LINES:
         return less_sure
