@@ -94,7 +94,7 @@ def read_visible(value: str | None, gpus: Sequence[Gpu]) -> Visible:
 
 
 def _misread(entry: str) -> tuple[str, str] | None:
-    """Whether CUDA reads a number and drops a meaningful text behind it; what to write instead."""
+    """What is wrong, and what to write, if CUDA reads a number and drops a text behind it."""
     number, is_hex = _STRTOUL.match(entry), _HEX.fullmatch(entry.strip()) is not None
     if number is None or (_TAIL.fullmatch(entry[number.end() :]) and not is_hex):
         return None

@@ -196,8 +196,12 @@ def answer_troubles(facts: Facts) -> Iterator[Trouble]:
     """Readings that came back as an error: the first sign of a GPU that falls off the bus."""
     for gpu, health in healths(facts):
         # Fields that are no health reading (where its links end) may fail on a healthy GPU.
-        errors = [e for e in health.errors if e.partition(":")[0] not in gpu.__struct_fields__]
-        errors = [error for error in errors if not error.endswith(SHORT_OF_MEMORY)]
+        errors = [
+            error
+            for error in health.errors
+            if not error.endswith(SHORT_OF_MEMORY)
+            and error.partition(":")[0] not in gpu.__struct_fields__
+        ]
         if not errors:
             continue
         first_errors = ", ".join(errors[:_MAX_ERRORS])

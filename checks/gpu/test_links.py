@@ -118,7 +118,7 @@ def pcie_troubles(
     usual = decided(group.majority(among(_all_widths, gpu_models(facts))))
     as_built = usual is not None and usual.value == _all_widths(facts)
     source = widths.by if widths is not None else ""
-    inventory_silent = source != "expectation"
+    by_inventory = source == "expectation"
     generations = grouped((gpu.name, health.pcie_gen_max or 0) for gpu, health in healths(facts))
     for gpu, health in healths(facts):
         width, most, spec = health.pcie_width, health.pcie_width_max, board(gpu.name)
@@ -129,11 +129,11 @@ def pcie_troubles(
             narrow_slot = width == most and widths.by == "siblings" and spec is None
             if not (as_built and width == most):
                 yield Trouble(gpu, sentence, _RESEAT_GPU, grave=not narrow_slot)
-        elif inventory_silent and width and most and width < most and (spec or source != "group"):
+        elif not by_inventory and width and most and width < most and (spec or source != "group"):
             # A card's slot may be wired so, as other nodes show; that of a baseboard is not.
             sentence = f"PCIe x{width}, x{most} is what board and slot can do"
             yield Trouble(gpu, sentence, _RESEAT_GPU, grave=False)
-        elif inventory_silent and width and width < _FULL_WIDTH and on_baseboard:
+        elif not by_inventory and width and width < _FULL_WIDTH and on_baseboard:
             sentence = f"PCIe x{width}, x{_FULL_WIDTH} on its board"
             yield Trouble(gpu, sentence, _RESEAT_GPU, grave=False)
         yield from _generation_troubles(gpu, health, speeds, max(generations[gpu.name]))

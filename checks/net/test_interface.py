@@ -117,9 +117,8 @@ def hca_choice(
     has = _names(facts.nics)
     if not active and not down_reported:
         sentence = f"{setting} selects no active RDMA port here (there are {has})"
-        yield Deviation(
-            f"{sentence}: NCCL falls back to TCP sockets", "name devices that are there"
-        )
+        sentence += ": NCCL falls back to TCP sockets"
+        yield Deviation(sentence, "name devices that are there")
         return
     selection = parse_filter(text)
     names = [nic.name for nic in facts.nics]

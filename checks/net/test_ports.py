@@ -39,8 +39,9 @@ def bind_failure_verdict(master: MasterPort, origin: str) -> Verdict:
     if holder is not None and holder.ours:
         return ok(f"{port} is held by this run's own store, {name_process(holder)}")
     if holder is not None:
-        to_end = f"end it: {kill_command([holder.pid])}" if holder.pid else ""
-        end_advice = to_end or "ask root to find it: ss -ltnp"
+        end_advice = "ask root to find it: ss -ltnp"
+        if holder.pid:
+            end_advice = f"end it: {kill_command([holder.pid])}"
         return fail(
             f"{port} is taken by {name_process(holder)}",
             advice=f"{end_advice}; or choose another --master-port",

@@ -53,8 +53,7 @@ def lint(content: bytes, path: str) -> LintResult:
     except RecursionError:
         reason = Unreadable("it is nested too deeply", "split its functions")
         return LintResult(path=path, unread=reason)
-    nothing = frozenset[str]()
-    active = [f for f in findings if script.ignored.get(f.line, nothing).isdisjoint(("", f.rule))]
+    active = [finding for finding in findings if not _is_ignored(script, finding)]
     return LintResult(
         path=path,
         findings=tuple(sorted(active, key=lambda hit: (_ORDER.index(hit.severity), hit.line))),
@@ -71,3 +70,8 @@ def _findings(script: Script) -> Iterator[Finding]:
             if mistake.line not in lines:
                 lines.add(mistake.line)
                 yield Finding(rule.id, rule.severity, *mistake)
+
+
+def _is_ignored(script: Script, finding: Finding) -> bool:
+    rules = script.ignored.get(finding.line, frozenset())
+    return "" in rules or finding.rule in rules

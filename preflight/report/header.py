@@ -195,8 +195,8 @@ def header(
     gpus = sum(host.expected.gpus or 0 for host in fleet.hosts)
     hardware = f", {gpus} GPUs expected" if gpus else ", nothing expected"
     sources = sorted({host.expected.origin.split(" [")[0] for host in fleet.hosts} - {""})
-    named = sources and fleet.origin not in sources
-    inventory = f"; expected by {', '.join(sources)}" if named else ""
+    others = sources if fleet.origin not in sources else []
+    inventory = f"; expected by {', '.join(others)}" if others else ""
     rounds = len(planned.rounds) if has_pairs else 0
     fabric = f", {count(rounds, 'round')} of pairs" if rounds else ""
     fleet_words = f", {of_fleet} of the whole fleet" if of_fleet else ""

@@ -189,6 +189,9 @@ def _strings(value: Any, kind: Kind) -> Iterator[str]:
             text = text.partition("/")[0]
         if text and (kind == "serial" or not text.isdecimal()):
             yield text
-    elif isinstance(value, list | tuple | dict):
-        for child in value.values() if isinstance(value, dict) else value:
+    elif isinstance(value, list | tuple):
+        for child in value:
+            yield from _strings(child, kind)
+    elif isinstance(value, dict):
+        for child in value.values():
             yield from _strings(child, kind)
