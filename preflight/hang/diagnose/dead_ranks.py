@@ -130,7 +130,7 @@ def judge_unanswered(case: Case) -> Diagnosis | None:
     late = len(unreached) < len(nodes)
     refused = any(_LOGIN.search(node.sentence.lower()) for node in nodes)
     names = ", ".join(node.node for node in nodes[:4]) + (" ..." if len(nodes) > 4 else "")  # noqa: PLR2004
-    why = nodes[0].sentence
+    why = nodes[0].why
     doubted = f"the node is {'slow' if late else 'healthy, and only this machine cannot reach it'}"
     return Diagnosis(
         category="node_unreachable" if unreached else "unknown",
@@ -138,7 +138,7 @@ def judge_unanswered(case: Case) -> Diagnosis | None:
         sentence=f"{count(len(nodes), 'node')} {verb(len(nodes), 'does', 'do')} not answer: "
         f"{names} ({why}); {ranks(case.absent)} must be there{_meanwhile(case, ())}",
         advice=nodes[0].advice or "look at its console; drain it and start the job without it",
-        evidence=tuple(f"{node.node}: {node.sentence}" for node in nodes[:6]),
+        evidence=tuple(f"{node.node}: {node.why}" for node in nodes[:6]),
         confidence=0.35 if refused or late else 0.75,
         alternatives=(Alternative("unknown", doubted, 0.5 if refused or late else 0.2),),
         next=f"preflight check --nodes={nodes[0].node} -k reach",

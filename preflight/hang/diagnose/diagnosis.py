@@ -47,7 +47,7 @@ def _without_ranks(state: JobState) -> Diagnosis:
     else:
         answer = _no_job(state, len(looks), hidden, certain=not unanswered)
     answer = communicators.answer_without_ranks(answer, state)
-    unseen = tuple(f"node {node.node}: {node.sentence}" for node in unanswered)
+    unseen = tuple(f"node {node.node}: {node.why}" for node in unanswered)
     return replace(answer, unseen=(*unseen, *answer.unseen))
 
 
@@ -74,7 +74,7 @@ def _launchers_alone(launchers: int, hidden: int) -> Diagnosis:
 def _unanswered(nodes: tuple[NodeState, ...]) -> Diagnosis:
     """No node answers; if there are several, the cause may be this machine."""
     first = nodes[0]
-    why = first.sentence
+    why = first.why
     if len(nodes) > 1:
         return Diagnosis(
             sentence=f"none of {count(len(nodes), 'node')} answers, the first: {why}",
@@ -268,7 +268,7 @@ def _unseen(case: Case, category: Category) -> tuple[str, ...]:
     )
     entries = [f"{ranks(numbers)}: {why}" for why, numbers in reasons.items()]
     entries += [
-        f"node {node.node}: {node.sentence}{f'; {node.advice}' * bool(node.advice)}"
+        f"node {node.node}: {node.why}{f'; {node.advice}' * bool(node.advice)}"
         for node in case.state.unanswered
     ]
     if case.absent and not case.state.unanswered and category not in _ABSENT_RANKS:

@@ -27,10 +27,15 @@ class NodeState(Struct, frozen=True, kw_only=True):
     node: str
     look: NodeLook | None = None
     sentence: str = ""
-    """Why there is no look, in the words of the `reach.*` checks."""
+    """Why there is no look, in the words of the `reach.*` checks; see `why`."""
     advice: str = ""
     late: bool = False
     """The node was reached, but no look arrived, usually not in time: it is up, perhaps slow."""
+
+    @property
+    def why(self) -> str:
+        """Why there is no look; a saved state may have no sentence."""
+        return self.sentence or "no answer"
 
 
 class JobState(Struct, frozen=True, kw_only=True):

@@ -167,6 +167,8 @@ def test_a_node_that_is_silent() -> None:
     assert "ranks 16-23 must be there while 24 ranks wait in all_reduce" in answer.sentence
     refused = diagnose(without(job(32, lambda _: WAITING), "gpu003", "Permission denied"))
     assert refused.confidence < 0.5
+    unexplained = diagnose(without(job(32, lambda _: WAITING), "gpu003", ""))
+    assert "1 node does not answer: gpu003 (no answer)" in unexplained.sentence
 
 
 def test_where_no_node_answers_none_is_named() -> None:
