@@ -392,8 +392,11 @@ def _is_folder(path: Path) -> bool:
 
     Ansible would only warn about it, or wait for a pipe.
     """
-    readable = "a readable file: TOML or YAML of preflight's, or an Ansible inventory"
-    with file_errors(f"cannot read the inventory {path}", f"give --preflight-inventory {readable}"):
+    advice = (
+        "give --preflight-inventory a readable file: TOML or YAML of preflight's, or an Ansible "
+        "inventory"
+    )
+    with file_errors(f"cannot read the inventory {path}", advice):
         mode = path.stat().st_mode
         if not stat.S_ISDIR(mode) and not stat.S_ISREG(mode):
             reason = "it is not a regular file (a pipe or a device is not read)"
