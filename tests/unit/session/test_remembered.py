@@ -86,7 +86,7 @@ def test_a_verdict_on_the_fleet_names_some_and_clears_the_others() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "known"),
+    ("serial", "known"),
     [
         ("J1234X9", "J1234X9"),
         (" 21D0-77 ", "21D0-77"),
@@ -94,31 +94,33 @@ def test_a_verdict_on_the_fleet_names_some_and_clears_the_others() -> None:
         *((word, "") for word in ("Default string", "..........", "0123456789", "X")),
     ],
 )
-def test_a_placeholder_is_no_serial_number(said: str | None, known: str) -> None:
+def test_a_placeholder_is_no_serial_number(serial: str | None, known: str) -> None:
     """A thousand boards bear it."""
-    assert serial_of(facts(machine=machine(serial=said))) == known
+    assert serial_of(facts(machine=machine(serial=serial))) == known
     assert serial_of(facts(machine=None)) == serial_of(None) == ""
 
 
 def _run(**changes: object) -> Run:
     fleet = Fleet(hosts=(Host(name="h1", address="h1"), Host(name="h2", address="h2")), origin="x")
     run = Run(fleet, Registry([]), Settings())
-    told = {name: facts(name, gpus=gpus(), machine=machine(serial="SN7")) for name in ("h1", "h2")}
-    run.judgement.advance(replace(Measured(nonce="ab" * 16, facts=told), **changes))
+    by_node = {
+        name: facts(name, gpus=gpus(), machine=machine(serial="SN7")) for name in ("h1", "h2")
+    }
+    run.judgement.advance(replace(Measured(nonce="ab" * 16, facts=by_node), **changes))
     return run
 
 
 def test_of_a_burn_in_each_gpu_is_a_number_per_measure() -> None:
     """The near side of the host, and of the ways to other GPUs the slowest."""
     slow = burned({("p2p_gbs", 3): 0.5})
-    told = {one.measure: one for one in numbers_of(_run(burned={"h1": slow}))}
-    assert told["gemm_tflops"].units == tuple(f"GPU {n}" for n in range(8))
-    assert told["gemm_tflops"].under == conditions(slow, facts("h1"))
-    assert told["h2d_gbs"].units == tuple(f"GPU {n} with NUMA node {n // 4}" for n in range(8))
-    ways = dict(zip(told["p2p_gbs"].units, told["p2p_gbs"].values, strict=True))
+    numbers = {one.measure: one for one in numbers_of(_run(burned={"h1": slow}))}
+    assert numbers["gemm_tflops"].units == tuple(f"GPU {n}" for n in range(8))
+    assert numbers["gemm_tflops"].under == conditions(slow, facts("h1"))
+    assert numbers["h2d_gbs"].units == tuple(f"GPU {n} with NUMA node {n // 4}" for n in range(8))
+    ways = dict(zip(numbers["p2p_gbs"].units, numbers["p2p_gbs"].values, strict=True))
     assert set(ways) == {f"GPU {n}" for n in range(8)}
     assert min(ways, key=lambda name: ways[name] or 0.0) == "GPU 3"
-    assert len(told["host_copy_gbs"].units) == 2
+    assert len(numbers["host_copy_gbs"].units) == 2
 
 
 def test_nodes_are_what_the_verdicts_make_of_them() -> None:
