@@ -28,6 +28,7 @@ from preflight.hang.explain.failure_words import (
     among_settings,
     reports_failure,
 )
+from preflight.hang.explain.likely_lines import END_BYTES, WHOLE_LOG, Estimate, estimate
 from preflight.hang.explain.log_lines import LONGEST, chunks, text_of, unstructured
 from preflight.hang.explain.origin import Line, Origins, speaker_of_file, time_of
 from preflight.hang.explain.repeats import (
@@ -141,6 +142,8 @@ class ScanResult:
     """The rank that wrote it, if its line shows one."""
     last_lines: list[Place] = field(default_factory=list)
     """The last lines of the file that was read last, without empty ones."""
+    end: bytes = b""
+    """The end of the file that was read last, from the middle of a line on."""
     line_count: int = 0
     lines_before: dict[str, int] = field(default_factory=dict)
     """By file, how many lines were read before it."""
@@ -156,6 +159,13 @@ class ScanResult:
             0 < self.world_size == len(self.node_by_rank)
             and len({*self.node_by_rank.values()}) == 1
         )
+
+    @cached_property
+    def estimate(self) -> Estimate | None:
+        """What the words of the log show, once all is read; None for several or an excerpt."""
+        if len(self.lines_before) != 1 or self.line_count < WHOLE_LOG:
+            return None
+        return estimate(self.end, self.line_count)
 
     def attempt(self, source: str) -> tuple[float, int]:
         """The key of an attempt of the job in a file."""
@@ -350,9 +360,11 @@ class Scanner:
     def _file(self, path: Path) -> None:
         file, result, by_key = _File(path), self._result, self._shapes
         before = result.line_count
+        result.end = b""
         result.lines_before.setdefault(file.source, before)
         for lines, ends in chunks(path, result.troubles):
             text = b"\n".join(lines)
+            result.end = b"\n".join((result.end, text))[-END_BYTES:]
             shapes = text.translate(TO_ZEROS).split(b"\n")
             if len(by_key) + len(file.repeats.counts) > _SHAPES:
                 by_key.clear()

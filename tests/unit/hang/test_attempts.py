@@ -315,24 +315,3 @@ def test_first_lines_that_others_print_late_are_no_start(tmp_path: Path) -> None
         answer = explained(tmp_path, log)
         assert "KeyError: 'kappa'" in answer.sentence
         assert answer.confidence >= 0.75
-
-
-@pytest.mark.parametrize(
-    ("log", "confidence"),
-    [
-        (_raised("KeyError: 'x'") + 30 * "item is done\n", 0.8),
-        (_raised("KeyError: 'x'") + 31 * "item is done\n", 0.75),
-        (_raised("KeyError: 'x'", rank=3) + 31 * "item is done\n", 0.8),
-        ("cat: parts.txt: No such file or directory\n\n" + _raised("IndexError: x"), 0.75),
-        ("CUDA_HOME is not set\n\n" + _raised("IndexError: x"), 0.8),
-    ],
-)
-def test_a_failure_that_may_be_no_cause_is_less_sure(
-    tmp_path: Path, log: str, confidence: float
-) -> None:
-    """In graded logs, such answers without a rank were wrong more often: 12 of 77, others 2 of 72.
-
-    A failure before many lines may be of an earlier start; an exception after what a shell reports
-    may follow from that.
-    """
-    assert explained(tmp_path, log).confidence == confidence

@@ -533,7 +533,7 @@ def test_an_exception_after_which_the_program_goes_on_is_unclear(tmp_path: Path)
     answer = explained(tmp_path, _CAUGHT + 60 * _STEPS)
     assert (answer.category, answer.confidence) == ("other", 0.45)
     assert "120 lines follow, and none reports an end" in answer.sentence
-    assert explained(tmp_path, _CAUGHT + 20 * _STEPS).confidence == 0.75
+    assert explained(tmp_path, _CAUGHT + 20 * _STEPS).confidence == 0.8
     for text in (_CAUGHT + 60 * _STEPS + ended, 60 * _STEPS + _CAUGHT):
         assert explained(tmp_path, text).confidence == 0.8
 

