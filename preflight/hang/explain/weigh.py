@@ -206,11 +206,29 @@ def _is_over(answer: Explanation, scan: ScanResult) -> bool:
         and len(scan.lines_before) == 1
         and not scan.troubles
         and lines_after > AT_END
-        and not any(error.script for error in scan.exceptions)
+        and (_is_of_later_start(answer, scan) or not any(e.script for e in scan.exceptions))
         and not _LASTING.search(messages)
         and not any(_NO_NUMBER.search(place.text) for place in scan.last_lines)
         and not any(reports_failure(place.text) for place in scan.last_lines[-AT_END:])
         and unfinished_work(scan) is None
+    )
+
+
+_STARTED_AGAIN = 100
+"""Lines after the end of a program, with steps among them: they are of another start."""
+
+
+def _is_of_later_start(answer: Explanation, scan: ScanResult) -> bool:
+    """Whether the steps after a failure are of another start: the only process had ended by it."""
+    last = max(place.line for place in answer.evidence)
+    source = answer.evidence[0].source
+    failures: list[Failure] = [*scan.exceptions, *scan.hits]
+    ranks = {failure.speaker.rank for failure in failures} | scan.writers
+    return (
+        not scan.world_size
+        and ranks <= {None}
+        and scan.highest_step_line.get(source, 0) > last
+        and scan.last_lines[-1].line - last > _STARTED_AGAIN
     )
 
 

@@ -70,3 +70,18 @@ def test_an_exception_when_python_ends(tmp_path: Path) -> None:
     assert explained(tmp_path, log).category == "no_failure"
     other = log.replace("_exit_function", "main").replace("_run_finalizers(0)", "clean()")
     assert explained(tmp_path, other).category == "other"
+
+
+def test_steps_after_the_end_of_the_only_process_are_of_another_start(tmp_path: Path) -> None:
+    """Another rank's process may go on to its next time-out; and a few lines show nothing."""
+    raised = (
+        'Traceback (most recent call last):\n  File "/home/u/train.py", line 8, in <module>\n'
+        "    model(batch)\nNameError: name 'x' is not defined\n"
+    )
+    of_rank = "".join(f"[rank3]: {line}\n" for line in raised.splitlines())
+    steps = [f"step {step} loss {3 - step / 200:.3f}\n" for step in range(1, 150)]
+    again = explained(tmp_path, raised + "".join(steps))
+    assert (again.category, again.confidence) == ("no_failure", 0.0)
+    assert "NameError: name 'x'" in again.sentence
+    for log in (of_rank + "".join(steps), raised + "".join(steps[:60])):
+        assert explained(tmp_path, log).confidence == 0.45
