@@ -162,8 +162,8 @@ class ScanResult:
 
     @cached_property
     def estimate(self) -> Estimate | None:
-        """What the words of the log show, once all is read; None for several or an excerpt."""
-        if len(self.lines_before) != 1 or self.line_count < WHOLE_LOG:
+        """What the words of a single whole log show, once all is read; otherwise None."""
+        if len(self.lines_before) != 1 or self.line_count < WHOLE_LOG or self.troubles:
             return None
         return estimate(self.end, self.line_count)
 
