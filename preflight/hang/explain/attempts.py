@@ -247,8 +247,6 @@ AGAIN = Doubt(
 )
 """Two unlabelled ranks could have failed differently."""
 EARLIER = Doubt("; an earlier start in this log failed, too", 0.65)
-IMPORTED = Doubt("; but an import failed before that, and no line shows that it was caught")
-BEFORE = Doubt("; an import of the same script failed before that", 0.65)
 _RESTART = Doubt("; but its program seems to start again after that, and fails no more")
 OUTLIVED = Doubt(
     "; but the scheduler ended the job only later: this may be of an earlier start, or other ranks "

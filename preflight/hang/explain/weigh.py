@@ -12,8 +12,6 @@ from msgspec.structs import replace
 from preflight.hang.answer_text import Alternative
 from preflight.hang.explain import watchdog
 from preflight.hang.explain.attempts import (
-    BEFORE,
-    IMPORTED,
     OUTLIVED,
     SURVIVED,
     Doubt,
@@ -134,8 +132,8 @@ _ENDED_WELL, _SURELY_ENDED_WELL = 0.8, 0.9
 """From which probability of no failure an unclear answer, and one that is not sure, yield to it."""
 _UNCONFIRMED, _OF_OTHER_LINE, _DISPUTED, _DOUBTFUL = 0.75, 0.7, 0.55, 0.45
 """How sure an answer is at most where the estimate does not agree."""
-
-
+_FOLLOWS = 20
+"""Lines after a failure in which others may follow from it."""
 _BROKEN_PARTS = ("gpu_hardware", "nic_or_ib_link")
 """Categories of failures that a driver reports, and from which no job recovers."""
 
@@ -143,39 +141,45 @@ _BROKEN_PARTS = ("gpu_hardware", "nic_or_ib_link")
 def _compared(answer: Explanation, evidence: _Evidence, scan: ScanResult) -> Explanation:
     """The answer beside the estimate, which is made from the words of the log alone.
 
-    Each probability is one from which, in labelled logs of repositories that the estimate had not
-    seen, most answers became better (docs/internals/contest.md has the counts).
+    Each number is one from which, in labelled logs of repositories that the estimate had not seen,
+    most answers became better (docs/internals/contest.md has the counts).
     """
     estimate = scan.estimate
     if estimate is None or answer.category == "no_failure":
         return answer
+    proven = {(place.source, place.line) for place in answer.evidence}
+    of_proof = [hit for hit in evidence.hits if _line(hit) in proven]
     line, share = estimate.best
-    is_agreed = share > estimate.no_failure and _is_proof(answer, line)
+    is_agreed = share > estimate.no_failure and any(abs(at - line) <= 1 for _, at in proven)
     if answer.confidence < LIKELY or answer.category == "unknown":
-        known = {_line(hit) for hit in evidence.hits}
-        is_known = not known.isdisjoint((place.source, place.line) for place in answer.evidence)
-        is_quoted = answer.category == "unknown" and not is_known
-        if estimate.no_failure >= _ENDED_WELL and (is_quoted or answer.confidence < LIKELY):
-            words = ", but the words of the log are those of jobs that did not fail"
-            return explain_no_failure(scan, answer, words)
-        is_other = is_quoted and is_agreed and share >= _AGREES
-        return replace(answer, category="other", confidence=LIKELY) if is_other else answer
+        is_quoted = answer.category == "unknown" and not of_proof
+        if is_quoted and is_agreed and share >= _AGREES:
+            return replace(answer, category="other", confidence=LIKELY)
+        is_none = estimate.no_failure >= _ENDED_WELL and _may_be_none(answer, of_proof, scan)
+        words = ", but the words of the log are those of jobs that did not fail"
+        return explain_no_failure(scan, answer, words) if is_none else answer
     has_rank = any(name.startswith("rank ") for name in answer.culprits)
     if is_agreed or has_rank or answer.category in _BROKEN_PARTS:
         return answer
-    most, is_sure = _UNCONFIRMED, answer.confidence > _UNCONFIRMED
     if share >= _DIFFERS:
-        other = _explain_line(line, evidence)
-        if other is not None and other.confidence >= LIKELY:
-            return replace(other, confidence=min(other.confidence, _OF_OTHER_LINE))
-        most = _DISPUTED
-    elif estimate.no_failure >= _SURELY_ENDED_WELL and not is_sure:
-        most = _DOUBTFUL
-    return replace(answer, confidence=min(answer.confidence, most))
+        follows = 0 < line - max((at for _, at in proven), default=0) <= _FOLLOWS
+        other = None if follows else _explain_line(line, evidence)
+        is_known = other and other.category != "unknown" and other.confidence >= LIKELY
+        shown, most = (other, _OF_OTHER_LINE) if other and is_known else (answer, _DISPUTED)
+        return replace(shown, confidence=min(shown.confidence, most))
+    doubtful = estimate.no_failure >= _SURELY_ENDED_WELL and answer.confidence <= _UNCONFIRMED
+    is_none = doubtful and _may_be_none(answer, of_proof, scan)
+    return replace(
+        answer, confidence=min(answer.confidence, _DOUBTFUL if is_none else _UNCONFIRMED)
+    )
 
 
-def _is_proof(answer: Explanation, line: int) -> bool:
-    return any(abs(place.line - line) <= 1 for place in answer.evidence)
+def _may_be_none(answer: Explanation, of_proof: Sequence[Hit], scan: ScanResult) -> bool:
+    """Whether the failure may be none: no cause or time-out, no broken part, not at the end."""
+    last = max((place.line for place in answer.evidence), default=0)
+    known = any(hit.symptom.role == "cause" or hit.symptom.reads == "timeout" for hit in of_proof)
+    lasts = answer.category in _BROKEN_PARTS or _LASTING.search(answer.sentence)
+    return not (known or lasts) and scan.last_lines[-1].line - last > AT_END
 
 
 def _explain_line(line: int, evidence: _Evidence) -> Explanation | None:
@@ -219,7 +223,10 @@ _STARTED_AGAIN = 100
 
 
 def _is_of_later_start(answer: Explanation, scan: ScanResult) -> bool:
-    """Whether the steps after a failure are of another start: the only process had ended by it."""
+    """Whether the steps after a failure are of another start: the only process had ended by it.
+
+    Steps that count from the beginning again show the start.
+    """
     last = max(place.line for place in answer.evidence)
     source = answer.evidence[0].source
     failures: list[Failure] = [*scan.exceptions, *scan.hits]
@@ -228,6 +235,7 @@ def _is_of_later_start(answer: Explanation, scan: ScanResult) -> bool:
         not scan.world_size
         and ranks <= {None}
         and scan.highest_step_line.get(source, 0) > last
+        and scan.restart_line.get(source, 0) > last
         and scan.last_lines[-1].line - last > _STARTED_AGAIN
     )
 
@@ -243,8 +251,6 @@ def _evidence(scan: ScanResult) -> tuple[_Evidence, Doubt | None]:
     all_errors = [error for error in all_errors if _line(error) not in over]
     errors = without_caught_imports(all_errors)
     causes, signs = _causes_and_signs(hits, errors, scan)
-    left_out = [error for error in all_errors if error not in errors]
-    doubt = doubt or _doubt_of_imports(left_out, errors, causes, scan)
     own_signs = [hit for hit in signs if not hit.retried and not hit.symptom.waits]
     strong_signs = [hit for hit in own_signs if hit.symptom.reads != "call"]
     last_start = _last_start([*causes, *strong_signs], errors, scan)
@@ -408,22 +414,6 @@ def _words_of(failure: Failure) -> str:
     if isinstance(failure, Hit):
         return failure.symptom.sentence(with_meanings(failure))
     return f"{failure.kind}: {failure.message}"
-
-
-def _doubt_of_imports(
-    left_out: Sequence[LoggedException],
-    errors: Sequence[LoggedException],
-    causes: Sequence[Hit],
-    scan: ScanResult,
-) -> Doubt | None:
-    """The doubt that imports leave which failed before another exception."""
-    is_reported = reports_ends(scan) and {*map(_line, causes)} & {*map(_line, left_out)}
-    of_ranks = errors and all(error.speaker.rank is not None for error in errors)
-    beside = of_ranks and all(error.speaker.rank is None for error in left_out)
-    if not left_out or is_reported or beside:
-        return None
-    scripts = {error.script for error in errors} - {""}
-    return BEFORE if scripts.issuperset(error.script for error in left_out) else IMPORTED
 
 
 def _doubt_of_later_end(hits: Sequence[Hit], errors: Sequence[LoggedException]) -> Doubt | None:

@@ -275,7 +275,7 @@ def test_an_import_that_failed_before_another_exception_was_caught_or_led_to_it(
     answer = explained(tmp_path, first + "INFO going on\n" + last)
     assert (answer.sentence.partition(" at ")[0], answer.confidence) == (
         "a rank raised ValueError: bad",
-        0.45,
+        0.8,
     )
     chain = "\nDuring handling of the above exception, another exception occurred:\n\n"
     led = explained(tmp_path, first + chain + last)

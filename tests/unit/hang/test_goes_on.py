@@ -80,8 +80,12 @@ def test_steps_after_the_end_of_the_only_process_are_of_another_start(tmp_path: 
     )
     of_rank = "".join(f"[rank3]: {line}\n" for line in raised.splitlines())
     steps = [f"step {step} loss {3 - step / 200:.3f}\n" for step in range(1, 150)]
-    again = explained(tmp_path, raised + "".join(steps))
+    again = explained(tmp_path, "".join(steps[:9]) + raised + "".join(steps))
     assert (again.category, again.confidence) == ("no_failure", 0.0)
     assert "NameError: name 'x'" in again.sentence
-    for log in (of_rank + "".join(steps), raised + "".join(steps[:60])):
+    for log in (
+        "".join(steps[:9]) + of_rank + "".join(steps),
+        "".join(steps[:9]) + raised + "".join(steps[:60]),
+        "".join(steps[:9]) + raised + "".join(steps[9:]),
+    ):
         assert explained(tmp_path, log).confidence == 0.45

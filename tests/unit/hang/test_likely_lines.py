@@ -69,6 +69,12 @@ def test_the_line_of_a_later_start_is_explained_in_place_of_an_earlier_one(tmp_p
 
 
 _UNKNOWN = "the solver reports: failed to converge in domain 7"
+_XID = "NVRM: Xid (PCI:0000:3b:00): 79, pid=7, GPU has fallen off the bus."
+_WAITED = (
+    "[E1005 10:00:00.1 ProcessGroupNCCL.cpp:7] Watchdog caught collective operation timeout: "
+    "WorkNCCL(SeqNum=9, OpType=ALLREDUCE, NumelIn=64, NumelOut=64, Timeout(ms)=600000) ran for "
+    "600010 milliseconds before timing out."
+)
 _FULL = "OSError: [Errno 28] No space left on device"
 
 
@@ -83,6 +89,9 @@ _FULL = "OSError: [Errno 28] No space left on device"
         (_FULL, Estimate({31: 0.2, 7: 0.8}, 0.0), "other", 0.55),
         (_FULL, Estimate({}, 0.99), "other", 0.75),
         (f"[rank3]: {_FULL}", Estimate({31: 0.2, 7: 0.8}, 0.0), "other", 0.8),
+        (_XID, Estimate({31: 0.0, 7: 0.9}, 0.0), "gpu_hardware", 0.95),
+        (_XID, Estimate({}, 0.99), "gpu_hardware", 0.95),
+        (_WAITED, Estimate({}, 0.99), "unknown", 0.3),
     ],
 )
 def test_an_answer_is_as_sure_as_the_estimate_allows(
@@ -97,6 +106,23 @@ def test_an_answer_is_as_sure_as_the_estimate_allows(
     assert (answer.category, answer.confidence) == (category, confidence)
     if category == "no_failure":
         assert f"{_UNKNOWN}, but the words of the log are those of jobs that" in answer.sentence
+
+
+def test_a_line_that_may_follow_from_the_answer_replaces_it_not(tmp_path: Path) -> None:
+    """Within 20 lines; and a quoted failure near the end of a log is one."""
+    file = tmp_path / "job.log"
+    for between, sentence, confidence in ((5, "No space left", 0.55), (30, "mat1 and mat2", 0.7)):
+        lines = [*_STEPS[:30], _FULL, *["computing"] * between, *_RAISED, *["computing"] * 5]
+        file.write_text("\n".join(lines) + "\n")
+        scan = Scanner(shipped()).read([file])
+        scan.__dict__["estimate"] = Estimate({lines.index(_RAISED[-1]) + 1: 0.9}, 0.0)
+        answer = explain(scan)
+        assert sentence in answer.sentence
+        assert answer.confidence == confidence
+    file.write_text("\n".join([*_STEPS[:30], f"{_UNKNOWN}, give up", *_STEPS[:2]]) + "\n")
+    scan = Scanner(shipped()).read([file])
+    scan.__dict__["estimate"] = Estimate({}, 0.99)
+    assert explain(scan).category != "no_failure"
 
 
 def test_an_excerpt_and_several_logs_have_no_estimate(tmp_path: Path) -> None:
