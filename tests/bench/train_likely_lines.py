@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from preflight.hang.explain.likely_lines import END_BYTES, features_of
+from preflight.hang.explain.likely_lines import END_BYTES, LEAST_LINES, features_of
 from preflight.hang.explain.log_lines import chunks
 
 if TYPE_CHECKING:
@@ -58,6 +58,8 @@ def main(words: Sequence[str] | None = None) -> int:
     options = parser.parse_args(words)
     torch.manual_seed(0)
     logs = [*read(options.labels)]
+    if len({log.repository for log in logs}) < _FOLDS:
+        parser.error(f"the labels name logs of fewer than {_FOLDS} repositories; give more")
     if options.cross_validate:
         sys.stdout.writelines(f"{line}\n" for line in table(cross_validated(logs)))
         return 0
@@ -69,15 +71,16 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def read(labels: Iterable[Path]) -> Iterator[LabelledLog]:
-    """The logs of the label files, each source once."""
+    """The logs of the label files, each source once, but for excerpts of a few lines."""
     seen: set[str] = set()
     for file in labels:
         for row in file.read_text(encoding="utf-8", errors="replace").splitlines():
             number, source, kind, lines, *_ = [*row.split("\t"), "", "", ""]
-            path = file.with_name(f"{number}.txt")
-            if number.isdigit() and source not in seen and path.exists():
+            if number.isdigit() and source not in seen:
                 seen.add(source)
-                yield _labelled(path, kind, source.partition(":")[0], lines)
+                path = file.with_name(f"{number}.txt")
+                if path.read_bytes().count(b"\n") >= LEAST_LINES:
+                    yield _labelled(path, kind, source.partition(":")[0], lines)
 
 
 def _labelled(path: Path, kind: str, repository: str, label: str) -> LabelledLog:
@@ -93,12 +96,18 @@ def _labelled(path: Path, kind: str, repository: str, label: str) -> LabelledLog
     before = len(texts) - end.count(b"\n")
     found, features = features_of(end)
     numbers = [in_editor[before + at - 1] for at in found]
-    stated = {int(word) for word in re.findall(r"\d+", label)} if kind != "healthy" else set()
+    stated = _numbers(label) if kind != "healthy" else set()
     right = [any(abs(at - line) <= 1 for line in stated) for at in numbers]
     cut_off = kind == "inferred" and not any(right)
     return LabelledLog(
         path, kind, repository, numbers, features, [*right, kind == "healthy", cut_off]
     )
+
+
+def _numbers(label: str) -> set[int]:
+    """`3,7-9` has 3, 7, 8 and 9."""
+    spans = re.findall(r"(\d+)(?:-(\d+))?", label)
+    return {at for first, last in spans for at in range(int(first), int(last or first) + 1)}
 
 
 def learn(logs: Sequence[LabelledLog]) -> dict[str, int]:

@@ -1,8 +1,8 @@
 """Estimates from a log's words alone which of its lines states why the job ended, if any does.
 
-A linear model whose weights were learned from public logs that readers labelled
-(docs/internals/contest.md). It knows nothing of symptoms and rules, so it is a second reader:
-an answer in which both agree is sure.
+A linear model whose weights were learned from public logs that people labelled
+(docs/internals/contest.md). It knows nothing of symptoms and rules, so it makes other mistakes:
+where it disagrees with an answer, that is less sure.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from preflight.hang.explain.repeats import any_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-WHOLE_LOG = 15
-"""Fewer lines are an excerpt, which the weights were not learned from."""
+LEAST_LINES = 15
+"""A log with fewer lines gets no estimate: it may be an excerpt."""
 END_BYTES = 2 << 20
-"""The end of a log that is read: what ended the job is there."""
+"""How much is read, from the end of a log."""
 _FIRST, _LAST = 100, 200
-"""Of more candidates, the first and the last ones count."""
+"""If there are more candidates, only so many of the first and of the last ones are scored."""
 _NUMBER = re.compile(rb"\d+")
-"""Lines that differ in numbers alone count as the same."""
+"""Replaced by 0, so that lines that differ only in numbers are equal."""
 _WORDS = (
     "error|exception|traceback|fail|fatal|abort|kill|signal|oom|memory|cannot|can't|couldn't|unable|"
     "could not|no such|no module|missing|invalid|illegal|denied|refused|timed out|timedout|timeout|"
@@ -52,16 +52,15 @@ _ENDS_OF_EXCEPTIONS = (
 _LEVEL = re.compile(r"\b(?:info|warn(?:ing)?|error|debug|fatal|critical)\b")
 _WORD = re.compile(r"[A-Z]{2,}(?![a-z])|[A-Z]?[a-z]+|[^\sA-Za-z0-9_]")
 """`FileNotFoundError: 'x'` has the words file, not, found, error, `:`, `'`, x, `'`."""
-_HEXADECIMAL = re.compile(r"0x[0-9a-f]+|\b[0-9a-f]{8,}\b")
-_SHOWN, _LINE, _NEIGHBOUR, _ENDS = 400, 40, 20, 6
+_LINE_BYTES, _LINE_WORDS, _NEIGHBOUR_WORDS, _LAST_LINES = 400, 40, 20, 6
 """What counts: bytes and words of a line, words of a line near it, lines at the end of a log."""
 
 
 class Estimate(NamedTuple):
-    """How probable each line is as the one that states why the job ended."""
+    """For each line, the probability that it states why the job ended."""
 
     by_line: dict[int, float]
-    """By number of the line, from 1; all others have 0."""
+    """By number of the line, from 1; other lines have 0."""
     no_failure: float
     """How probable it is that the job did not fail."""
 
@@ -72,12 +71,16 @@ class Estimate(NamedTuple):
 
 
 def estimate(end: bytes, line_count: int) -> Estimate:
-    """Estimate from the end of a log of so many lines, which begins within a line."""
+    """Estimate from the last bytes of a log of so many lines.
+
+    What precedes their first line feed does not count.
+    """
     weights, (numbers, features) = _weights(), features_of(end)
     scores = [sum(weights.get(name, 0) for name in {*names}) / 100 for names in features]
     most = max(scores)
     powers = [math.exp(score - most) for score in scores]
-    shares = [power / sum(powers) for power in powers]
+    total = sum(powers)
+    shares = [power / total for power in powers]
     before = line_count - end.count(b"\n")
     by_line = {before + number: share for number, share in zip(numbers, shares, strict=False)}
     return Estimate(by_line, shares[-2])
@@ -92,17 +95,17 @@ def _weights() -> dict[str, int]:
 
 
 def features_of(end: bytes) -> tuple[list[int], list[list[str]]]:
-    """The numbers of the candidates from 1, and the features of each, of the end of a log.
+    """The candidates' line numbers, from 1 after the first line feed, and the features of each.
 
-    It begins within a line, which does not count. Two more lists of features follow: that the job
-    did not fail, and that its log stops without a line that states why it ended.
+    Two more lists of features follow: that the job did not fail, and that its log stops without a
+    line that states why it ended.
     """
     log = _Log(_NUMBER.sub(b"0", end).split(b"\n")[1:])
     shown = sorted({*log.first.values(), *log.last.values()})
     if len(shown) > _FIRST + _LAST:
         shown = shown[:_FIRST] + shown[-_LAST:]
     of_endings = [*log.features_of_ending()]
-    endings = [[f"{end}: {name}" for name in of_endings] for end in ("no failure", "cut off")]
+    endings = [[f"{what}: {name}" for name in of_endings] for what in ("no failure", "cut off")]
     return [at + 1 for at in shown], [*([*log.features(at)] for at in shown), *endings]
 
 
@@ -115,7 +118,8 @@ class _Log:
         may_be = {shape: bool(_CANDIDATE.search(shape.lower())) for shape in {*shapes}}
         self.shapes = shapes
         self.candidates = [at for at, shape in enumerate(shapes) if may_be[shape]]
-        self.exceptions = [at for at in self.candidates if _is_exception(_text(shapes[at]))]
+        raised = {shape for shape in may_be if may_be[shape] and _is_exception(_text(shape))}
+        self.exceptions = [at for at in self.candidates if shapes[at] in raised]
         self.first = {shapes[at]: at for at in reversed(self.candidates)}
         """By line, the first of those that differ in numbers alone."""
         self.last = {shapes[at]: at for at in self.candidates}
@@ -148,11 +152,14 @@ class _Log:
         yield f"after_frame={is_exception and at > 0 and not _begins(self.shapes[at - 1])}"
         level = _LEVEL.search(text[:80].lower())
         yield f"level {level and level[0]}"
-        yield from (f"is {words}" for words in _pairs(_words(text, _LINE)))
-        near = {"before": self.candidates[:rank][-1:], "after": self.candidates[rank + 1 :][:1]}
+        yield from (f"is {words}" for words in _pairs(_words(text, _LINE_WORDS)))
+        near = {
+            "before": self.candidates[max(rank - 1, 0) : rank],
+            "after": self.candidates[rank + 1 : rank + 2],
+        }
         for where, places in near.items():
             for place in places:
-                words = _words(_text(self.shapes[place]), _NEIGHBOUR)
+                words = _words(_text(self.shapes[place]), _NEIGHBOUR_WORDS)
                 yield from (f"{where} {word}" for word in words)
 
     def features_of_ending(self) -> Iterator[str]:
@@ -163,8 +170,8 @@ class _Log:
         yield f"candidates={len(self.candidates).bit_length()}"
         yield f"exceptions={len(self.exceptions).bit_length()}"
         yield f"after_last={(len(self.shapes) - last).bit_length()}"
-        written = [shape for shape in self.shapes[-100:] if shape.strip()][-_ENDS:]
-        words = [_pairs(_words(_text(shape), _NEIGHBOUR)) for shape in written]
+        written = [shape for shape in self.shapes[-100:] if shape.strip()][-_LAST_LINES:]
+        words = [_pairs(_words(_text(shape), _NEIGHBOUR_WORDS)) for shape in written]
         yield from (f"near {word}" for word in chain.from_iterable(words))
         yield from (f"last {word}" for word in (words[-1] if words else ()))
 
@@ -182,12 +189,12 @@ def _begins(shape: bytes) -> bool:
 
 
 def _text(shape: bytes) -> str:
-    return shape[:_SHOWN].decode("utf-8", "replace")
+    return shape[:_LINE_BYTES].decode("utf-8", "replace")
 
 
 def _words(text: str, most: int) -> list[str]:
     """Its words in lower case, without the middle of many."""
-    words = [word.lower() for word in _WORD.findall(_HEXADECIMAL.sub("", text))]
+    words = [word.lower() for word in _WORD.findall(text)]
     return words if len(words) <= most else words[: most - 12] + words[-12:]
 
 

@@ -28,7 +28,7 @@ from preflight.hang.explain.failure_words import (
     among_settings,
     reports_failure,
 )
-from preflight.hang.explain.likely_lines import END_BYTES, WHOLE_LOG, Estimate, estimate
+from preflight.hang.explain.likely_lines import END_BYTES, LEAST_LINES, Estimate, estimate
 from preflight.hang.explain.log_lines import LONGEST, chunks, text_of, unstructured
 from preflight.hang.explain.origin import Line, Origins, speaker_of_file, time_of
 from preflight.hang.explain.repeats import (
@@ -142,8 +142,8 @@ class ScanResult:
     """The rank that wrote it, if its line shows one."""
     last_lines: list[Place] = field(default_factory=list)
     """The last lines of the file that was read last, without empty ones."""
-    end: bytes = b""
-    """The end of the file that was read last, from the middle of a line on."""
+    end: tuple[bytes, int] = b"", 0
+    """The last bytes of the file that was read last, and how many lines it has."""
     line_count: int = 0
     lines_before: dict[str, int] = field(default_factory=dict)
     """By file, how many lines were read before it."""
@@ -163,9 +163,9 @@ class ScanResult:
     @cached_property
     def estimate(self) -> Estimate | None:
         """What the words of a single whole log show, once all is read; otherwise None."""
-        if len(self.lines_before) != 1 or self.line_count < WHOLE_LOG or self.troubles:
+        if len(self.lines_before) != 1 or self.troubles or self.end[1] < LEAST_LINES:
             return None
-        return estimate(self.end, self.line_count)
+        return estimate(*self.end)
 
     def attempt(self, source: str) -> tuple[float, int]:
         """The key of an attempt of the job in a file."""
@@ -266,6 +266,9 @@ class _File:
         """The lines right before the one that is read."""
         self.last_lines: deque[tuple[int, bytes]] = deque(maxlen=_LAST_LINES)
         """The last lines of the file with their numbers, without empty ones."""
+        self.end_parts: deque[bytes] = deque()
+        """The last parts of the file that were read: as many as END_BYTES may need."""
+        self._end_size = 0
         self.candidates: dict[tuple[str, int | None], list[_Candidate]] = {}
         """By label and rank."""
         self._latest: dict[str, int | None] = {}
@@ -278,6 +281,15 @@ class _File:
     def idle(self) -> bool:
         """Whether nothing has begun that the next lines may belong to."""
         return not self.candidates and not self.tracebacks.is_open
+
+    def keep_end(self, text: bytes, lines: Sequence[bytes]) -> None:
+        """Keep a part of the file in which these lines end, if any; drop the first ones."""
+        if not lines:
+            return
+        self.end_parts.append(text)
+        self._end_size += len(text)
+        while self._end_size - len(self.end_parts[0]) > END_BYTES:
+            self._end_size -= len(self.end_parts.popleft())
 
     def note_writers(self, text: bytes) -> None:
         """Note the ranks that wrote these lines."""
@@ -360,11 +372,10 @@ class Scanner:
     def _file(self, path: Path) -> None:
         file, result, by_key = _File(path), self._result, self._shapes
         before = result.line_count
-        result.end = b""
         result.lines_before.setdefault(file.source, before)
         for lines, ends in chunks(path, result.troubles):
             text = b"\n".join(lines)
-            result.end = b"\n".join((result.end, text))[-END_BYTES:]
+            file.keep_end(text, lines)
             shapes = text.translate(TO_ZEROS).split(b"\n")
             if len(by_key) + len(file.repeats.counts) > _SHAPES:
                 by_key.clear()
@@ -380,6 +391,7 @@ class Scanner:
             self._origins.note_tasks(text)
             result.count_lines(len(lines), ends)
         result.writers |= file.wrote or file.named
+        result.end = b"\n".join((b"", *file.end_parts))[-END_BYTES:], result.line_count - before
         for candidate in [*chain.from_iterable(file.candidates.values())]:
             self._close(candidate, file)
         self._repeat(file, before)

@@ -90,7 +90,7 @@ class _Evidence:
     errors: list[LoggedException]
     first_errors: list[LoggedException]
     """Those of the rank that failed first, if that is known."""
-    earlier_errors: list[LoggedException]
+    all_errors: list[LoggedException]
     """Of all attempts."""
     roots: dict[int, float | None]
     """The ranks that torchrun reports as the first to fail on their nodes, and when."""
@@ -126,12 +126,13 @@ def _with_doubt(answer: Explanation, doubt: Doubt, scan: ScanResult) -> Explanat
     return replace(answer, sentence=answer.sentence + words, confidence=sure)
 
 
-_AGREES, _DIFFERS = 0.5, 0.7
-"""From which probability the estimate counts for a line of the answer's proof, and for others."""
-_ENDED_WELL, _SURELY_ENDED_WELL = 0.8, 0.9
-"""From which probability of no failure an unclear answer, and one that is not sure, yield to it."""
+_SAME_LINE, _OTHER_LINE = 0.5, 0.7
+"""From these probabilities on, the estimate counts for a quoted line, and for another line."""
+_NO_FAILURE, _SURELY_NO_FAILURE = 0.8, 0.9
+"""From these probabilities of no failure on, an unclear answer becomes no_failure, and one that is
+at most 75 % sure becomes unclear."""
 _UNCONFIRMED, _OF_OTHER_LINE, _DISPUTED, _DOUBTFUL = 0.75, 0.7, 0.55, 0.45
-"""How sure an answer is at most where the estimate does not agree."""
+"""How sure an answer is at most where the estimate disagrees."""
 _FOLLOWS = 20
 """Lines after a failure in which others may follow from it."""
 _BROKEN_PARTS = ("gpu_hardware", "nic_or_ib_link")
@@ -139,58 +140,73 @@ _BROKEN_PARTS = ("gpu_hardware", "nic_or_ib_link")
 
 
 def _compared(answer: Explanation, evidence: _Evidence, scan: ScanResult) -> Explanation:
-    """The answer beside the estimate, which is made from the words of the log alone.
+    """The answer, changed where the estimate from the log's words disagrees with it.
 
-    Each number is one from which, in labelled logs of repositories that the estimate had not seen,
-    most answers became better (docs/internals/contest.md has the counts).
+    The numbers above are those with which more answers to labelled logs became better, of
+    repositories that the estimate had not seen, and fewer became worse.
     """
     estimate = scan.estimate
     if estimate is None or answer.category == "no_failure":
         return answer
-    proven = {(place.source, place.line) for place in answer.evidence}
-    of_proof = [hit for hit in evidence.hits if _line(hit) in proven]
+    proof_lines = {(place.source, place.line) for place in answer.evidence}
+    known = [hit for hit in evidence.hits if _line(hit) in proof_lines]
     line, share = estimate.best
-    is_agreed = share > estimate.no_failure and any(abs(at - line) <= 1 for _, at in proven)
+    is_agreed = share > estimate.no_failure and any(abs(at - line) <= 1 for _, at in proof_lines)
     if answer.confidence < LIKELY or answer.category == "unknown":
-        is_quoted = answer.category == "unknown" and not of_proof
-        if is_quoted and is_agreed and share >= _AGREES:
+        is_quoted = answer.category == "unknown" and not known
+        if is_quoted and is_agreed and share >= _SAME_LINE:
             return replace(answer, category="other", confidence=LIKELY)
-        is_none = estimate.no_failure >= _ENDED_WELL and _may_be_none(answer, of_proof, scan)
+        is_none = estimate.no_failure >= _NO_FAILURE and _may_be_none(answer, known, scan)
         words = ", but the words of the log are those of jobs that did not fail"
         return explain_no_failure(scan, answer, words) if is_none else answer
-    has_rank = any(name.startswith("rank ") for name in answer.culprits)
-    if is_agreed or has_rank or answer.category in _BROKEN_PARTS:
+    if is_agreed or _names_rank(answer) or answer.category in _BROKEN_PARTS:
         return answer
-    if share >= _DIFFERS:
-        follows = 0 < line - max((at for _, at in proven), default=0) <= _FOLLOWS
+    if share >= _OTHER_LINE:
+        follows = 0 < line - max((at for _, at in proof_lines), default=0) <= _FOLLOWS
         other = None if follows else _explain_line(line, evidence)
         is_known = other and other.category != "unknown" and other.confidence >= LIKELY
-        shown, most = (other, _OF_OTHER_LINE) if other and is_known else (answer, _DISPUTED)
-        return replace(shown, confidence=min(shown.confidence, most))
-    doubtful = estimate.no_failure >= _SURELY_ENDED_WELL and answer.confidence <= _UNCONFIRMED
-    is_none = doubtful and _may_be_none(answer, of_proof, scan)
+        chosen, most = (other, _OF_OTHER_LINE) if other and is_known else (answer, _DISPUTED)
+        return replace(chosen, confidence=min(chosen.confidence, most))
+    doubtful = estimate.no_failure >= _SURELY_NO_FAILURE and answer.confidence <= _UNCONFIRMED
+    is_none = doubtful and _may_be_none(answer, known, scan)
     return replace(
         answer, confidence=min(answer.confidence, _DOUBTFUL if is_none else _UNCONFIRMED)
     )
 
 
-def _may_be_none(answer: Explanation, of_proof: Sequence[Hit], scan: ScanResult) -> bool:
-    """Whether the failure may be none: no cause or time-out, no broken part, not at the end."""
+def _names_rank(answer: Explanation) -> bool:
+    return any(name.startswith("rank ") for name in answer.culprits)
+
+
+def _may_be_none(answer: Explanation, known: Sequence[Hit], scan: ScanResult) -> bool:
+    """Whether the job may not have failed: no cause, time-out, rank or broken part is known.
+
+    `known`: the hits in the lines of proof. Nor does the log end with the failure, or another one.
+    """
     last = max((place.line for place in answer.evidence), default=0)
-    known = any(hit.symptom.role == "cause" or hit.symptom.reads == "timeout" for hit in of_proof)
-    lasts = answer.category in _BROKEN_PARTS or _LASTING.search(answer.sentence)
-    return not (known or lasts) and scan.last_lines[-1].line - last > AT_END
+    end = scan.last_lines[-AT_END:]
+    return not (
+        any(hit.symptom.role == "cause" or hit.symptom.reads == "timeout" for hit in known)
+        or _names_rank(answer)
+        or answer.category in _BROKEN_PARTS
+        or _LASTING.search(answer.sentence)
+        or end[-1].line - last <= AT_END
+        or any(reports_failure(place.text) for place in end)
+    )
 
 
 def _explain_line(line: int, evidence: _Evidence) -> Explanation | None:
     """The answer if the failure at this line ended the job; None if none is known there."""
-    for hit in evidence.hits:
-        if abs(hit.place.line - line) <= 1 and hit.symptom.role in ("cause", "sign"):
-            return explain_hit(hit, evidence.hits, evidence.scan)
-    for error in evidence.earlier_errors:
-        if abs(error.place.line - line) <= 1 and error.message and not error.chained:
-            return explain_exceptions([error], {error.speaker.rank}, ())
-    return None
+    hits = [hit for hit in evidence.hits if hit.symptom.role in ("cause", "sign")]
+    errors = [error for error in evidence.all_errors if error.message and not error.chained]
+    some: list[Failure] = [*hits, *errors]
+    near = [failure for failure in some if abs(failure.place.line - line) <= 1]
+    if not near:
+        return None
+    first = min(near, key=lambda failure: abs(failure.place.line - line))
+    if isinstance(first, Hit):
+        return explain_hit(first, evidence.hits, evidence.scan)
+    return explain_exceptions([first], {first.speaker.rank}, ())
 
 
 _LASTING = re.compile(
@@ -223,7 +239,7 @@ _STARTED_AGAIN = 100
 
 
 def _is_of_later_start(answer: Explanation, scan: ScanResult) -> bool:
-    """Whether the steps after a failure are of another start: the only process had ended by it.
+    """Whether the steps after the failure are of another start: the only process had ended by it.
 
     Steps that count from the beginning again show the start.
     """
@@ -241,15 +257,14 @@ def _is_of_later_start(answer: Explanation, scan: ScanResult) -> bool:
 
 
 def _evidence(scan: ScanResult) -> tuple[_Evidence, Doubt | None]:
-    """What counts, and the doubt that earlier attempts and failed imports leave."""
-    earlier_errors = own_faults(scan.exceptions, {})
+    """What counts, and the doubt that earlier attempts leave."""
+    all_errors = own_faults(scan.exceptions, {})
     scan, doubt = last_attempt(scan)
     is_survived = survived(scan)
     hits = [hit for hit in scan.hits if hit.symptom.role != "fact" and not is_survived(hit)]
     over = {_line(hit) for hit in scan.hits if hit.symptom.survived_by and is_survived(hit)}
-    all_errors = own_faults(scan.exceptions, watchdog.survivors(hits))
-    all_errors = [error for error in all_errors if _line(error) not in over]
-    errors = without_caught_imports(all_errors)
+    errors = own_faults(scan.exceptions, watchdog.survivors(hits))
+    errors = without_caught_imports([error for error in errors if _line(error) not in over])
     causes, signs = _causes_and_signs(hits, errors, scan)
     own_signs = [hit for hit in signs if not hit.retried and not hit.symptom.waits]
     strong_signs = [hit for hit in own_signs if hit.symptom.reads != "call"]
@@ -271,7 +286,7 @@ def _evidence(scan: ScanResult) -> tuple[_Evidence, Doubt | None]:
         strong_signs=strong_signs,
         errors=errors,
         first_errors=first_errors,
-        earlier_errors=earlier_errors,
+        all_errors=all_errors,
         roots=roots,
         is_restarted=last_start > 0,
     )
@@ -398,7 +413,7 @@ def _explain_preparation(evidence: _Evidence) -> Explanation | None:
         return None
     others = [
         error
-        for error in evidence.earlier_errors
+        for error in evidence.all_errors
         if error.order < first.order
         and error.script not in ("", first.script)
         and is_unsettled(error, evidence.scan)
