@@ -115,6 +115,7 @@ _HOSTILE_LOGS: dict[str, Callable[[range], str]] = {
         "".join(map(_FAILED.format, n))
         + "\n" * 30
         + "".join(_DIED.format(at).partition(": ")[2] for at in n)
+        + "the last words\n" * 30  # so that the estimate is alike for each number
     ),
     "links, then deaths": lambda n: (
         "".join(_LINK.format(at, at // 256, at % 256) for at in n) + "".join(map(_DIED.format, n))
