@@ -2,7 +2,7 @@
 
 A linear model whose weights were learned from public logs that people labelled
 (docs/internals/contest.md). It knows nothing of symptoms and rules, so it makes other mistakes:
-where it disagrees with an answer, that is less sure.
+an answer with which it disagrees is less sure.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LEAST_LINES = 15
 """A log with fewer lines gets no estimate: it may be an excerpt."""
 END_BYTES = 2 << 20
 """How much is read, from the end of a log."""
-_FIRST, _LAST = 100, 200
+_MOST_FIRST, _MOST_LAST = 100, 200
 """If there are more candidates, only so many of the first and of the last ones are scored."""
 _NUMBER = re.compile(rb"\d+")
 """Replaced by 0, so that lines that differ only in numbers are equal."""
@@ -66,7 +66,7 @@ class Estimate(NamedTuple):
 
     @property
     def best(self) -> tuple[int, float]:
-        """The most probable line and its share; 0 and 0 if no line may state the cause."""
+        """The most probable line and its probability; 0 and 0 if no line may state the cause."""
         return max(self.by_line.items(), key=itemgetter(1), default=(0, 0.0))
 
 
@@ -102,15 +102,15 @@ def features_of(end: bytes) -> tuple[list[int], list[list[str]]]:
     """
     log = _Log(_NUMBER.sub(b"0", end).split(b"\n")[1:])
     shown = sorted({*log.first.values(), *log.last.values()})
-    if len(shown) > _FIRST + _LAST:
-        shown = shown[:_FIRST] + shown[-_LAST:]
+    if len(shown) > _MOST_FIRST + _MOST_LAST:
+        shown = shown[:_MOST_FIRST] + shown[-_MOST_LAST:]
     of_endings = [*log.features_of_ending()]
     endings = [[f"{what}: {name}" for name in of_endings] for what in ("no failure", "cut off")]
     return [at + 1 for at in shown], [*([*log.features(at)] for at in shown), *endings]
 
 
 class _Log:
-    """The lines of a log, which of them may state a cause, and how they lie to each other."""
+    """The lines of a log, which of them may state a cause, and what stands around those."""
 
     def __init__(self, shapes: list[bytes]) -> None:
         while shapes and not shapes[-1].strip():
@@ -177,7 +177,7 @@ class _Log:
 
 
 def _is_exception(text: str) -> bool:
-    """Whether it is the line of an exception: its class stands first."""
+    """Whether the line begins with the class of an exception."""
     named = _NAMED_FIRST.match(text)
     name = named[1].rpartition(".")[2] if named else ""
     return name[:1].isupper() and name.endswith(_ENDS_OF_EXCEPTIONS)
